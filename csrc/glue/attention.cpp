@@ -335,7 +335,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     const Tensor& grad_out, const std::optional<Tensor>& grad_lse, const Tensor& query, const Tensor& key,
     const Tensor& value, const Tensor& out, const Tensor& lse, const Tensor& spans,
     const std::optional<Tensor>& key_bias, double scale, double softcap, bool need_key_bias,
-    const std::optional<Tensor>& tiles) {
+    const std::optional<Tensor>& tiles, bool deterministic) {
   AttentionBackward p{};
   fill_problem(p, query, key, value, spans, key_bias, scale, softcap);
   const ScalarType accumulation = accumulation_dtype(query.scalar_type());
@@ -356,7 +356,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   p.grad_key = rows(grad_key);
   p.grad_value = rows(grad_value);
   p.grad_key_bias = need_key_bias ? grad_key_bias.mutable_data_ptr() : nullptr;
-  p.deterministic = true;
+  p.deterministic = deterministic;
   Device::backward(p, query, tiles);
   return {grad_query, grad_key, grad_value, grad_key_bias};
 }
@@ -388,7 +388,7 @@ GISTKIT_SCHEMAS(m) {
   m.def(
       "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor out,"
       " Tensor lse, Tensor spans, Tensor? key_bias, float scale, float softcap, bool need_key_bias,"
-      " Tensor? tiles=None)"
+      " Tensor? tiles=None, bool deterministic=True)"
       " -> (Tensor, Tensor, Tensor, Tensor)");
   // Normalized spans and the lists of their tiles, which attention then takes in place of any spans. On a GPU only.
   m.def("attention_tiles(Tensor spans, SymInt num_keys, bool both) -> (Tensor, Tensor)");

@@ -77,6 +77,23 @@ def test_head_dims(device: str, dtype: torch.dtype, dim: tuple[int, int]) -> Non
     check_attention(Case((1, 4, 2, 333, 517, *dim, 2, True), dtype), device)
 
 
+# Gradients that a GPU with wgmma leaves to it, of one tile and of several that are cut off (csrc/cuda/README.md).
+WGMMA = {
+    "64": (1, 2, 2, 400, 520, 64, 64, 2, True),
+    "128": (1, 2, 2, 400, 520, 128, 128, 2, True),
+    "40": (2, 2, 1, 300, 200, 40, 40, 2, False),
+    "96-72": (1, 2, 1, 300, 200, 96, 72, 2, False),
+    "gqa": (3, 6, 2, 333, 517, 128, 128, 3, False),
+    "mqa": (2, 4, 1, 333, 517, 64, 64, 3, False),
+    "one tile": (1, 1, 1, 128, 128, 64, 64, 1, True),
+}
+
+
+@grid("shape,bias,dtype", WGMMA.values(), ["", "bh"], (torch.bfloat16, torch.float16))
+def test_gradients_of_wgmma(device: str, shape: tuple[int, ...], bias: str, dtype: torch.dtype) -> None:
+    check_attention(Case(shape, dtype, bias=bias), device)
+
+
 @grid("dtype,name", DTYPES, ["causal", "gistpool", "dodo", "icae"])
 def test_layouts_of_papers(device: str, dtype: torch.dtype, name: str) -> None:
     g = torch.Generator().manual_seed(0)
@@ -200,9 +217,9 @@ def test_lists_of_the_device_are_those_of_the_host(
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-@grid("dtype", [torch.bfloat16])
-def test_same_bits_every_time(device: str, dtype: torch.dtype) -> None:
-    case = Case((2, 4, 2, 333, 517, 64, 64, 2, False), dtype, bias="h")
+@grid("dtype,shape,bias", [torch.bfloat16], [WGMMA["gqa"], WGMMA["mqa"]], ["", "h"])
+def test_same_bits_every_time(device: str, dtype: torch.dtype, shape: tuple[int, ...], bias: str) -> None:
+    case = Case(shape, dtype, bias=bias)
     attention = on(device, gistkit.attention)
     first = case.run(attention)
     for _ in range(5):
@@ -317,6 +334,25 @@ def test_graph_capture() -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(out, gistkit.attention(query, key, value, plan)) and not torch.equal(out, wanted)
+
+
+@gpu
+def test_graph_capture_of_gradients() -> None:
+    query, key, value, plan = example()
+    out, lse = gistkit.attention(query, key, value, plan, return_lse=True)
+    plan = plan.spans, None, 64**-0.5, 0.0, False
+
+    def gradients() -> tuple[Tensor, ...]:
+        return torch.ops.gistkit.attention_backward(query, None, query, key, value, out, lse, *plan)
+
+    wanted = gradients()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = gradients()
+    for _ in range(2):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
 @gpu

@@ -60,6 +60,7 @@ class Backward(ctypes.Structure):
         ("grad_lse", ctypes.c_void_p),
         *((name, Rows) for name in ("grad_query", "grad_key", "grad_value")),
         ("grad_key_bias", ctypes.c_void_p),
+        ("deterministic", ctypes.c_bool),
     ]
 
 

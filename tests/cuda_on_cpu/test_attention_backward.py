@@ -58,16 +58,17 @@ def backward(
     if bias is not None:
         grads["grad_key_bias"] = torch.full((case.batch, case.heads, case.keys), torch.nan)
         params.grad_key_bias = grads["grad_key_bias"].data_ptr()
-    kernels = library()
-    size = kernels.function("gistkit::cuda::attention_backward_workspace")
-    size.restype = ctypes.c_size_t
-    workspace = torch.full((size(ctypes.c_void_p(ctypes.addressof(params))) // 4,), torch.nan)
     mask = reference.dense_mask(case.plan)
     key_tiles, query_tiles = lists or (
         TileLists.of(mask, TILE_QUERIES, TILE_KEYS),
         TileLists.of(mask.transpose(1, 2), TILE_KEYS, TILE_QUERIES),
     )
-    device = Device(key_tiles.params, query_tiles.params, 1, shared_limit, workspace.data_ptr())
+    device = Device(key_tiles.params, query_tiles.params, 1, shared_limit)
+    kernels = library()
+    size = kernels.function("gistkit::cuda::attention_backward_workspace")
+    size.restype = ctypes.c_size_t
+    workspace = torch.full((size(ctypes.byref(params), ctypes.byref(device)) // 4,), torch.nan)
+    device.workspace = workspace.data_ptr()
     kernels.run(
         "gistkit::cuda::attention_backward",
         params,

@@ -30,6 +30,7 @@ class TileParams(ctypes.Structure):
         ("key_tile", ctypes.c_int32),
         ("keys_of_queries", TileList),
         ("queries_of_keys", TileList),
+        ("positions", ctypes.c_void_p),
     )
 
 
@@ -47,6 +48,7 @@ class Lists:
         self.counts = torch.full((batch, tiles), -7, dtype=torch.int32)
         self.entries = torch.full((batch, tiles, capacity), -7, dtype=torch.int32)
         self.order = torch.full((batch * tiles,), -7, dtype=torch.int32)
+        self.positions = torch.full_like(self.entries, -7)
 
     def params(self) -> TileList:
         return TileList(*(tensor.data_ptr() for tensor in self.tensors("").values()))
@@ -84,9 +86,10 @@ def build_tiles(
     forward, backward = Lists(batch, query_tiles, key_tiles), Lists(batch, key_tiles, query_tiles)
     params = TileParams(
         *(spans.data_ptr(), normalized.data_ptr(), batch, queries, keys, num_spans, query_tile, key_tile),
-        *(forward.params(), backward.params() if both else TileList()),
+        *(forward.params(), *((backward.params(), backward.positions.data_ptr()) if both else ())),
     )
     outputs = {"normalized": normalized, **forward.tensors("keys_of_queries"), **backward.tensors("queries_of_keys")}
+    outputs["positions"] = backward.positions
     library = emulation.build("tiles", ["csrc/cuda/attention/tile_lists.cu"], structs=STRUCTS)
     library.run("gistkit::cuda::build_tiles", params, inputs={"spans": spans}, outputs=outputs)
     return normalized, forward, backward
@@ -115,6 +118,17 @@ def assert_order(lists: Lists) -> None:
     assert torch.equal(order, torch.sort(counts, descending=True, stable=True).indices)
 
 
+def assert_positions(lists: Lists) -> None:
+    """Each list that names a tile counts those before it in the order that do, within a batch row."""
+    batch, tiles, capacity = lists.entries.shape
+    expected, before = torch.full_like(lists.positions, -7), torch.zeros(batch, capacity, dtype=torch.int32)
+    for b, t in (divmod(number, tiles) for number in lists.order.tolist()):
+        named = (lists.entries[b, t, : lists.counts[b, t]] // 2).long()
+        expected[b, t, named] = before[b, named]
+        before[b, named] += 1
+    assert torch.equal(lists.positions, expected)
+
+
 def check(spans: torch.Tensor, keys: int, query_tile: int, key_tile: int) -> None:
     normalized, forward, backward = build_tiles(spans, keys, query_tile, key_tile)
     mask = visible(spans, keys)
@@ -127,6 +141,7 @@ def check(spans: torch.Tensor, keys: int, query_tile: int, key_tile: int) -> Non
     assert torch.equal(backward.kinds(), expected.transpose(1, 2))
     assert_order(forward)
     assert_order(backward)
+    assert_positions(backward)
 
 
 def random_spans(batch: int, queries: int, num_spans: int, keys: int) -> torch.Tensor:
@@ -186,3 +201,4 @@ def test_order_of_more_lists_than_threads() -> None:
     assert forward.counts.numel() > 256
     assert_order(forward)
     assert_order(backward)
+    assert_positions(backward)

@@ -96,7 +96,7 @@ bool hopper_backward_takes(const AttentionBackward& p, int shared_limit) {
     if (!can_be_mapped(rows, p.batch, p.key_heads)) return false;
   if (!can_be_mapped(p.grad_query, p.batch, p.query_heads) || shared_limit < hopper_backward_shared_bytes())
     return false;
-  return hopper_is_wanted() &&
+  return !hopper_is("0") &&
          (p.dtype == DType::kBF16 ? hopper_backward_is_there<BFloat16>() : hopper_backward_is_there<Float16>());
 }
 

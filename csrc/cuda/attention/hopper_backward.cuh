@@ -158,7 +158,7 @@ struct Multiplier {
 
   float key_sums[kDim / 2], value_sums[kDim / 2];
   float scores[kQueries / 2];      // then weights
-  float2 of_rows[kBlocks];         // lse or delta of this lane's queries
+  float2 of_rows[kBlocks];         // lse or delta of this lane's queries, if sums do not start from them
   uint32_t weights[kQueries / 4];  // as operand A
   uint32_t slopes[kQueries / 4];   // gradients of products as operand A, without the scale
   float bias[2], bias_sums[2];     // of this lane's keys
@@ -195,6 +195,18 @@ struct Multiplier {
     for (int j = 0; j < kBlocks; ++j) of_rows[j] = load_shared_float2(from + j * 32);
   }
 
+  // Where sums start: from a row's value times a factor.
+  GISTKIT_DEVICE void start_from_rows(float (&sums)[kQueries / 2], int of_stages, int stage, float factor) {
+    const uint32_t from = shared + of_stages + (stage * kQueries + 2 * (lane & 3)) * 4;
+    GISTKIT_UNROLL
+    for (int j = 0; j < kBlocks; ++j) {
+      const float2 of_row = load_shared_float2(from + j * 32);
+      sums[4 * j] = sums[4 * j + 2] = of_row.x * factor;
+      sums[4 * j + 1] = sums[4 * j + 3] = of_row.y * factor;
+    }
+    hold(sums);
+  }
+
   GISTKIT_DEVICE void load_bias(int head) {
     const float* of_keys = p.bias + work.batch * p.bias_batch + head * p.bias_head;
     GISTKIT_UNROLL
@@ -220,7 +232,9 @@ struct Multiplier {
   GISTKIT_DEVICE void clear_dead_rows(int stage) {
     bool dead = false;
     GISTKIT_UNROLL
-    for (int j = 0; j < kBlocks; ++j) dead |= of_rows[j].x == INFINITY || of_rows[j].y == INFINITY;
+    for (int j = 0; j < kBlocks; ++j)
+      dead |= S::kStarted ? scores[4 * j] == -INFINITY || scores[4 * j + 1] == -INFINITY
+                          : of_rows[j].x == INFINITY || of_rows[j].y == INFINITY;
     if (!__any_sync(kAllLanes, dead)) return;
     const int at = static_cast<int>(threadIdx.x) - 128, row = at % kQueries, part = at / kQueries;  // of 64 bytes
     const float2 lse = load_shared_float2(shared + S::kLse + (stage * kQueries + row / 2 * 2) * 4);
@@ -253,11 +267,11 @@ struct Multiplier {
       GISTKIT_UNROLL
       for (int e = 0; e < 4; ++e) {
         float& x = scores[4 * j + e];
-        const float lse = e % 2 ? of_rows[j].y : of_rows[j].x;
-        if constexpr (S::kBiased) {
-          x = exp2_fast((fmaf(x, p.scale, bias[e / 2]) - lse) * kLog2E);
+        if constexpr (S::kStarted) {
+          x = exp2_fast(x * p.octaves);
         } else {
-          x = exp2_fast(fmaf(x, p.octaves, -lse));
+          const float lse = e % 2 ? of_rows[j].y : of_rows[j].x;
+          x = exp2_fast(S::kBiased ? (fmaf(x, p.scale, bias[e / 2]) - lse) * kLog2E : fmaf(x, p.octaves, -lse));
         }
       }
       weights[2 * j] = pack<T>(scores[4 * j], scores[4 * j + 1]);
@@ -275,7 +289,8 @@ struct Multiplier {
         const int i = 4 * j + 2 * half;
         const float2 weight =
             S::kKeepsWeights ? make_float2(scores[i], scores[i + 1]) : unpack<T>(weights[2 * j + half]);
-        const float left = weight.x * (grads[i] - of_rows[j].x), right = weight.y * (grads[i + 1] - of_rows[j].y);
+        const float2 delta = S::kStarted ? make_float2(0, 0) : of_rows[j];
+        const float left = weight.x * (grads[i] - delta.x), right = weight.y * (grads[i + 1] - delta.y);
         if constexpr (S::kBiased) bias_sums[half] += left + right;
         slopes[2 * j + half] = pack<T>(left, right);
       }
@@ -290,14 +305,15 @@ struct Multiplier {
                       slopes[4 * k + 3]);
   }
 
-  // products = this warpgroup's 64 rows of keys or values times rows of a step.
+  // products = this warpgroup's 64 rows of keys or values times rows of a step; += where they have started.
   GISTKIT_DEVICE void start_products(float (&products)[kQueries / 2], uint32_t own, uint32_t step) {
     const uint32_t a = wgmma_operand(own, 16), b = wgmma_operand(step, 16);
     wgmma_fence();
     GISTKIT_UNROLL
     for (int k = 0; k < kDim / 16; ++k)
       Wgmma<T, kQueries, 0, 0>::shared_a(products, wgmma_descriptor(a + ((k / 4 * S::kOwnGroup + k % 4 * 32) >> 4)),
-                                         wgmma_descriptor(b + ((k / 4 * S::kStepGroup + k % 4 * 32) >> 4)), k > 0);
+                                         wgmma_descriptor(b + ((k / 4 * S::kStepGroup + k % 4 * 32) >> 4)),
+                                         S::kStarted || k > 0);
     wgmma_commit();
   }
 
@@ -323,26 +339,30 @@ struct Multiplier {
     wgmma_commit();
   }
 
-  // What this warp has of them, to the sums; to shared memory where others add it. place: of the step.
-  GISTKIT_DEVICE void add_queries(const float (&sums)[32], uint32_t place, int phase) {
-    const uint32_t from = shared + S::kSums + (group * 4 + warp) * S::kWarpPart * 4;
+  // What this warp has of them, to shared memory.
+  GISTKIT_DEVICE void store_queries(const float (&sums)[32], int phase) {
     if (S::kOrdered) {
       mbarrier_wait(barriers.sums_empty(group), phase ^ 1);
     } else {
       if (lane == 0) bulk_wait_read<0>();
       __syncwarp();
     }
+    const uint32_t to = shared + S::kSums + (group * 4 + warp) * S::kWarpPart * 4 + lane * 16;
     GISTKIT_UNROLL
     for (int j = 0; j < 8; ++j)
-      store_shared_16(from + j * 512 + lane * 16, sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]);
+      store_shared_16(to + j * 512, sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]);
+  }
+
+  // ... and from there to the sums, or to those who add. place: of the step.
+  GISTKIT_DEVICE void add_queries(uint32_t place) {
     fence_async_shared();
     __syncwarp();
     if (lane != 0) return;
     if (S::kOrdered) {
       mbarrier_arrive(barriers.sums_full(group));
     } else {
-      bulk_add(p.query_sums + (static_cast<int64_t>(place) * 2 + group) * S::kPart + warp * S::kWarpPart, from,
-               S::kWarpPart * 4);
+      bulk_add(p.query_sums + (static_cast<int64_t>(place) * 2 + group) * S::kPart + warp * S::kWarpPart,
+               shared + S::kSums + (group * 4 + warp) * S::kWarpPart * 4, S::kWarpPart * 4);
       bulk_commit();
     }
   }
@@ -352,6 +372,7 @@ struct Multiplier {
     const int first_head = work.head * p.group;
     Stage stage;
     int member = 0;
+    uint32_t last_place = 0;
     mbarrier_wait(barriers.key(), 0);
     if (steps > 0) mbarrier_wait(barriers.value(), 0);
     if (!has_full_tile(p, work, lane)) {
@@ -365,9 +386,16 @@ struct Multiplier {
       mbarrier_wait(barriers.query_full(stage.at), stage.phase);
       mbarrier_wait(barriers.grad_full(stage.at), stage.phase);
       // Before products whose operands take all of shared memory's bandwidth.
-      const uint2 step = load_shared_uint2(shared + S::kStep + stage.at * 8);
+      const uint2 step = load_shared_uint2(shared + S::kStep + stage.at * 8);  // partial, place
       if constexpr (S::kBiased) load_bias(first_head + member);
-      load_rows(S::kLse, stage.at);
+      if constexpr (S::kStarted) {
+        start_from_rows(scores, S::kLse, stage.at, -1 / p.octaves);
+        start_from_rows(grads, S::kDelta, stage.at, -1);
+        if (i > 0) add_queries(last_place);
+        last_place = step.y;
+      } else {
+        load_rows(S::kLse, stage.at);
+      }
       if (S::kBiased || step.x != 0) clear_dead_rows(stage.at);
       start_products(scores, own_key(), query_tile(stage.at));
       start_products(grads, own_value(), grad_tile(stage.at));
@@ -375,7 +403,7 @@ struct Multiplier {
       hold(scores);
       if (step.x != 0) mask(stage.at);
       weigh();
-      load_rows(S::kDelta, stage.at);
+      if constexpr (!S::kStarted) load_rows(S::kDelta, stage.at);
       start_sums(value_sums, weights, grad_tile(stage.at));
       wgmma_wait<1>();
       hold(grads);
@@ -394,13 +422,15 @@ struct Multiplier {
       hold(query_sums);
       hold(value_sums);
       if (lane == 0) mbarrier_arrive(barriers.grad_empty(stage.at));
-      add_queries(query_sums, step.y, turn);
+      store_queries(query_sums, turn);
+      if constexpr (!S::kStarted) add_queries(step.y);
       // Nothing may be under way from one pass of the loop to the next, or the compiler waits after each product.
       wgmma_wait<0>();
       hold(key_sums);
       if (lane == 0) mbarrier_arrive(barriers.query_empty(stage.at));
       stage.advance();
     }
+    if (S::kStarted && steps > 0) add_queries(last_place);
     finish();
   }
 

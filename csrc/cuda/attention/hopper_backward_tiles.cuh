@@ -10,15 +10,17 @@ constexpr int kKeys = kHopperBackwardKeys, kStages = 2;
 constexpr int kThreads = 384, kMultiplying = 256;  // a warpgroup that feeds, and two that multiply
 
 // kOrdered: warps of their own add the sums of queries, in the order in which blocks began, so that results repeat bit
-// by bit; else each warp adds what it has at once. kBiased: with key_bias, and scores in powers of e.
-template <class Element, int kDimT, bool kBiasedT, bool kOrderedT>
+// by bit; else each warp adds what it has at once. kBiased: with key_bias, and scores in powers of e. kStarted: sums of
+// products start from lse and delta, which are then read before the first product of a step.
+template <class Element, int kDimT, bool kBiasedT, bool kOrderedT, bool kStartedT = false>
 struct Shape {
   using T = Element;
   static constexpr int kDim = kDimT, kQueries = hopper_backward_queries(kDim);
-  static constexpr bool kBiased = kBiasedT, kOrdered = kOrderedT;
+  static constexpr bool kBiased = kBiasedT, kOrdered = kOrderedT, kStarted = kStartedT;
+  static_assert(!kBiased || !kStarted);
   static constexpr int kMaskWarps = kOrdered ? 1 : 2;
   // Registers for weights as floats until their gradients; else they are rounded.
-  static constexpr bool kKeepsWeights = kQueries == 64;
+  static constexpr bool kKeepsWeights = kQueries == 64 || kStarted;
   // Tiles are groups of 64 columns, as copies write them.
   static constexpr int kOwnGroup = kKeys * 128, kStepGroup = kQueries * 128;
   static constexpr int kOwnBytes = kKeys * kDim * 2, kStepBytes = kQueries * kDim * 2;

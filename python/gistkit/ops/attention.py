@@ -358,6 +358,7 @@ def _backward_fake(
     softcap: float,
     need_key_bias: bool,
     tiles: Tensor | None = None,
+    deterministic: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     bias_shape = (query.shape[0], query.shape[1], key.shape[2]) if need_key_bias else (0,)
     grad_key_bias = query.new_empty(bias_shape, dtype=_accumulation_dtype(query.dtype))
