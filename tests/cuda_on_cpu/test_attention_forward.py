@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 from attention_cases import STRUCTS, Case, Device, Forward, Rows, TileLists, check
-from emulation import ORDERS, SHARED_LIMIT, EmulatorError, Library, build
+from emulation import ORDERS, SHARED_LIMIT, EmulatorError, Library, build, configure
 from test_tile_lists import build_tiles
 from torch import Tensor
 
@@ -16,16 +16,17 @@ from gistkit.ops import reference
 pytestmark = pytest.mark.usefixtures("build")
 
 NAMES = ("forward", "forward_bf16", "forward_fp16", "pairwise")
-HOPPER = ("hopper_forward", "hopper_forward_bf16", "hopper_forward_fp16")
-SOURCES = [f"csrc/cuda/attention/{name}.cu" for name in (*NAMES, *HOPPER)]
+NAMES += ("hopper_forward", "hopper_forward_bf16", "hopper_forward_fp16")
+SOURCES = [f"csrc/cuda/attention/{name}.cu" for name in NAMES]
 TILE_QUERIES, TILE_KEYS = 128, 64
-# Bytes of shared memory a block: what Hopper's kernels need, and less, where every problem is left to mma.sync.
-LIMITS = {"hopper": SHARED_LIMIT, "mma": 99 * 1024}
+# Ten times the compute capability: on the second device kernels for Hopper take what they can.
+AMPERE, HOPPER = 80, 90
 BF16, FP16 = torch.bfloat16, torch.float16
 
 
-def library() -> Library:
-    return build("attention_forward", SOURCES, structs=STRUCTS)
+def library(capability: int = AMPERE, defines: tuple[str, ...] = ()) -> Library:
+    """One for each device: what is asked about a device is asked once."""
+    return build(f"attention_forward_{capability}", SOURCES, defines=defines, structs=STRUCTS)
 
 
 def forward(
@@ -34,6 +35,8 @@ def forward(
     splits: int = 1,
     lists: TileLists | None = None,
     shared_limit: int = SHARED_LIMIT,
+    capability: int = AMPERE,
+    defines: tuple[str, ...] = (),
     **options: str,
 ) -> list[Tensor]:
     """[out, lse]"""
@@ -43,7 +46,8 @@ def forward(
     out = case.empty(case.heads, case.queries, case.value_dim)
     lse = torch.full((case.batch, case.heads, case.queries), torch.nan)
     params.out, params.lse = Rows.of(out), lse.data_ptr()
-    kernels = library()
+    kernels = library(capability, defines)
+    configure(shared_limit=shared_limit, capability=capability)
     device = Device(key_tiles=lists.params, splits=splits, shared_limit=shared_limit)
     size = kernels.function("gistkit::cuda::attention_forward_workspace")
     size.restype = ctypes.c_size_t
@@ -56,6 +60,7 @@ def forward(
         inputs={**case.inputs("query", "key", "value", "key_bias"), **lists.tensors("key_tiles")},
         outputs={"out": out, "lse": lse, "workspace": workspace},
         shared_limit=shared_limit,
+        capability=capability,
         **options,
     )
     return [out, lse]
