@@ -186,6 +186,19 @@ def statistics() -> Statistics:
     return Statistics(*counts)
 
 
+def configure(
+    *,
+    order: str | None = None,
+    seed: int = 1,
+    copies: str = "poison",
+    shared_limit: int = SHARED_LIMIT,
+    capability: int = 80,
+) -> None:
+    """Sets the device and its ways, for what a launcher is asked before it runs; see `Library.run`."""
+    numbers = (ORDERS.index(order or ORDER), seed, COPIES.index(copies), shared_limit, capability)
+    _emulator()[1].gistkit_emulator_configure(*numbers)
+
+
 @dataclass
 class Library:
     path: Path
@@ -226,8 +239,7 @@ class Library:
                 if tensor is not None and tensor.numel():
                     begin, size = memory_of(tensor)
                     emulator.gistkit_emulator_register(begin, size, label.encode(), writable)
-        numbers = (ORDERS.index(order or ORDER), seed, COPIES.index(copies), shared_limit, capability)
-        emulator.gistkit_emulator_configure(*numbers)
+        configure(order=order, seed=seed, copies=copies, shared_limit=shared_limit, capability=capability)
         launcher = self.function(name)
         launcher.restype = ctypes.c_int
         arguments = [value if isinstance(value, int) else ctypes.addressof(value) for value in (params, *more, 0)]
