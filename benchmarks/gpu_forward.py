@@ -1,25 +1,22 @@
 """Attention's forward pass on Hopper: right against float64, then timed by rounds beside mma.sync's kernels and cuDNN.
 
 A GPU's clock drifts by a fifth with what ran before: every contender has its turn in each round, and medians are of
-rounds. `--build` compiles the kernels a second time with the choices of `CHOICES`, which the library does not make by
-default; they are timed where they have been built, and need nothing but nvcc to be. Rows are printed as JSON.
+rounds. With `--trials`, in a build with GISTKIT_TRIALS (CUDAFLAGS=-DGISTKIT_TRIALS), kernels that are not the default
+are checked and timed too. Rows are printed as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,95 +27,24 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import gistkit
 from gistkit import Plan, layouts
-from gistkit.ops import attention as op
 from gistkit.ops import reference
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "cuda_on_cpu"))
-from attention_cases import KINDS, Device, DeviceTiles, Forward, Rows  # noqa: E402
-
-BUILD = ROOT / "build" / "gpu_forward"
-SOURCES = ["pairwise", *(f"{kind}{part}" for kind in ("forward", "hopper_forward") for part in ("", "_bf16", "_fp16"))]
-# Names of what the library does not do by default, with the macros that choose it.
-CHOICES = {"gistkit, no maximum a step": ["-DGISTKIT_HOPPER_FORWARD_MAXIMUM=0"]}
-OURS, MMA = "gistkit", "gistkit, mma.sync"
-LAUNCHER = "_ZN7gistkit4cuda17attention_forwardERKNS_16AttentionForwardERKNS_15AttentionDeviceEP11CUstream_st"
+# What is compared, by values of GISTKIT_HOPPER; the last one is in builds with GISTKIT_TRIALS.
+FORMS = {"gistkit": None, "gistkit, mma.sync": "0"}
+TRIALS = {"gistkit, no maximum a step": "sums"}
+Forms = dict[str, str | None]
 BF16, FP16 = torch.bfloat16, torch.float16
 # Largest relative error of a result, which is rounded to these.
 LIMITS = {BF16: 4e-3, FP16: 6e-4}
 
 
-# ---- the kernels built with other choices
-
-
-def library(choice: str) -> Path:
-    """Where its library lies once it has been built."""
-    return BUILD / f"lib{'-'.join(flag.rpartition('_')[2].lower() for flag in CHOICES[choice])}.so"
-
-
-def build() -> None:
-    """Compiles every choice for sm_90a alone."""
-    BUILD.mkdir(parents=True, exist_ok=True)
-    flags = ["-std=c++20", "-O3", "-Icsrc", "-gencode=arch=compute_90a,code=sm_90a", "-Xcompiler=-fPIC"]
-
-    def compiled(choice: str, name: str) -> Path:
-        out = library(choice).with_suffix("") / f"{name}.o"
-        out.parent.mkdir(exist_ok=True)
-        source = f"csrc/cuda/attention/{name}.cu"
-        subprocess.run(["nvcc", *flags, *CHOICES[choice], "-c", source, "-o", str(out)], cwd=ROOT, check=True)
-        return out
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for choice in CHOICES:
-            objects = [str(path) for path in pool.map(lambda name, of=choice: compiled(of, name), SOURCES)]
-            subprocess.run(["nvcc", "-shared", *objects, "-o", str(library(choice))], check=True)
-
-
-class Built:
-    """Attention by a library's launcher, past the op.
-
-    Args:
-        path: the library.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._launch = ctypes.CDLL(str(path))[LAUNCHER]
-
-    def bound(self, tensors: list[Tensor], plan: Plan) -> Callable[[], Tensor]:
-        """A call on these tensors."""
-        query, key, value = tensors
-        (batch, heads, rows, dim), keys = query.shape, key.shape[2]
-        spans, tiles = op._lists(plan, False)
-        assert tiles is not None
-        own, other = -(-rows // 128) * spans.shape[0], -(-keys // 64)
-        begin = tiles.data_ptr()
-        places = (begin, begin + 8 * own, begin + 16 * own, begin + 12 * own)
-        lists = DeviceTiles(*places, tiles.shape[1] - 4 * own - other, own, other)
-        out = query.new_empty(batch, rows, heads, dim).transpose(1, 2)
-        lse = query.new_empty(batch, heads, rows, dtype=torch.float32)
-        workspace = torch.empty(64, dtype=torch.int32, device=query.device)
-        params = Forward(
-            dtype=KINDS[query.dtype], batch=batch, query_heads=heads, key_heads=key.shape[1], num_queries=rows,
-            num_keys=keys, dim_qk=dim, dim_v=dim, scale=dim**-0.5, spans=spans.data_ptr(),
-            spans_shared=spans.shape[0] == 1, num_spans=spans.shape[2], query=Rows.of(query), key=Rows.of(key),
-            value=Rows.of(value), out=Rows.of(out), lse=lse.data_ptr(),
-        )  # fmt: skip
-        device = Device(key_tiles=lists, splits=1, shared_limit=227 * 1024, workspace=workspace.data_ptr())
-        kept = spans, tiles, workspace, lse, tensors
-
-        def call() -> Tensor:
-            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-            error = self._launch(ctypes.byref(params), ctypes.byref(device), stream)
-            assert error == 0 and kept, f"cudaError_t {error}"
-            return out
-
-        return call
-
-
 @contextmanager
-def without_hopper() -> Iterator[None]:
-    """Kernels of all devices alone."""
-    os.environ["GISTKIT_HOPPER"] = "0"
+def chosen_kernels(name: str | None) -> Iterator[None]:
+    """Those that GISTKIT_HOPPER names (csrc/cuda/README.md); None: the library's own choice."""
+    if name is None:
+        yield
+        return
+    os.environ["GISTKIT_HOPPER"] = name
     try:
         yield
     finally:
@@ -189,35 +115,26 @@ def checks(scale: int) -> list[Check]:
     ]
 
 
-def check(case: Check, device: str, others: dict[str, Built]) -> dict[str, Any]:
-    """Errors against float64, of the result relative to its size, of lse absolute; whether a second run is the same."""
+def check(case: Check, device: str, forms: Forms) -> dict[str, Any]:
+    """Errors against float64, of results relative to their size, of lse absolute; whether a second run is the same."""
     tensors, plan = case.tensors(device), case.plan.to(device)
     bias = tensors[3] if case.bias else None
     options: dict[str, Any] = {"softcap": case.softcap, "key_bias": bias, "return_lse": True}
     wide = {**options, "key_bias": None if bias is None else bias.double()}
     exact, exact_lse = reference.attention(*(t.double() for t in tensors[:3]), plan, **wide)
     seen = exact_lse > -torch.inf
-
-    def error(out: Tensor) -> float:
-        return float((out.double() - exact).norm() / exact.norm())
-
-    out, lse = gistkit.attention(*tensors[:3], plan, **options)
-    again, _ = gistkit.attention(*tensors[:3], plan, **options)
-    found = {
-        "error": error(out),
-        "lse": float((lse.double() - exact_lse)[seen].abs().max()),
-        "empty": bool(((lse == -torch.inf) == ~seen).all() and (out[~seen] == 0).all()),
-        "same": torch.equal(out, again),
-    }
-    with without_hopper():
-        found["error, mma.sync"] = error(gistkit.attention(*tensors[:3], plan, **options)[0])
-    if not case.bias and case.softcap is None:
-        found |= {f"error, {name}": error(other.bound(tensors, plan)()) for name, other in others.items()}
-    errors = [value for name, value in found.items() if name.startswith("error")]
-    if device == "cuda":
-        call = lambda: gistkit.attention(*tensors[:3], plan, **options)  # noqa: E731
-        found["wgmma"] = any("hopper" in name for name in kernels(call))
-    found["ok"] = max(errors) < LIMITS[case.dtype] and found["lse"] < 2e-3 and found["empty"] and found["same"]
+    call = lambda: gistkit.attention(*tensors[:3], plan, **options)  # noqa: E731
+    found: dict[str, Any] = {"ok": True}
+    for name, kernel in forms.items():
+        with chosen_kernels(kernel):
+            (out, lse), (again, _) = call(), call()
+            if device == "cuda" and kernel != "0":
+                found["wgmma"] = found.get("wgmma", True) and any("hopper" in kernel for kernel in kernels(call))
+        error = float((out.double() - exact).norm() / exact.norm())
+        of_lse = float((lse.double() - exact_lse)[seen].abs().max())
+        empty = bool(((lse == -torch.inf) == ~seen).all() and (out[~seen] == 0).all())
+        found |= {name: error, f"{name}, lse": of_lse}
+        found["ok"] &= error < LIMITS[case.dtype] and of_lse < 2e-3 and empty and torch.equal(out, again)
     return found
 
 
@@ -232,24 +149,22 @@ def kernels(call: Callable[[], object]) -> list[str]:
 # ---- fast?
 
 
-def contenders(tensors: list[Tensor], plan: Plan, causal: bool, others: dict[str, Built]) -> dict[str, Callable]:
+def contenders(tensors: list[Tensor], plan: Plan, causal: bool, forms: Forms) -> dict[str, Callable[[], object]]:
     """Calls by name, in the order of a round."""
 
-    def plain() -> object:
-        with without_hopper():
+    def ours(kernel: str | None) -> object:
+        with chosen_kernels(kernel):
             return gistkit.attention(*tensors, plan)
 
     def cudnn() -> object:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             return sdpa(*tensors, is_causal=True)
 
-    found: dict[str, Callable] = {OURS: lambda: gistkit.attention(*tensors, plan)}
-    found |= {name: other.bound(tensors, plan) for name, other in others.items()}
-    found[MMA] = plain
+    found: dict[str, Callable[[], object]] = {name: partial(ours, kernel) for name, kernel in forms.items()}
     return {**found, "SDPA, cuDNN": cudnn} if causal else found
 
 
-def rounds(calls: dict[str, Callable], count: int, launches: int) -> dict[str, list[float]]:
+def rounds(calls: dict[str, Callable[[], object]], count: int, launches: int) -> dict[str, list[float]]:
     """Milliseconds a launch of each, by rounds."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(count):
@@ -265,7 +180,7 @@ def rounds(calls: dict[str, Callable], count: int, launches: int) -> dict[str, l
     return times
 
 
-def timed(length: int, count: int, launches: int, others: dict[str, Built]) -> Iterator[dict[str, Any]]:
+def timed(length: int, count: int, launches: int, forms: Forms) -> Iterator[dict[str, Any]]:
     """A row for each case and contender."""
     for mask in ("causal", "GistPool 8x"):
         plan = PLANS[mask](length)
@@ -273,7 +188,7 @@ def timed(length: int, count: int, launches: int, others: dict[str, Built]) -> I
         for dim, dtype in ((128, BF16), (64, BF16), (128, FP16), (96, BF16), (48, BF16)):
             rows = plan.num_queries, plan.num_keys, plan.num_keys
             tensors = [torch.randn(1, 16, n, dim, device="cuda", dtype=dtype) for n in rows]
-            calls = contenders(tensors, plan, mask == "causal", others)
+            calls = contenders(tensors, plan, mask == "causal", forms)
             for name, runs in rounds(calls, count, launches).items():
                 rate = 4 * pairs * 16 * dim * 1e-9
                 middle = statistics.median(runs)
@@ -287,22 +202,18 @@ def timed(length: int, count: int, launches: int, others: dict[str, Built]) -> I
 def main() -> int:
     """Checks, then times; 1 where something is wrong."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--build", action="store_true", help="compile the kernels with other choices, and end")
+    options.add_argument("--trials", action="store_true", help="kernels that are not the default too")
     options.add_argument("--length", type=int, default=8192, help="tokens of what is timed (default: %(default)s)")
     options.add_argument("--rounds", type=int, default=5, help="of all contenders (default: %(default)s)")
     options.add_argument("--launches", type=int, default=15, help="a round and contender (default: %(default)s)")
     options.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try the checks")
     chosen = options.parse_args()
-    if chosen.build:
-        build()
-        return 0
-    there = chosen.device == "cuda"
-    others = {name: Built(library(name)) for name in CHOICES if there and library(name).exists()}
+    there, forms = chosen.device == "cuda", FORMS | (TRIALS if chosen.trials else {})
     begun, wrong = time.monotonic(), 0
     with torch.no_grad():
         for case in checks(1 if there else 4):
             try:
-                found = check(case, chosen.device, others)
+                found = check(case, chosen.device, forms)
             except Exception as error:
                 found = {"ok": False, "said": f"{type(error).__name__}: {error}"[:300]}
             wrong += not found["ok"]
@@ -310,7 +221,7 @@ def main() -> int:
         print(f"gpu_forward: {wrong} wrong, {time.monotonic() - begun:.1f} s", flush=True)
         if not there:
             return int(wrong > 0)
-        for row in timed(chosen.length, chosen.rounds, chosen.launches, others):
+        for row in timed(chosen.length, chosen.rounds, chosen.launches, forms):
             print(json.dumps(row), flush=True)
     print(f"gpu_forward: {time.monotonic() - begun:.1f} s")
     return int(wrong > 0)

@@ -26,7 +26,7 @@ bool hopper_forward_takes(const AttentionForward& p, int shared_limit) {
          hopper_forward_dim(p.dim_v) != 0 && hopper_forward_shared_bytes(p.dim_v) <= shared_limit && p.num_keys > 0 &&
          items_of(p) <= kMostItems && mappable(p.query, p.batch, p.query_heads) &&
          mappable(p.key, p.batch, p.key_heads) && mappable(p.value, p.batch, p.key_heads) && aligned_rows(p.out) &&
-         hopper_is_wanted() && hopper_forward_is_there();
+         !hopper_is("0") && hopper_forward_is_there();
 }
 
 cudaError_t attention_hopper_forward(const AttentionForward& problem, HopperForwardParams& p, void* workspace,

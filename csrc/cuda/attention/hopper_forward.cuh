@@ -375,20 +375,26 @@ __global__ void GISTKIT_HOPPER_BOUNDS(Shape::kThreads)
 
 // ---- the shapes: one element type a translation unit
 
-template <class T, class Visit>
+template <class T, bool kMaximum, class Visit>
 auto with_hopper_forward_shape(int dim, bool adjusted, const Visit& visit) {
   if (hopper_forward_dim(dim) == 64)
-    return adjusted ? visit(HopperForwardShape<T, 64, true>()) : visit(HopperForwardShape<T, 64, false>());
-  return adjusted ? visit(HopperForwardShape<T, 128, true>()) : visit(HopperForwardShape<T, 128, false>());
+    return adjusted ? visit(HopperForwardShape<T, 64, true, kMaximum>())
+                    : visit(HopperForwardShape<T, 64, false, kMaximum>());
+  return adjusted ? visit(HopperForwardShape<T, 128, true, kMaximum>())
+                  : visit(HopperForwardShape<T, 128, false, kMaximum>());
 }
 
 template <class T>
 cudaError_t launch_hopper_forward(const HopperForwardParams& p, int blocks, cudaStream_t stream) {
-  return with_hopper_forward_shape<T>(p.dim_v, p.scale.adjusted, [&](auto shape) {
+  auto run = [&](auto shape) {
     using Shape = decltype(shape);
-    return launch("hopper_forward", hopper_forward_kernel<Shape>, dim3(static_cast<unsigned>(blocks)),
+    return launch("attention_hopper_forward", hopper_forward_kernel<Shape>, dim3(static_cast<unsigned>(blocks)),
                   dim3(Shape::kThreads), Shape::kSharedBytes, stream, p);
-  });
+  };
+#ifdef GISTKIT_TRIALS
+  if (hopper_is("sums")) return with_hopper_forward_shape<T, false>(p.dim_v, p.scale.adjusted, run);
+#endif
+  return with_hopper_forward_shape<T, true>(p.dim_v, p.scale.adjusted, run);
 }
 
 }  // namespace gistkit::cuda

@@ -4,7 +4,8 @@ namespace gistkit::cuda {
 
 // The same for both element types.
 int hopper_forward_shared_bytes(int dim) {
-  return with_hopper_forward_shape<BFloat16>(dim, false, [](auto shape) { return decltype(shape)::kSharedBytes; });
+  return with_hopper_forward_shape<BFloat16, true>(dim, false,
+                                                   [](auto shape) { return decltype(shape)::kSharedBytes; });
 }
 
 bool hopper_forward_is_there() {

@@ -8,15 +8,10 @@
 
 namespace gistkit::cuda {
 
-// How weights are kept from overflowing: by the maximum of each step, or by their sums, which are taken anyway.
-#ifndef GISTKIT_HOPPER_FORWARD_MAXIMUM
-#define GISTKIT_HOPPER_FORWARD_MAXIMUM 1
-#endif
-
 // kDim columns of queries, keys and values. kAdjusted: scores are not plain products, see ScoreScale. kMaximum: whether
 // each step takes the maximum of its scores; else where their weights have grown too large alone, and then the scores,
 // which are gone, are computed again.
-template <class Element, int kDimT, bool kAdjustedT, bool kMaximumT = GISTKIT_HOPPER_FORWARD_MAXIMUM != 0>
+template <class Element, int kDimT, bool kAdjustedT, bool kMaximumT = true>
 struct HopperForwardShape {
   using T = Element;
   static constexpr int kDim = kDimT;
