@@ -61,7 +61,7 @@ def _watched(module: Any) -> bool:
 
 
 class _AdaptedLinear(torch.autograd.Function):
-    """What it keeps for the backward pass are the rows that have adapters and the small products of these, x A^T."""
+    """What it keeps for the backward pass are the rows that have adapters and the small products of these, scale x A^T."""
 
     @staticmethod
     def forward(
@@ -71,8 +71,10 @@ class _AdaptedLinear(torch.autograd.Function):
         out = F.linear(tokens, weight, bias)
         rounded = [factor.to(x.dtype) for factor in factors]
         read = [_flat(tokens, start, stop) for _, start, stop in of_rows]
-        lows = [rows @ down.t() for rows, down in zip(read, rounded[::2], strict=True)]
-        for where, low, up in zip(of_rows, lows, rounded[1::2], strict=True):
+        lows = [
+            _scaled(scale, rows, down.t()) for (scale, *_), rows, down in zip(of_rows, read, rounded[::2], strict=True)
+        ]
+        for (_, *where), low, up in zip(of_rows, lows, rounded[1::2], strict=True):
             _add(out, low, up.t(), *where)
         ctx.save_for_backward(weight, *rounded, *read, *lows)
         ctx.of_rows, ctx.dtypes, ctx.shape = of_rows, [factor.dtype for factor in factors], x.shape
@@ -90,12 +92,12 @@ class _AdaptedLinear(torch.autograd.Function):
         for i, ((scale, start, stop), rows, low) in enumerate(zip(ctx.of_rows, read, lows, strict=True)):
             down, up = rounded[2 * i : 2 * i + 2]
             grad_rows = _flat(grad_tokens, start, stop)
-            grad_low = grad_rows @ up
+            grad_low = _scaled(scale, grad_rows, up)
             if grad_x is not None:
-                _add(grad_x, grad_low, down, scale, start, stop)
+                _add(grad_x, grad_low, down, start, stop)
             pairs = (grad_low, rows), (grad_rows, low)
             grads += [
-                _summed(*pair, dtype).mul_(scale) if needed else None
+                _summed(*pair, dtype) if needed else None
                 for pair, dtype, needed in zip(
                     pairs, ctx.dtypes[2 * i : 2 * i + 2], ctx.needs_input_grad[4 + 2 * i : 6 + 2 * i], strict=True
                 )
@@ -108,14 +110,19 @@ def _flat(tokens: Tensor, start: int, stop: int) -> Tensor:
     return tokens[:, start:stop].flatten(0, 1)
 
 
-def _add(out: Tensor, left: Tensor, right: Tensor, scale: float, start: int, stop: int) -> None:
-    """Adds scale left right to rows [start, stop) of each sequence of `out`, in place."""
+def _scaled(scale: float, left: Tensor, right: Tensor) -> Tensor:
+    """scale left right, in one operation."""
+    return torch.addmm(left.new_empty(()), left, right, beta=0, alpha=scale)
+
+
+def _add(out: Tensor, left: Tensor, right: Tensor, start: int, stop: int) -> None:
+    """Adds left right to rows [start, stop) of each sequence of `out`, in place."""
     rows = out[:, start:stop]
     if len(out) == 1 or rows.shape == out.shape:
         flat = rows.view(-1, rows.shape[-1])
-        torch.addmm(flat, left, right, alpha=scale, out=flat)
+        torch.addmm(flat, left, right, out=flat)
     else:
-        rows.baddbmm_(left.view(*rows.shape[:2], -1), right.expand(len(out), -1, -1), alpha=scale)
+        rows.baddbmm_(left.view(*rows.shape[:2], -1), right.expand(len(out), -1, -1))
 
 
 def _summed(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
