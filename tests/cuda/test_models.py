@@ -298,6 +298,17 @@ def _waits(device: str) -> Iterator[list[Any]]:
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_norms_are_one_operation_each(device: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny(family).float().to(device)
+    ids = there(torch.arange(2 * 9).view(2, 9) + 3, device)
+    wanted = model(ids).logits
+    norm = type(model.model.norm)
+    monkeypatch.setattr(norm, "forward", None)
+    with hf.attach(model):
+        torch.testing.assert_close(model(ids).logits, wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_rows_of_a_rope_that_depends_on_their_length(device: str) -> None:
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
     settings = {"max_position_embeddings": 64, "rope_parameters": rope}
