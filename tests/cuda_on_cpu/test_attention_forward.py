@@ -71,10 +71,20 @@ def forward(
     return [out, lse]
 
 
-def check_forward(case: Case, **options: object) -> list[Tensor]:
-    """Against the torch form that rounds nothing but its result."""
-    got = forward(case, **options)
-    check(case, got, ("out", "lse"), form=reference.attention)
+def rounded_weights(*heads: Tensor, **options: object) -> tuple[Tensor, Tensor]:
+    """The torch form that rounds its result and the weights, none of which is 1: Hopper's are of scores that were
+    largest some steps ago."""
+    dtype, (query, key, value) = heads[0].dtype, (t.float() for t in heads[:3])
+    eye = torch.eye(key.shape[2]).expand(*key.shape[:2], -1, -1)
+    weights, lse = reference.attention(query, key, eye, heads[3], **options)
+    rounded = (1.37 * weights).to(dtype).float() / 1.37
+    return (rounded @ value.repeat_interleave(query.shape[1] // key.shape[1], 1)).to(dtype), lse
+
+
+def check_forward(case: Case, capability: int = AMPERE, **options: object) -> list[Tensor]:
+    """Against the torch form that rounds nothing but its result, or what Hopper's kernel has to round too."""
+    got = forward(case, capability=capability, **options)
+    check(case, got, ("out", "lse"), form=reference.attention if capability == AMPERE else rounded_weights)
     return got
 
 
