@@ -320,7 +320,7 @@ void fill_problem(AttentionProblem& p, const Tensor& query, const Tensor& key, c
 
 std::tuple<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& spans,
                                      const std::optional<Tensor>& key_bias, double scale, double softcap,
-                                     const std::optional<Tensor>& tiles) {
+                                     const std::optional<Tensor>& tiles, bool) {
   AttentionForward p{};
   fill_problem(p, query, key, value, spans, key_bias, scale, softcap);
   Tensor out = empty_tokens_first(query, p.batch, p.query_heads, p.num_queries, p.dim_v);
@@ -382,9 +382,10 @@ std::tuple<Tensor, Tensor> attention_tiles(const Tensor& spans, int64_t num_keys
 }  // namespace gistkit::ops
 
 GISTKIT_SCHEMAS(m) {
+  // deterministic: of the gradients, which autograd tells.
   m.def(
       "attention(Tensor query, Tensor key, Tensor value, Tensor spans, Tensor? key_bias, float scale, float softcap,"
-      " Tensor? tiles=None) -> (Tensor, Tensor)");
+      " Tensor? tiles=None, bool deterministic=True) -> (Tensor, Tensor)");
   m.def(
       "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor out,"
       " Tensor lse, Tensor spans, Tensor? key_bias, float scale, float softcap, bool need_key_bias,"

@@ -94,6 +94,13 @@ def test_gradients_of_wgmma(device: str, shape: tuple[int, ...], bias: str, dtyp
     check_attention(Case(shape, dtype, bias=bias), device)
 
 
+@grid("shape", [WGMMA["gqa"], WGMMA["mqa"]])
+def test_gradients_summed_in_any_order(device: str, shape: tuple[int, ...]) -> None:
+    case = Case(shape, torch.bfloat16)
+    low, exact = case.run_low(True), case.run(reference.attention, torch.float64)
+    check(case.run(on(device, gistkit.attention), deterministic=False), low, exact, EPSILON[torch.bfloat16])
+
+
 @grid("dtype,name", DTYPES, ["causal", "gistpool", "dodo", "icae"])
 def test_layouts_of_papers(device: str, dtype: torch.dtype, name: str) -> None:
     g = torch.Generator().manual_seed(0)

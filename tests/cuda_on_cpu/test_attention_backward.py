@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 from attention_cases import STRUCTS, Backward, Case, Device, Rows, TileLists, check
-from emulation import ORDERS, SHARED_LIMIT, EmulatorError, Library, build, statistics
+from emulation import ORDERS, SHARED_LIMIT, EmulatorError, Library, build, configure, statistics
 from test_tile_lists import build_tiles
 from torch import Tensor
 
@@ -15,13 +15,24 @@ from gistkit.ops import reference
 
 pytestmark = pytest.mark.usefixtures("build")
 
-SOURCES = [f"csrc/cuda/attention/{name}.cu" for name in ("backward", "backward_bf16", "backward_fp16", "pairwise")]
+NAMES = ("backward", "backward_bf16", "backward_fp16", "pairwise", "tile_lists")
+NAMES += ("hopper_backward", "hopper_backward_bf16", "hopper_backward_fp16")
+SOURCES = [f"csrc/cuda/attention/{name}.cu" for name in NAMES]
 TILE_QUERIES, TILE_KEYS = 128, 64
 GRADIENTS = ("grad_query", "grad_key", "grad_value", "grad_key_bias")
 
 
-def library() -> Library:
-    return build("attention_backward", SOURCES, structs=STRUCTS)
+def library(capability: int = 80, defines: tuple[str, ...] = ()) -> Library:
+    """One for each device: what is asked about a device is asked once."""
+    return build(f"attention_backward_{capability}", SOURCES, defines=defines, structs=STRUCTS)
+
+
+def lists_of(case: Case) -> tuple[TileLists, TileLists]:
+    mask = reference.dense_mask(case.plan)
+    return (
+        TileLists.of(mask, TILE_QUERIES, TILE_KEYS),
+        TileLists.of(mask.transpose(1, 2), TILE_KEYS, TILE_QUERIES),
+    )
 
 
 def backward(
@@ -30,6 +41,9 @@ def backward(
     lists: tuple[TileLists, TileLists] | None = None,
     shared_limit: int = SHARED_LIMIT,
     results: tuple[Tensor, Tensor] | None = None,
+    deterministic: bool = True,
+    capability: int = 80,
+    defines: tuple[str, ...] = (),
     **options: str,
 ) -> list[Tensor]:
     """[grad_query, grad_key, grad_value] and with a bias its gradient, from `results` or the reference's."""
@@ -58,13 +72,11 @@ def backward(
     if bias is not None:
         grads["grad_key_bias"] = torch.full((case.batch, case.heads, case.keys), torch.nan)
         params.grad_key_bias = grads["grad_key_bias"].data_ptr()
-    mask = reference.dense_mask(case.plan)
-    key_tiles, query_tiles = lists or (
-        TileLists.of(mask, TILE_QUERIES, TILE_KEYS),
-        TileLists.of(mask.transpose(1, 2), TILE_KEYS, TILE_QUERIES),
-    )
+    key_tiles, query_tiles = lists or lists_of(case)
     device = Device(key_tiles.params, query_tiles.params, 1, shared_limit)
-    kernels = library()
+    params.deterministic = deterministic
+    kernels = library(capability, defines)
+    configure(shared_limit=shared_limit, capability=capability)
     size = kernels.function("gistkit::cuda::attention_backward_workspace")
     size.restype = ctypes.c_size_t
     workspace = torch.full((size(ctypes.byref(params), ctypes.byref(device)) // 4,), torch.nan)
@@ -82,6 +94,7 @@ def backward(
         },
         outputs={**grads, "workspace": workspace},
         shared_limit=shared_limit,
+        capability=capability,
         **options,
     )
     return list(grads.values())
@@ -228,9 +241,5 @@ def test_lists_made_on_the_device(kind: str) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_lists_of_any_values_read_nothing_else(seed: int, queries: int, keys: int, batch: int) -> None:
     case = Case(queries, keys, batch=batch, dim=16, bias="bh", **BF16)
-    mask = reference.dense_mask(case.plan)
-    lists = (
-        TileLists.of(mask, TILE_QUERIES, TILE_KEYS).spoiled(seed),
-        TileLists.of(mask.transpose(1, 2), TILE_KEYS, TILE_QUERIES).spoiled(seed),
-    )
-    backward(case, lists=lists)
+    key_tiles, query_tiles = lists_of(case)
+    backward(case, lists=(key_tiles.spoiled(seed), query_tiles.spoiled(seed)))

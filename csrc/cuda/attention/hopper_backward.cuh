@@ -92,10 +92,13 @@ template <class S>
 GISTKIT_DEVICE void feed_sums(const HopperBackwardParams& p, const BackwardWork& work, uint32_t shared,
                               Barriers barriers, int group) {
   const uint32_t from = shared + S::kSums + group * S::kPart * 4;
-  int phase = 0;
-  for (Steps step(p, work); step.more(); step.next(), phase ^= 1) {
-    const int64_t part = 2 * step.place() + group;
-    const int before = step.position();
+  Steps step(p, work);
+  if (!step.more()) return;
+  int64_t next = 2 * step.place() + group;
+  int next_position = step.position();
+  for (int phase = 0; step.more(); phase ^= 1) {
+    const int64_t part = next;
+    const int before = next_position;
     // Only blocks that began earlier, and do not wait for this one, are waited for.
     while (load_acquire(p.turns + part) != before) {
     }
@@ -103,6 +106,11 @@ GISTKIT_DEVICE void feed_sums(const HopperBackwardParams& p, const BackwardWork&
     mbarrier_wait(barriers.sums_full(group), phase);
     bulk_add(p.query_sums + part * S::kPart, from, S::kPart * 4);
     bulk_commit();
+    step.next();
+    if (step.more()) {
+      next = 2 * step.place() + group;
+      next_position = step.position();
+    }
     bulk_wait_read<0>();
     mbarrier_arrive(barriers.sums_empty(group));
     bulk_wait<0>();

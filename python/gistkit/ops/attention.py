@@ -38,6 +38,7 @@ def attention(
     softcap: float | None = None,
     key_bias: Tensor | None = None,
     return_lse: bool = False,
+    deterministic: bool = True,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(query key^T scale + mask) value, where the plan's spans are the mask. Exact; no mask is ever in memory.
 
@@ -63,6 +64,8 @@ def attention(
         key_bias: [B or 1, Hq or 1, Nk], float32 (float64 for float64 inputs), added to the logits of a key. A key with
             -inf is not seen. For bfloat16 and float16 inputs its gradient carries the rounding of the result.
         return_lse: also return the logarithm of the softmax's denominator.
+        deterministic: False lets gradients be summed in any order where that takes less time, which is on GPUs of
+            compute capability 9.0: their bits then differ from call to call.
 
     Returns:
         out [B, Hq, Nq, Dv] of query's dtype, laid out as [B, Nq, Hq, Dv] in memory, so that
@@ -84,10 +87,10 @@ def attention(
     if is_compiling():
         _check(query, key, value, plan, key_bias, scale, softcap)
         query, key, value = map(_contiguous_last, (query, key, value))
-        out, lse = _call(query, key, value, plan, key_bias, scale, softcap)
+        out, lse = _call(query, key, value, plan, key_bias, scale, softcap, deterministic)
         return (out, lse) if return_lse else out
     try:
-        out, lse = _call(query, key, value, plan, key_bias, scale, softcap)
+        out, lse = _call(query, key, value, plan, key_bias, scale, softcap, deterministic)
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError):
         # The op refuses what it cannot read; which argument that is, and whether a copy helps, is found out only then.
         _check(query, key, value, plan, key_bias, scale, softcap)
@@ -95,7 +98,7 @@ def attention(
         query, key, value = map(_contiguous_last, given)
         if all(copy is t for copy, t in zip((query, key, value), given, strict=True)):
             raise
-        out, lse = _call(query, key, value, plan, key_bias, scale, softcap)
+        out, lse = _call(query, key, value, plan, key_bias, scale, softcap, deterministic)
     return (out, lse) if return_lse else out
 
 
@@ -107,6 +110,7 @@ def _call(
     key_bias: Tensor | None,
     scale: float | None,
     softcap: float | None,
+    deterministic: bool,
 ) -> tuple[Tensor, Tensor]:
     """`attention` of arguments that may be wrong in any way, which then is an error without their names."""
     spans, tiles = plan.spans, None
@@ -123,7 +127,9 @@ def _call(
     softcap = 0.0 if softcap is None else float(softcap)
     # In place of `unrecorded`, whose Python a call of some microseconds feels.
     if torch.is_grad_enabled() or forward_ad._current_level >= 0 or transforms() or is_compiling():
-        return _attend(query, key, value, spans, key_bias, scale, softcap, tiles)  # type: ignore[no-any-return]
+        return _attend(  # type: ignore[no-any-return]
+            query, key, value, spans, key_bias, scale, softcap, tiles, deterministic
+        )
     with below_autograd():
         return _ATTENTION(query, key, value, spans, key_bias, scale, softcap, tiles)  # type: ignore[no-any-return]
 
@@ -316,6 +322,7 @@ def _fake(
     scale: float,
     softcap: float,
     tiles: Tensor | None = None,
+    deterministic: bool = True,
 ) -> tuple[Tensor, Tensor]:
     if not is_compiling():
         # Where nothing has values, shapes are all that can be refused.
@@ -366,7 +373,7 @@ def _backward_fake(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, spans, key_bias, ctx.scale, ctx.softcap, tiles = inputs
+    query, key, value, spans, key_bias, ctx.scale, ctx.softcap, tiles, ctx.deterministic = inputs
     ctx.save_for_backward(query, key, value, *output, spans, key_bias, tiles)
     # Most calls leave lse alone: no zeros are made to stand for its gradient.
     ctx.set_materialize_grads(False)
@@ -391,13 +398,14 @@ def _backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tup
         ctx.softcap,
         need_key_bias,
         tiles,
+        ctx.deterministic,
     )
     if need_key_bias:
         # One dimension at a time: a single sum over both may depend on the number of threads.
         for d in (0, 1):
             if key_bias.shape[d] == 1:
                 grad_key_bias = grad_key_bias.sum(d, keepdim=True)
-    return grad_query, grad_key, grad_value, None, grad_key_bias if need_key_bias else None, None, None, None
+    return grad_query, grad_key, grad_value, None, grad_key_bias if need_key_bias else None, None, None, None, None
 
 
 def _no_double_backward(ctx: Any, *grads: Tensor) -> None:
