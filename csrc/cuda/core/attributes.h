@@ -53,4 +53,25 @@ inline cudaError_t allow_most_shared_memory(const void* kernel) {
   });
 }
 
+// The bound of threads of a kernel for Hopper in an image of another architecture, where its body is empty.
+inline constexpr int kWithoutHopper = 32;
+
+// Whether a kernel with GISTKIT_HOPPER_BOUNDS runs on the current device: one of compute capability 9.0 that loaded the
+// kernel's image of sm_90a. A build for other architectures has none.
+inline bool has_hopper_image(const void* kernel) {
+  static Answers<std::pair<const void*, int>> answers;
+  int device = 0, has = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return false;
+  const cudaError_t error = answers.get({kernel, device}, &has, [&](int* answer) {
+    int major = 0, minor = 0;
+    cudaError_t failed = device_attribute(cudaDevAttrComputeCapabilityMajor, device, &major);
+    if (failed == cudaSuccess) failed = device_attribute(cudaDevAttrComputeCapabilityMinor, device, &minor);
+    cudaFuncAttributes attributes{};
+    if (failed == cudaSuccess) failed = cudaFuncGetAttributes(&attributes, kernel);
+    *answer = major == 9 && minor == 0 && attributes.maxThreadsPerBlock > kWithoutHopper;
+    return failed;
+  });
+  return error == cudaSuccess && has;
+}
+
 }  // namespace gistkit::cuda

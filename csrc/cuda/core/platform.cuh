@@ -1,5 +1,5 @@
-// What differs between a device build and the emulation on a CPU (tests/cuda_on_cpu): with runtime.h and ptx.cuh
-// the only such files.
+// What differs between a device build and the emulation on a CPU (tests/cuda_on_cpu): with runtime.h, ptx.cuh,
+// hopper.cuh and tensor_map.h the only such files.
 #pragma once
 #include <cstdint>
 
@@ -22,13 +22,20 @@ inline cudaError_t allow_shared_memory(const void* kernel, size_t dynamic_bytes)
 
 #ifdef GISTKIT_EMULATE
 
+// Whether this is compiled for a device that has hopper.cuh's instructions. Kernels that use them have empty bodies
+// elsewhere, and the bounds by which `has_hopper_image` tells.
+#define GISTKIT_HOPPER_DEVICE 1
+#define GISTKIT_HOPPER_BOUNDS(threads)
+#define GISTKIT_GRID_CONSTANT
+
 #define GISTKIT_DEVICE inline __attribute__((always_inline))
 #define GISTKIT_UNROLL
 #define GISTKIT_UNROLL_BY(times)
 
-// The caller's file and line, for the emulator's messages: the last parameters of every function of ptx.cuh that it
-// can find fault with.
-#define GISTKIT_CALLER , const char *caller_file = __builtin_FILE(), int caller_line = __builtin_LINE()
+// The caller's file and line, for the emulator's messages: the last parameters of every function of ptx.cuh and
+// hopper.cuh that it can find fault with.
+#define GISTKIT_ONLY_CALLER const char *caller_file = __builtin_FILE(), int caller_line = __builtin_LINE()
+#define GISTKIT_CALLER , GISTKIT_ONLY_CALLER
 
 // unsigned char* name: the dynamic shared memory of the block, aligned to 1024 bytes.
 #define GISTKIT_DYNAMIC_SHARED(name) \
@@ -64,11 +71,20 @@ cudaError_t launch(const char* name, void (*kernel)(Parameters...), dim3 grid, d
 
 #else
 
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define GISTKIT_HOPPER_DEVICE 1
+#else
+#define GISTKIT_HOPPER_DEVICE 0
+#endif
+#define GISTKIT_HOPPER_BOUNDS(threads) __launch_bounds__(GISTKIT_HOPPER_DEVICE ? (threads) : kWithoutHopper, 1)
+#define GISTKIT_GRID_CONSTANT __grid_constant__
+
 #define GISTKIT_DEVICE __device__ __forceinline__
 #define GISTKIT_UNROLL _Pragma("unroll")
 #define GISTKIT_PRAGMA(text) _Pragma(#text)
 #define GISTKIT_UNROLL_BY(times) GISTKIT_PRAGMA(unroll times)
 #define GISTKIT_CALLER
+#define GISTKIT_ONLY_CALLER
 #define GISTKIT_DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
 #define GISTKIT_SHARED(T, name) __shared__ typename gistkit::cuda::Same<T>::Type name
 
