@@ -25,7 +25,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).resolve().parent.relative_to(ROOT)
 BUILD = ROOT / "build" / "cuda_on_cpu"
-PARTS = ("fibers", "warp", "matrix", "shared", "checks", "banks", "hooks", "launch", "runtime")
+PARTS = ("fibers", "warp", "matrix", "wgmma", "shared", "async", "checks", "banks", "hooks", "launch", "runtime")
 ORDERS = ("forward", "reverse", "random")
 # How kernels are built, and in which order their threads run, where a call does not say.
 CHECKED, ORDER = False, ORDERS[0]
@@ -107,6 +107,7 @@ def _emulator() -> tuple[Path, ctypes.CDLL]:
     library.gistkit_emulator_error.restype = ctypes.c_char_p
     library.gistkit_emulator_register.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_int]
     library.gistkit_emulator_configure.argtypes = [ctypes.c_int, ctypes.c_uint, ctypes.c_int, ctypes.c_size_t]
+    library.gistkit_emulator_configure.argtypes += [ctypes.c_int]
     return path, library
 
 
@@ -209,8 +210,11 @@ class Library:
         seed: int = 1,
         copies: str = "poison",
         shared_limit: int = SHARED_LIMIT,
+        capability: int = 80,
     ) -> None:
         """Calls the launcher `cudaError_t name(const Params&, ..., cudaStream_t)`; `more`: structures and addresses.
+
+        `capability`: ten times the device's compute capability; hopper.cuh's kernels serve at 90.
 
         A checked build faults every access outside of `inputs` and `outputs` and every write to an input; pass all
         tensors that params points to. Raises EmulatorError.
@@ -222,7 +226,8 @@ class Library:
                 if tensor is not None and tensor.numel():
                     begin, size = memory_of(tensor)
                     emulator.gistkit_emulator_register(begin, size, label.encode(), writable)
-        emulator.gistkit_emulator_configure(ORDERS.index(order or ORDER), seed, COPIES.index(copies), shared_limit)
+        numbers = (ORDERS.index(order or ORDER), seed, COPIES.index(copies), shared_limit, capability)
+        emulator.gistkit_emulator_configure(*numbers)
         launcher = self.function(name)
         launcher.restype = ctypes.c_int
         arguments = [value if isinstance(value, int) else ctypes.addressof(value) for value in (params, *more, 0)]

@@ -363,7 +363,7 @@ GISTKIT_DEVICE void hold(float (&x)[kCount] GISTKIT_CALLER) {
   emulator::hold(x, sizeof x, GISTKIT_HERE);
 #else
   GISTKIT_UNROLL
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(x[i])::"memory");
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(x[i]));
 #endif
 }
 template <int kCount>
@@ -372,7 +372,7 @@ GISTKIT_DEVICE void hold(uint32_t (&x)[kCount] GISTKIT_CALLER) {
   emulator::hold(x, sizeof x, GISTKIT_HERE);
 #else
   GISTKIT_UNROLL
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(x[i])::"memory");
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(x[i]));
 #endif
 }
 

@@ -22,6 +22,7 @@ struct LastWrite {
   uint32_t clock;
   int16_t thread;
   bool in_flight, atomic;
+  uint32_t number;  // of all writes of the block
 };
 struct LastRead {
   uint32_t clock;
@@ -44,7 +45,7 @@ bool ordered(uint32_t clock, int thread) {
   const Fiber* me = self();
   const uint32_t* now = block.warps[me->warp].clock;
   const int warp = thread / 32;
-  if (warp == me->warp) return thread == me->index || clock < now[warp];
+  if (warp == me->warp) return thread == me->index || clock <= block.warps[warp].met;
   return clock <= now[warp];
 }
 
@@ -56,7 +57,10 @@ const char* name_of(Access access) {
       return "atomic update";
     case Access::kCopyIssue:
     case Access::kCopyDone:
+    case Access::kLanded:
       return "asynchronous copy";
+    case Access::kAsyncRead:
+      return "asynchronous read";
     default:
       return "write";
   }
@@ -68,7 +72,8 @@ void check_after_reads(size_t cell, Access access, Site site, void* code) {
   for (int w = 0; w < block.num_warps; ++w) {
     const LastRead& read = reads[cell * block.num_warps + w];
     if (read.clock < first_clock) continue;
-    const bool fine = w == me->warp ? read.clock < now[w] || read.thread == me->index : read.clock <= now[w];
+    const bool fine =
+        w == me->warp ? read.clock <= block.warps[w].met || read.thread == me->index : read.clock <= now[w];
     if (!fine)
       fail("shared memory race at offset %zu: %s not ordered after a read by warp %d%s", cell * kCell, name_of(access),
            w, site_text(site, code).c_str());
@@ -78,26 +83,32 @@ void check_after_reads(size_t cell, Access access, Site site, void* code) {
 void check_cell(size_t cell, Access access, Site site, void* code) {
   const Fiber* me = self();
   const uint32_t now = block.warps[me->warp].clock[me->warp];
+  const bool reads_only = access == Access::kRead || access == Access::kAsyncRead;
   LastWrite& write = writes[cell];
   const bool written = write.clock >= first_clock;
   // An atomic update right after a plain write of the warp does not publish that write.
   const bool after_plain = written && !write.atomic && write.clock == now && write.thread / 32 == me->warp;
-  const LastWrite mine{now, static_cast<int16_t>(me->index), access == Access::kCopyIssue,
-                       access == Access::kAtomic && !after_plain};
-  if (access == Access::kCopyDone) {
+  LastWrite mine{now, static_cast<int16_t>(me->index), access == Access::kCopyIssue,
+                 access == Access::kAtomic && !after_plain, block.shared_writes};
+  if (access == Access::kLanded) mine.thread = kAsyncThread, mine.clock = block.async_clock;
+  if (access == Access::kCopyDone || access == Access::kLanded) {
     write = mine;
     return;
   }
   if (written && write.in_flight)
     fail("shared memory at offset %zu: %s while an asynchronous copy of thread %d into it is in flight%s", cell * kCell,
          name_of(access), write.thread, site_text(site, code).c_str());
-  if (!written && (access == Access::kRead || access == Access::kAtomic))
+  if (!written && (reads_only || access == Access::kAtomic))
     fail("shared memory at offset %zu: %s of what was never written%s", cell * kCell, name_of(access),
          site_text(site, code).c_str());
   if (written && !(access == Access::kAtomic && write.atomic) && !ordered(write.clock, write.thread))
     fail("shared memory race at offset %zu: %s not ordered after the write of thread %d%s", cell * kCell,
          name_of(access), write.thread, site_text(site, code).c_str());
-  if (access == Access::kRead) {
+  if (access == Access::kAsyncRead && write.thread != kAsyncThread &&
+      write.number >= block.threads[write.thread].fenced)
+    fail("shared memory at offset %zu: asynchronous read of what thread %d wrote without fence_async_shared%s",
+         cell * kCell, write.thread, site_text(site, code).c_str());
+  if (reads_only) {
     LastRead& read = reads[cell * block.num_warps + me->warp];
     const bool shared = read.clock == now && read.thread != me->index;
     read = {now, static_cast<int16_t>(shared ? -1 : me->index)};
@@ -168,10 +179,27 @@ std::string site_text(Site site, void* code) {
 }
 
 void end_interval(Warp& warp) {
-  ++warp.clock[&warp - block.warps.data()];
+  warp.met = warp.clock[&warp - block.warps.data()]++;
+}
+
+void publish(uint32_t* clock) {
+  Warp& warp = block.warps[self()->warp];
+  for (int i = 0; i < kClocks; ++i) clock[i] = std::max(clock[i], warp.clock[i]);
+  ++warp.clock[self()->warp];
+}
+
+void learn(Warp& warp, const uint32_t* clock) {
+  for (int i = 0; i < kClocks; ++i) warp.clock[i] = std::max(warp.clock[i], clock[i]);
+}
+
+void check_init(const Mbarrier& barrier, Site site) {
+  if (!ordered(barrier.initialised_at, barrier.initialised_by))
+    fail("mbarrier%s: not ordered after its initialisation by thread %d", site_text(site, nullptr).c_str(),
+         barrier.initialised_by);
 }
 
 void check_shared(size_t offset, size_t bytes, Access access, Site site, void* code) {
+  ++block.shared_writes;
   const size_t cells = (block.shared_used + kCell - 1) / kCell;
   if (writes.size() < cells) {
     writes.resize(cells);
@@ -228,17 +256,19 @@ void start_launch_checks(const Launch& launch) {
   writes.clear();
   reads.clear();
   first_clock = 1;
-  for (Warp& warp : block.warps) std::fill_n(warp.clock, kMaxWarps, 0u);
+  for (Warp& warp : block.warps) std::fill_n(warp.clock, kClocks, 0u);
 }
 
 void start_block_checks() {
   uint32_t latest = 0;
-  for (const Warp& warp : block.warps) latest = std::max(latest, *std::max_element(warp.clock, warp.clock + kMaxWarps));
+  for (const Warp& warp : block.warps) latest = std::max(latest, *std::max_element(warp.clock, warp.clock + kClocks));
+  latest = std::max(latest, block.async_clock);
   first_clock = latest + 1;
   for (Warp& warp : block.warps) {
-    std::fill_n(warp.clock, kMaxWarps, latest);
+    std::fill_n(warp.clock, kClocks, latest);
     end_interval(warp);
   }
+  block.async_clock = first_clock;
 }
 
 }  // namespace gistkit::emulator

@@ -151,6 +151,11 @@ inline T atomicMin(T* memory, T value, GISTKIT_EMULATOR_CALLER) {
 }
 
 template <class T>
+inline T atomicExch(T* memory, T value, GISTKIT_EMULATOR_CALLER) {
+  return gistkit::emulator::atomic_apply(memory, [value](T) { return value; }, GISTKIT_EMULATOR_HERE);
+}
+
+template <class T>
 inline T __ldg(const T* pointer) {
   return *pointer;
 }
@@ -202,6 +207,10 @@ inline T max(T a, T b) {
   return a < b ? b : a;
 }
 inline void __threadfence() {}
+inline void __nanosleep(unsigned) {}
+inline long long clock64() {
+  return static_cast<long long>(gistkit::emulator::clock());
+}
 inline void __trap() {
   gistkit::emulator::fail("__trap()");
 }

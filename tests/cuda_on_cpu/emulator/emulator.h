@@ -14,10 +14,16 @@ struct dim3 {
 };
 using cudaStream_t = void*;
 enum cudaError_t : int { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorLaunchFailure = 719 };
-enum cudaDeviceAttr : int { cudaDevAttrMultiProcessorCount = 16, cudaDevAttrMaxSharedMemoryPerBlockOptin = 97 };
+enum cudaDeviceAttr : int {
+  cudaDevAttrMultiProcessorCount = 16,
+  cudaDevAttrComputeCapabilityMajor = 75,
+  cudaDevAttrComputeCapabilityMinor = 76,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
+};
 enum cudaFuncAttribute : int { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 struct cudaFuncAttributes {
   size_t sharedSizeBytes;
+  int maxThreadsPerBlock;
 };
 
 // The runtime, which counts its calls (runtime.cpp). There is one device; copies and fills happen at once.
@@ -76,6 +82,54 @@ void copy_async_wait(int newest);
 
 void load_matrix_x4(uint32_t* registers, uint32_t address, bool transposed, Site site);
 void mma_16x8x16(float* d, const uint32_t* a, const uint32_t* b, bool bfloat16, Site site);
+
+// Of hopper.cuh.
+void fence_async();
+void mbarrier_init(uint32_t barrier, int arrivals, Site site);
+void mbarrier_init_fence();
+void mbarrier_arrive(uint32_t barrier, uint32_t bytes, Site site);
+bool mbarrier_test(uint32_t barrier, uint32_t parity, Site site);
+void mbarrier_wait(uint32_t barrier, uint32_t parity, Site site);
+void named_barrier(int id, int threads, bool sync, Site site);
+
+// What the driver would make: `sizes` from columns to batch, `strides` in bytes, boxes of 64 columns by `box_rows`.
+struct alignas(64) TensorMap {
+  char* data;
+  uint64_t sizes[4], strides[3];
+  int box_rows;
+};
+static_assert(sizeof(TensorMap) == 128);
+TensorMap tensor_map(const char* data, const uint64_t* sizes, const uint64_t* strides, int box_rows);
+struct Place {
+  int of[4];  // a column, a row, a head, a batch row
+};
+void tensor_load(uint32_t to, const TensorMap* map, uint32_t barrier, Place place, Site site);
+void tensor_store(const TensorMap* map, uint32_t from, Place place, Site site);
+void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, Site site);
+void bulk_add(float* to, uint32_t from, uint32_t bytes, Site site);
+void bulk_commit();
+void bulk_wait(int newest, bool written);
+
+void set_registers(int registers, bool more, Site site);
+int lane_index();
+void store_matrix_x4(uint32_t address, const uint32_t* registers, Site site);
+void store_shared(uint32_t to, const void* words, size_t bytes, Site site);
+void load_shared(void* words, uint32_t from, size_t bytes, Site site);
+int load_acquire(const int* from, Site site);
+void add_release(int* to, int x, Site site);
+
+// A wgmma: 64 rows by `columns`, 16 of k; operands in shared memory by their descriptors.
+struct Product {
+  int columns;
+  bool bfloat16, transpose_a, transpose_b, accumulate;
+  uint64_t a, b;
+};
+void wgmma(float* sums, const uint32_t* a_registers, const Product& product, Site site);
+void wgmma_fence(Site site);
+void wgmma_commit(Site site);
+void wgmma_wait(int newest, Site site);
+void hold(const void* registers, size_t bytes, Site site);
+uint64_t clock();
 
 // Read, apply `operation` and write at once; returns what was there.
 void atomic_update(void* memory, size_t bytes, void (*operation)(void* memory, void* context), void* context,

@@ -85,9 +85,20 @@ int choose_bit(uint32_t bits) {
   return (__builtin_ctz(turned) + turn) & 31;
 }
 
+// Whether there are any, and it is not in vain.
+bool wake_pollers() {
+  constexpr int kMostIdlePolls = 1000;
+  if (block.pollers.empty() || ++block.idle_polls > kMostIdlePolls) return false;
+  for (const Fiber* fiber : block.pollers) make_ready(fiber->warp, 1u << fiber->lane);
+  block.pollers.clear();
+  return true;
+}
+
 // A warp runs on for as long as it can, except that in random order it is left now and then.
 Fiber* next_fiber() {
-  if (!block.ready_warps) return nullptr;
+  if (config.order == Order::kRandom && !block.transfers.empty() && (random_bits() & 7) == 0) land();
+  while (!block.ready_warps)
+    if (!land() && !wake_pollers()) return nullptr;
   const bool leave = config.order == Order::kRandom && (random_bits() & 7) == 0;
   if (leave || !(block.ready_warps >> block.running_warp & 1)) block.running_warp = choose_bit(block.ready_warps);
   const Warp& warp = block.warps[block.running_warp];
@@ -119,7 +130,7 @@ std::string deadlock_text() {
     }
     text += line;
   }
-  return text;
+  return text + mbarriers_text();
 }
 
 void fiber_body() {
@@ -131,6 +142,7 @@ void fiber_body() {
 #endif
   block.launch->body(block.launch->arguments);
   Fiber* me = self();
+  check_end_of_thread();
   me->done = true;
   block.warps[me->warp].done |= 1u << me->lane;
   --block.live;
@@ -140,6 +152,8 @@ void fiber_body() {
     fail("the thread ends while thread %d waits at %s%s", other->index, other->wait.operation,
          site_text(other->wait.site, nullptr).c_str());
   }
+  progress();
+  if (!block.live) end_block();
   Fiber* next = block.live ? next_fiber() : &block.main;
   if (!next) stop(deadlock_text());
   switch_to(me, next, true);

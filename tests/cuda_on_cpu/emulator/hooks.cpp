@@ -10,6 +10,7 @@ void atomic_update(void* memory, size_t bytes, void (*operation)(void* memory, v
   if (reinterpret_cast<uintptr_t>(memory) % bytes) fail("misaligned atomic update%s", site_text(site, nullptr).c_str());
   if (block.launch->checked) check_access(memory, bytes, Access::kAtomic, site, nullptr);
   operation(memory, context);
+  progress();
 }
 
 namespace {

@@ -47,13 +47,17 @@ void start_block(const Launch& launch, unsigned index) {
     fiber.copies.clear();
     fiber.copy_group = 0;
     fiber.accesses.clear();
+    fiber.bulk_group = fiber.failed_tests = fiber.fenced = 0;
     prepare_fiber(fiber);
     block.warps[fiber.warp].lanes[fiber.lane] = &fiber;
   }
   for (int w = 0; w < block.num_warps; ++w) {
-    block.warps[w].pending = block.warps[w].partial = block.warps[w].done = 0;
+    Warp& warp = block.warps[w];
+    warp.pending = warp.partial = warp.done = 0;
+    warp.products = {};
     make_ready(w, 0xffffffffu);
   }
+  start_async();
   if (launch.checked) start_block_checks();
 }
 
@@ -114,6 +118,7 @@ cudaError_t run(const Launch& launch) {
       return cudaErrorLaunchFailure;
     }
   }
+  end_launch();
   return cudaSuccess;
 }
 
@@ -125,10 +130,14 @@ const char* gistkit_emulator_error() {
   return gistkit::emulator::last_error.c_str();
 }
 
-// order: 0 forward, 1 reverse, 2 random; copies: 0 poison, 1 eager, 2 lazy; shared_limit: at most kMaxShared.
-void gistkit_emulator_configure(int order, unsigned seed, int copies, size_t shared_limit) {
-  gistkit::emulator::config = {static_cast<gistkit::emulator::Order>(order), seed,
-                               static_cast<gistkit::emulator::CopyMode>(copies), shared_limit,
+// order: 0 forward, 1 reverse, 2 random; copies: 0 poison, 1 eager, 2 lazy; shared_limit: at most kMaxShared;
+// capability: ten times the compute capability.
+void gistkit_emulator_configure(int order, unsigned seed, int copies, size_t shared_limit, int capability) {
+  gistkit::emulator::config = {static_cast<gistkit::emulator::Order>(order),
+                               seed,
+                               static_cast<gistkit::emulator::CopyMode>(copies),
+                               shared_limit,
+                               capability,
                                gistkit::emulator::config.dry};
 }
 

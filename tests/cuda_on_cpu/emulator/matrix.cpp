@@ -1,4 +1,4 @@
-// Matrix instructions of a warp: ldmatrix and mma.m16n8k16.
+// Matrix instructions of a warp: ldmatrix, stmatrix and mma.m16n8k16.
 #include <algorithm>
 
 #include "common/types.h"
@@ -52,7 +52,7 @@ float half(uint32_t bits) {
   return to_float(T{static_cast<uint16_t>(bits)});
 }
 
-struct Product {
+struct Fragments {
   float* d;
   const uint32_t* a;
   const uint32_t* b;
@@ -75,7 +75,7 @@ template <class T>
 void multiply_fragments(Warp& warp) {
   Matrices m;
   for (int lane = 0; lane < 32; ++lane) {
-    const Product& p = arguments_of<Product>(warp, lane);
+    const Fragments& p = arguments_of<Fragments>(warp, lane);
     const int g = lane / 4, t = lane % 4 * 2;
     for (int i = 0; i < 4; ++i) {
       float* a = &m.a[g + i % 2 * 8][t + i / 2 * 8];
@@ -86,7 +86,7 @@ void multiply_fragments(Warp& warp) {
   }
   multiply(m);
   for (int lane = 0; lane < 32; ++lane) {
-    const Product& p = arguments_of<Product>(warp, lane);
+    const Fragments& p = arguments_of<Fragments>(warp, lane);
     for (int i = 0; i < 4; ++i) p.d[i] = m.d[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
   }
   ++block.statistics.products;
@@ -101,8 +101,32 @@ void load_matrix_x4(uint32_t* registers, uint32_t address, bool transposed, Site
   });
 }
 
+void store_matrix_x4(uint32_t address, const uint32_t* registers, Site site) {
+  struct Store {
+    uint32_t address;
+    const uint32_t* registers;
+  } mine{address, registers};
+  collective("stmatrix", 0xffffffffu, site, &mine, [=](Warp& warp) {
+    ThreadContext* running = current;
+    for (int row = 0; row < 32; ++row) {
+      const uint32_t to = arguments_of<Store>(warp, row).address;
+      if (to % 16)
+        fail("stmatrix%s: lane %d: the address is not a multiple of 16", site_text(site, nullptr).c_str(), row);
+      auto* words = static_cast<uint32_t*>(shared_pointer(to, 16, "stmatrix"));
+      for (int i = 0; i < 4; ++i) {
+        const int lane = row % 8 * 4 + i;
+        words[i] = arguments_of<Store>(warp, lane).registers[row / 8];
+        current = warp.lanes[lane];
+        if (block.launch->checked)
+          check_shared(to - kSharedBase + 4 * static_cast<size_t>(i), 4, Access::kWrite, site, nullptr);
+      }
+      current = running;
+    }
+  });
+}
+
 void mma_16x8x16(float* d, const uint32_t* a, const uint32_t* b, bool bfloat16, Site site) {
-  Product mine{d, a, b};
+  Fragments mine{d, a, b};
   collective("mma", 0xffffffffu, site, &mine, bfloat16 ? multiply_fragments<BFloat16> : multiply_fragments<Float16>);
 }
 

@@ -45,14 +45,28 @@ cudaError_t cudaGetDevice(int* device) {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
   count_call("cudaDeviceGetAttribute");
   constexpr int kMultiprocessors = 4;  // few, so that small problems fill the device and smaller ones are split
-  *value = which == cudaDevAttrMultiProcessorCount ? kMultiprocessors
-                                                   : static_cast<int>(gistkit::emulator::config.shared_limit);
+  const auto& config = gistkit::emulator::config;
+  switch (which) {
+    case cudaDevAttrMultiProcessorCount:
+      *value = kMultiprocessors;
+      break;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = config.capability / 10;
+      break;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = config.capability % 10;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = static_cast<int>(config.shared_limit);
+      break;
+  }
   return cudaSuccess;
 }
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   count_call("cudaFuncGetAttributes");
   attributes->sharedSizeBytes = 0;  // known when the kernel has run
+  attributes->maxThreadsPerBlock = 1024;
   return cudaSuccess;
 }
 

@@ -61,6 +61,20 @@ void* shared_pointer(uint32_t address, size_t bytes, const char* operation) {
   return block.shared + offset;
 }
 
+void store_shared(uint32_t to, const void* words, size_t bytes, Site site) {
+  void* memory = shared_pointer(to, bytes, "store of shared memory");
+  if (to % bytes) fail("store of shared memory%s: misaligned", site_text(site, nullptr).c_str());
+  if (block.launch->checked) check_access(memory, bytes, Access::kWrite, site, __builtin_return_address(0));
+  memcpy(memory, words, bytes);
+}
+
+void load_shared(void* words, uint32_t from, size_t bytes, Site site) {
+  const void* memory = shared_pointer(from, bytes, "load of shared memory");
+  if (from % bytes) fail("load of shared memory%s: misaligned", site_text(site, nullptr).c_str());
+  if (block.launch->checked) check_access(memory, bytes, Access::kRead, site, __builtin_return_address(0));
+  memcpy(words, memory, bytes);
+}
+
 int block_barrier(bool value, const char* name, Site site) {
   Fiber* me = self();
   Warp& warp = block.warps[me->warp];
@@ -83,9 +97,10 @@ int block_barrier(bool value, const char* name, Site site) {
   block.at_barrier.push_back(me);
   block.barrier_count += value;
   if (static_cast<int>(block.at_barrier.size()) == block.num_threads) {
-    uint32_t joined[kMaxWarps] = {};
+    progress();
+    uint32_t joined[kClocks] = {};
     for (const Warp& other : block.warps)
-      for (int w = 0; w < block.num_warps; ++w) joined[w] = std::max(joined[w], other.clock[w]);
+      for (int i = 0; i < kClocks; ++i) joined[i] = std::max(joined[i], other.clock[i]);
     for (Warp& other : block.warps) {
       memcpy(other.clock, joined, sizeof joined);
       end_interval(other);
