@@ -119,8 +119,8 @@ def _call(
         spans, tiles = _lists(plan, torch.is_grad_enabled() and _any_requires_grad(query, key, value, key_bias))
     # What the op does not know, or takes for something else.
     _, heads, keys, dim = key.shape
-    if heads == 0 or keys != plan.num_keys or (softcap is not None and softcap <= 0):
-        raise ValueError("attention: expected key heads, a plan of key's rows and a positive softcap")
+    if 0 in (heads, dim) or keys != plan.num_keys or (softcap is not None and softcap <= 0):
+        raise ValueError("attention: expected key heads and dims, a plan of key's rows and a positive softcap")
     if key_bias is not None:
         key_bias = _contiguous_last(key_bias)
     scale = dim**-0.5 if scale is None else float(scale)
