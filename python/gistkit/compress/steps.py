@@ -54,7 +54,7 @@ class Shape(NamedTuple):
         return cls(
             rows,
             -(-plan.num_keys // block) * block,
-            rows if cast(Tensor, plan.positions).dim() == 2 else 1,
+            1 if len(torch.atleast_2d(cast(Tensor, plan.positions))) == 1 else rows,
             tuple(
                 (width, 1 if one.spans.shape[0] == 1 else rows, -(-one.spans.shape[2] // 4) * 4)
                 for width, one in plans.items()
@@ -91,6 +91,8 @@ class _Layer(CacheLayerMixin):
     """Keys and values [B, H, room, D] of one layer; a pass of one token writes it at `place` and sees all of them."""
 
     is_sliding = False
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         super().__init__()
@@ -164,7 +166,7 @@ def _read(lm: SharedModel, role: str | None, step: Step) -> Tensor:
         layer.place = place
     # Models may choose tokens for which they have no embedding, and rows that have ended are fed any token.
     inputs = lm.embedded(role, step.ids.clamp(0, lm.vocabulary - 1))
-    out = lm.run(role, inputs_embeds=inputs, plan=plan, cache=cast(Any, Cache(layers=step.layers)))
+    out = lm.run(role, inputs_embeds=inputs, plan=plan, cache=cast(Any, Cache(layers=[*step.layers])))
     return out.last_hidden_state  # type: ignore[no-any-return]
 
 
