@@ -15,10 +15,9 @@ from transformers import TextStreamer
 
 from gistkit.ask import Conversation
 from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, GistPool
-from gistkit.compress.steps import LARGE, LEAST, Shape
+from gistkit.compress.steps import LEAST, Shape
 from gistkit.hf.cache import CACHE
 from gistkit.inspect import AttentionRecorder
-from tests.helpers.devices import gpu
 from tests.helpers.in_place_oracle import unsettle
 from tests.helpers.models import byte_tokenizer, tiny
 from tests.helpers.tiers import slow
@@ -393,37 +392,6 @@ def test_a_pass_waits_for_nothing(family, name):
 
     written(compressor, memories(compressor, 9, 19), [ids(4), []], capture)
     assert waits.count and not waits.found
-
-
-@gpu
-@pytest.mark.parametrize(("family", "name"), [*QUICK, *MORE])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_gpu_writes_the_same_tokens_with_captured_passes(family, name, dtype):
-    compressor = made(name, family).to("cuda", dtype)
-    memory, prompts = memories(compressor, 9, 19, 17), [ids(4), [], ids(2)]
-    draw = lambda: torch.Generator("cuda").manual_seed(3)  # noqa: E731
-    for options in ({}, {"do_sample": True, "top_p": 0.9}):
-        options |= {"max_new_tokens": COUNT, "pad_token": 0, "output_logits": True, "return_dict_in_generate": True}
-        found = [compressor.generate(memory, prompts, generator=draw(), **options) for _ in range(2)]
-        assert compressor.lm.steps.refused is None and len(compressor.lm.steps._kept) == 1
-        compressor.lm.steps.refused = "compared with"
-        expected = compressor.generate(memory, prompts, generator=draw(), **options)
-        compressor.lm.steps.refused = None
-        assert torch.equal(found[0].sequences, found[1].sequences)
-        if dtype == torch.float32:
-            assert torch.equal(found[0].sequences, expected.sequences)
-        torch.testing.assert_close(found[0].logits[1], expected.logits[1], rtol=2e-2, atol=2e-2)
-
-
-@gpu
-def test_a_block_too_large_for_a_gpu_is_not_kept(monkeypatch):
-    compressor = made().to("cuda")
-    memory = memories(compressor, 9)
-    compressor.generate(memory, max_new_tokens=COUNT)
-    size = compressor.lm.steps._block.nbytes
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, LARGE * size - 1))
-    compressor.generate(memory, max_new_tokens=COUNT)
-    assert compressor.lm.steps._block is None
 
 
 def test_a_shape_has_room_for_its_plan_and_little_more():

@@ -156,7 +156,8 @@ class Step:
             outputs.append(self.replay().clone())
         if not torch.equal(*outputs):
             raise RuntimeError("model: expected positions of the plan alone, got some of the cache's length")
-        self.replay = capture(self.replay)
+        with torch.cuda.device_of(self.ids):
+            self.replay = capture(self.replay)
 
 
 def _read(lm: SharedModel, role: str | None, step: Step) -> Tensor:
@@ -231,16 +232,21 @@ class Steps:
         self._key: Any = None
         self._block: Tensor | None = None
 
+    def serves(self, device: torch.device) -> bool:
+        """Whether passes may be captured on a device for the next answer."""
+        able = self.capture is not None or device.type == "cuda"
+        return able and self.refused is None and self._free
+
     @contextmanager
-    def used(self) -> Iterator[bool]:
-        """One answer at a time: gives whether it is free, as it is not where a streamer asks for another answer."""
-        free, self._free = self._free, False
+    def used(self) -> Iterator[None]:
+        """One answer at a time: inside, another one, such as a streamer may ask for, has no captured passes."""
+        self._free = False
         try:
-            yield free
+            yield
         finally:
-            self._free = free
+            self._free = True
             block = self._block
-            if free and block is not None and block.is_cuda:
+            if block is not None and block.is_cuda:
                 _, total = torch.cuda.mem_get_info(block.device)
                 if LARGE * block.nbytes > total:
                     self.clear()
