@@ -452,15 +452,15 @@ class Passes:
 
     def __init__(self, compressor: MemoryReader, cache: MemoryCache, behind: Behind | None = None) -> None:
         self._compressor, self._cache, self.behind = compressor, cache, behind
-        # What reads single tokens of a plan; None: the passes below.
         self._tail: Tail | None = None
-        self._plan: Plan | None = None
+        # What was asked for the tail, and for which plan.
+        self._asked: tuple[Behind | None, Plan | None] = None, None
 
     def settle(self) -> None:
         """Gives the cache what single tokens have left elsewhere, which another answer may overwrite."""
         if self._tail is not None:
             self._tail.settle()
-            self._tail = self._plan = None
+            self._tail, self._asked = None, (None, None)
 
     @property
     def cache(self) -> MemoryCache:
@@ -481,8 +481,8 @@ class Passes:
             lead: embeddings [B, k, d] before them.
         """
         if tokens.shape[1] == 1 and lead is None and self.behind is not None:
-            if plan is not self._plan:
-                self._tail, self._plan = self.behind(self.cache, plan, first), plan
+            if self._asked[0] is not self.behind or self._asked[1] is not plan:
+                self._tail, self._asked = self.behind(self.cache, plan, first), (self.behind, plan)
             if self._tail is not None:
                 return self._tail.read(tokens)
         compressor, lm = self._compressor, self._compressor.lm
