@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from gistkit.ask import Conversation
 from gistkit.compress import AvgPool, Compressive, Dodo, FiveHundredX, GistPool, MixedResolution
+from gistkit.compress.steps import LEAST
 from gistkit.nn.folded import fold, foldable
 from tests.helpers.in_place_oracle import unsettle
 from tests.helpers.models import tiny, tiny_llama
@@ -91,6 +93,49 @@ def test_a_memory_is_made_and_read_as_before():
             assert calls
     torch.testing.assert_close(got, wanted, **TOLERANCE)
     assert torch.equal(again, answer)
+
+
+def test_answers_of_several_tokens_fold_by_themselves_and_keep_the_weights(monkeypatch):
+    folds = []
+    monkeypatch.setattr("gistkit.compress.model.fold", lambda *its: folds.append(1) or fold(*its))
+    compressor = gistpool()
+    memory = compressor.encode(tokens(2, 13))
+    calls = counted(compressor)
+    short = compressor.generate(memory, max_new_tokens=LEAST - 1)
+    assert calls and not folds
+    calls.clear()
+    answer = compressor.generate(memory, max_new_tokens=LEAST + 3)
+    assert torch.equal(answer[:, : LEAST - 1], short) and not calls
+    made = len(folds)
+    assert made == len([layer for layer in compressor.adapters._layers if foldable(layer, "gistkit_0_text")])
+    conversation = Conversation(compressor, memory[0])
+    conversation.reply([4, 5], max_new_tokens=LEAST)
+    compressor.generate(memory, max_new_tokens=LEAST)
+    assert len(folds) == made and not calls
+    # Afterwards adapters stand beside their maps again, and training frees the copies.
+    compressor.decode(memory, "lm", tokens(2, 4))
+    assert calls
+    compressor.train()
+    assert not compressor.adapters._folds
+    calls.clear()
+    compressor.generate(memory, max_new_tokens=LEAST)
+    assert calls and len(folds) == made
+
+
+def test_an_answer_without_room_for_folded_weights_is_the_same(monkeypatch):
+    compressor = gistpool()
+    memory = compressor.encode(tokens(2, 13))
+    expected, calls = compressor.generate(memory, max_new_tokens=9), counted(compressor)
+    compressor.lm.release()
+
+    def full(*its):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr("gistkit.compress.model.fold", full)
+    assert torch.equal(compressor.generate(memory, max_new_tokens=9), expected) and calls
+    monkeypatch.undo()
+    calls.clear()
+    assert torch.equal(compressor.generate(memory, max_new_tokens=9), expected) and not calls
 
 
 def test_gradients_are_those_beside_the_maps():

@@ -280,7 +280,6 @@ class Compressor(nn.Module, ABC):
 
     def fingerprints(self) -> tuple[str, str]:
         """`fingerprint` and `own_fingerprint`, from one look at the weights."""
-        # Another thread may have the model without its upper layers.
         with self.lm.turn():
             weights, (base_version, own_version) = self._weights(), self.versions()
             if self._fingerprint is None or self._fingerprint[0] != base_version:
@@ -292,8 +291,10 @@ class Compressor(nn.Module, ABC):
 
     def versions(self) -> tuple[Any, Any]:
         """What changes with the base model's weights, and with the compressor's own."""
-        weights = self._weights()
-        return _versions(weights.base_weights), _versions(weights.own_weights.values())
+        # Another thread may have the model without its upper layers.
+        with self.lm.turn():
+            weights = self._weights()
+            return _versions(weights.base_weights), _versions(weights.own_weights.values())
 
     def _weights(self) -> _Weights:
         """The base model's weights and the compressor's own, collected again only when a parameter is replaced."""

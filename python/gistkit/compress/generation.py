@@ -93,6 +93,12 @@ def generate(
     The loop is transformers' own, `GenerationMixin.generate`: greedy unless told otherwise, whatever the model's
     generation_config samples with, which `generation_config=model.generation_config` takes.
 
+    In eval mode, answers of 8 tokens or more are prepared for: the weights that read have their LoRA adapter in them,
+    as inside `Compressor.folded`, and on a GPU single tokens are read in a cache of fixed size, by a pass that is
+    captured once as a CUDA graph. Both are kept for the next answer, until weights change, `train()` or a move. Beams,
+    drafts and what `gistkit.compress.steps.Steps` names are read by the model's own loop. In float32 the tokens are the
+    same, unless two are as likely to within rounding; in bfloat16 they may differ, as sums are rounded elsewhere.
+
     Args:
         memory: what `encode` returned; one row serves any number of prompts.
         prompt_ids: int64 [B, T], or lists of ids of any lengths, or a tokenizer's output; None: no prompt.
@@ -428,8 +434,11 @@ def answering(compressor: MemoryReader, tokens: int) -> Iterator[Behind | None]:
         # An answer without is slower, and needs no more memory than the model.
         with suppress(torch.OutOfMemoryError):
             stack.enter_context(lm.folded(role, versions))
-        with lm.steps.used() as free:
-            yield partial(lm.steps.behind, lm, role, versions) if free else None
+        if not lm.steps.serves(lm.device):
+            yield None
+            return
+        with lm.steps.used():
+            yield partial(lm.steps.behind, lm, role, versions)
 
 
 class Passes:
@@ -443,15 +452,15 @@ class Passes:
 
     def __init__(self, compressor: MemoryReader, cache: MemoryCache, behind: Behind | None = None) -> None:
         self._compressor, self._cache, self.behind = compressor, cache, behind
-        # What reads single tokens of a plan; None: the passes below.
         self._tail: Tail | None = None
-        self._plan: Plan | None = None
+        # What was asked for the tail, and for which plan.
+        self._asked: tuple[Behind | None, Plan | None] = None, None
 
     def settle(self) -> None:
         """Gives the cache what single tokens have left elsewhere, which another answer may overwrite."""
         if self._tail is not None:
             self._tail.settle()
-            self._tail = self._plan = None
+            self._tail, self._asked = None, (None, None)
 
     @property
     def cache(self) -> MemoryCache:
@@ -472,8 +481,8 @@ class Passes:
             lead: embeddings [B, k, d] before them.
         """
         if tokens.shape[1] == 1 and lead is None and self.behind is not None:
-            if plan is not self._plan:
-                self._tail, self._plan = self.behind(self.cache, plan, first), plan
+            if self._asked[0] is not self.behind or self._asked[1] is not plan:
+                self._tail, self._asked = self.behind(self.cache, plan, first), (self.behind, plan)
             if self._tail is not None:
                 return self._tail.read(tokens)
         compressor, lm = self._compressor, self._compressor.lm
@@ -535,7 +544,9 @@ class Reading(Loop):
                 for previous, length in zip(self._remainder.lengths, prompt.lengths, strict=True)
             ]
         )
-        self.cache = new_cache(compressor, memory, self.plan.num_queries)
+        # Captured passes have a cache of their own.
+        room = self.plan.num_queries if behind is None else self.lead.shape[1]
+        self.cache = new_cache(compressor, memory, room)
         self._passes, self._behind = Passes(compressor, self.cache), behind
         self._start = self._passes.position
 

@@ -54,7 +54,7 @@ class Shape(NamedTuple):
         return cls(
             rows,
             -(-plan.num_keys // block) * block,
-            rows if cast(Tensor, plan.positions).dim() == 2 else 1,
+            1 if len(torch.atleast_2d(cast(Tensor, plan.positions))) == 1 else rows,
             tuple(
                 (width, 1 if one.spans.shape[0] == 1 else rows, -(-one.spans.shape[2] // 4) * 4)
                 for width, one in plans.items()
@@ -91,6 +91,8 @@ class _Layer(CacheLayerMixin):
     """Keys and values [B, H, room, D] of one layer; a pass of one token writes it at `place` and sees all of them."""
 
     is_sliding = False
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         super().__init__()
@@ -154,7 +156,8 @@ class Step:
             outputs.append(self.replay().clone())
         if not torch.equal(*outputs):
             raise RuntimeError("model: expected positions of the plan alone, got some of the cache's length")
-        self.replay = capture(self.replay)
+        with torch.cuda.device_of(self.ids):
+            self.replay = capture(self.replay)
 
 
 def _read(lm: SharedModel, role: str | None, step: Step) -> Tensor:
@@ -164,7 +167,7 @@ def _read(lm: SharedModel, role: str | None, step: Step) -> Tensor:
         layer.place = place
     # Models may choose tokens for which they have no embedding, and rows that have ended are fed any token.
     inputs = lm.embedded(role, step.ids.clamp(0, lm.vocabulary - 1))
-    out = lm.run(role, inputs_embeds=inputs, plan=plan, cache=cast(Any, Cache(layers=step.layers)))
+    out = lm.run(role, inputs_embeds=inputs, plan=plan, cache=cast(Any, Cache(layers=[*step.layers])))
     return out.last_hidden_state  # type: ignore[no-any-return]
 
 
@@ -229,16 +232,21 @@ class Steps:
         self._key: Any = None
         self._block: Tensor | None = None
 
+    def serves(self, device: torch.device) -> bool:
+        """Whether passes may be captured on a device for the next answer."""
+        able = self.capture is not None or device.type == "cuda"
+        return able and self.refused is None and self._free
+
     @contextmanager
-    def used(self) -> Iterator[bool]:
-        """One answer at a time: gives whether it is free, as it is not where a streamer asks for another answer."""
-        free, self._free = self._free, False
+    def used(self) -> Iterator[None]:
+        """One answer at a time: inside, another one, such as a streamer may ask for, has no captured passes."""
+        self._free = False
         try:
-            yield free
+            yield
         finally:
-            self._free = free
+            self._free = True
             block = self._block
-            if free and block is not None and block.is_cuda:
+            if block is not None and block.is_cuda:
                 _, total = torch.cuda.mem_get_info(block.device)
                 if LARGE * block.nbytes > total:
                     self.clear()

@@ -33,7 +33,7 @@ class FoldedMap:
 
 
 def fold(layer: Any, adapter: str) -> Tensor:
-    """The weight of PEFT's layer with the adapter in it: a sum in float32 or wider, rounded once to the weight's dtype."""
+    """The weight of PEFT's layer with the adapter in it, summed in float32 or wider and rounded once."""
     base = layer.base_layer.weight
     dtype = torch.promote_types(base.dtype, torch.float32)
     parts = (base, layer.lora_B[adapter].weight, layer.lora_A[adapter].weight)
