@@ -14,7 +14,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -212,9 +211,7 @@ def main() -> int:
     readers[FULL] = lambda: read_all(model, ids, stops)
     results: dict[str, tuple[list[Times], int]] = {name: ([], 0) for name in readers}
     steps = rounds * len(readers) * (1 + QUESTIONS)
-    with ExitStack() as stack, tqdm(total=steps, desc="asking", unit="answer", dynamic_ncols=True) as bar:
-        for compressor in compressors.values():
-            stack.enter_context(compressor.folded())
+    with tqdm(total=steps, desc="asking", unit="answer", dynamic_ncols=True) as bar:
         for _ in range(rounds):
             for name, (times, nbytes) in take_turns(readers, questions, bar.update).items():
                 results[name] = ([*results[name][0], times], nbytes)

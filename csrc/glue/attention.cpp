@@ -154,8 +154,8 @@ struct Device : OnDevice {
     }
     device.shared_limit = launch.shared_limit();
     check_shared_memory(problem, cuda::attention_forward_shared_bytes(problem), device.shared_limit);
-    device.splits = cuda::attention_forward_splits(problem, launch.multiprocessors());
-    Tensor workspace = launch.memory(static_cast<int64_t>(cuda::attention_forward_workspace(problem, device.splits)));
+    device.splits = cuda::attention_forward_splits(problem, launch.multiprocessors(), device.shared_limit);
+    Tensor workspace = launch.memory(static_cast<int64_t>(cuda::attention_forward_workspace(problem, device)));
     device.workspace = workspace.mutable_data_ptr();
     Launch::check(cuda::attention_forward(problem, device, launch.stream()), "attention");
   }

@@ -74,4 +74,15 @@ def padded(rows: Sequence[Sequence[int]], fill: int = 0, device: torch.device | 
     array = np.full((len(rows), max(map(len, rows))), fill, np.int64)
     for row, values in zip(array, rows, strict=True):
         row[: len(values)] = values
-    return torch.from_numpy(array).to(device)
+    return moved(torch.from_numpy(array), device)
+
+
+def moved(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """The tensor on a device, which the host does not wait for where it comes from the CPU."""
+    # Memory that is not pinned is read before this returns.
+    return tensor.to(device, non_blocking=tensor.is_cpu)
+
+
+def placed(values: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor of numbers that the host knows, on a device, which the host does not wait for."""
+    return moved(torch.as_tensor(values, dtype=dtype), device)

@@ -52,6 +52,21 @@ def test_a_lora_config_says_which_modules():
     assert all(parameter.grad is not None for parameter in trained.values())
 
 
+def test_a_pass_keeps_no_wider_copies_of_what_its_adapters_read():
+    def wide(*targets):
+        lora = LoraConfig(r=4, target_modules=[*targets])
+        compressor = randomise(FiveHundredX(tiny_llama().bfloat16(), chunk=6, ratio=3, lora=lora, losses=("ae",)))
+        assert {p.dtype for name, p in compressor.trainable() if "lora" in name} == {torch.float32}
+        factors = {p.data_ptr() for p in compressor.parameters()}
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            compressor(IDS)
+        return sum(t.dtype == torch.float32 and t.numel() > 1000 and t.data_ptr() not in factors for t in saved)
+
+    # Those of norms and losses.
+    assert wide("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj") == wide("v_proj")
+
+
 @pytest.mark.parametrize(
     ("method", "lora", "outside"), [(ICAE, 4, True), (FiveHundredX, 4, False), (FiveHundredX, None, True)]
 )

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from gistkit.ask import Conversation
 from gistkit.compress import AvgPool, Compressive, Dodo, FiveHundredX, GistPool, MixedResolution
-from gistkit.nn.folded import FoldedMap, foldable
+from gistkit.compress.steps import LEAST
+from gistkit.nn.folded import fold, foldable
 from tests.helpers.in_place_oracle import unsettle
 from tests.helpers.models import tiny, tiny_llama
 from tests.helpers.tiers import slow
@@ -93,6 +95,49 @@ def test_a_memory_is_made_and_read_as_before():
     assert torch.equal(again, answer)
 
 
+def test_answers_of_several_tokens_fold_by_themselves_and_keep_the_weights(monkeypatch):
+    folds = []
+    monkeypatch.setattr("gistkit.compress.model.fold", lambda *its: folds.append(1) or fold(*its))
+    compressor = gistpool()
+    memory = compressor.encode(tokens(2, 13))
+    calls = counted(compressor)
+    short = compressor.generate(memory, max_new_tokens=LEAST - 1)
+    assert calls and not folds
+    calls.clear()
+    answer = compressor.generate(memory, max_new_tokens=LEAST + 3)
+    assert torch.equal(answer[:, : LEAST - 1], short) and not calls
+    made = len(folds)
+    assert made == len([layer for layer in compressor.adapters._layers if foldable(layer, "gistkit_0_text")])
+    conversation = Conversation(compressor, memory[0])
+    conversation.reply([4, 5], max_new_tokens=LEAST)
+    compressor.generate(memory, max_new_tokens=LEAST)
+    assert len(folds) == made and not calls
+    # Afterwards adapters stand beside their maps again, and training frees the copies.
+    compressor.decode(memory, "lm", tokens(2, 4))
+    assert calls
+    compressor.train()
+    assert not compressor.adapters._folds
+    calls.clear()
+    compressor.generate(memory, max_new_tokens=LEAST)
+    assert calls and len(folds) == made
+
+
+def test_an_answer_without_room_for_folded_weights_is_the_same(monkeypatch):
+    compressor = gistpool()
+    memory = compressor.encode(tokens(2, 13))
+    expected, calls = compressor.generate(memory, max_new_tokens=9), counted(compressor)
+    compressor.lm.release()
+
+    def full(*its):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr("gistkit.compress.model.fold", full)
+    assert torch.equal(compressor.generate(memory, max_new_tokens=9), expected) and calls
+    monkeypatch.undo()
+    calls.clear()
+    assert torch.equal(compressor.generate(memory, max_new_tokens=9), expected) and not calls
+
+
 def test_gradients_are_those_beside_the_maps():
     compressor = gistpool()
     memory, question = compressor.encode(tokens(1, 9)), tokens(1, 4)
@@ -139,7 +184,7 @@ def test_a_folded_weight_is_rounded_once():
     for layer in layers:
         base, down, up = layer.base_layer.weight, layer.lora_A[name].weight, layer.lora_B[name].weight
         wanted = base.double() + layer.scaling[name] * up.double() @ down.double()
-        got = FoldedMap(layer, name)._weight
+        got = fold(layer, name)
         assert got.dtype == torch.bfloat16
         # Half a unit in the last place of 8 bits, and what float32's sum adds.
         assert ((got.double() - wanted).abs() <= wanted.abs() * (2**-8 + 1e-5) + 1e-6).all()

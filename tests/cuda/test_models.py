@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from gistkit import hf
 from gistkit.cli import main
-from gistkit.compress import FiveHundredX, Memory
+from gistkit.compress import Dodo, FiveHundredX, Memory
 from gistkit.evaluate import Example, evaluate
 from gistkit.inspect import AttentionRecorder
 from gistkit.nn import (
@@ -36,7 +37,7 @@ from gistkit.train.trainer import Trainer
 from tests.helpers import encodings, train_worker
 from tests.helpers.devices import ON_CUDA, grid
 from tests.helpers.models import tiny
-from tests.helpers.pretend_gpu import NAME, pretending
+from tests.helpers.pretend_gpu import NAME, pretending, waits
 from tests.helpers.small_cases import CASES
 from tests.hf import test_encode_images
 
@@ -250,6 +251,62 @@ def test_a_compressor_encodes_decodes_and_generates(device: str, make: Callable[
     (mine, answer), (expected, plain) = found
     close(mine, expected)
     assert torch.equal(answer, plain)
+
+
+@pytest.mark.parametrize("make", COMPRESSORS.values(), ids=COMPRESSORS)
+def test_the_host_waits_for_nothing_but_a_tokens_id(device: str, make: Callable[[], Any]) -> None:
+    compressor = make().to(device).train()
+    ids = torch.arange(2 * 40).view(2, 40) % 40 + 3
+
+    def step() -> None:
+        for _, parameter in compressor.trainable():
+            parameter.grad = None
+        compressor(ids, **({"continuation_ids": ids} if "lm" in compressor.loss_weights else {}))["loss"].backward()
+
+    step()
+    compressor.eval()
+    # Fingerprints are made once, from the weights on the host; plans once for each length.
+    memory = compressor.encode(ids)
+    prompt = ids[:, :4]
+    compressor.generate(memory, prompt_ids=prompt, max_new_tokens=4)
+    # Dodo's positions are those of the nuggets that the scores chose, after a look whether these are numbers.
+    chosen = 2 if isinstance(compressor, Dodo) else 0
+    with _waits(device) as found:
+        compressor.encode(ids)
+        compressor.check_readable(memory)
+        compressor.decode(memory, "qa", prompt)
+    assert len(found) == chosen, found
+    compressor.train()
+    with _waits(device) as found:
+        step()
+    assert len(found) == chosen, found
+
+
+@contextmanager
+def _waits(device: str) -> Iterator[list[Any]]:
+    if device == NAME:
+        with waits() as found:
+            yield found
+        return
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            yield told
+        told[:] = [one for one in told if "called a synchronizing" in str(one.message)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_norms_are_one_operation_each(device: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny(family).float().to(device)
+    ids = there(torch.arange(2 * 9).view(2, 9) + 3, device)
+    wanted = model(ids).logits
+    norm = type(model.model.norm)
+    monkeypatch.setattr(norm, "forward", None)
+    with hf.attach(model):
+        torch.testing.assert_close(model(ids).logits, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_rows_of_a_rope_that_depends_on_their_length(device: str) -> None:

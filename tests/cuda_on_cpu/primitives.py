@@ -1,4 +1,4 @@
-"""The launchers of kernels/primitives.cu, run on arrays: under the emulator, or built with nvcc and run on a GPU."""
+"""The launchers of kernels/primitives.cu and kernels/hopper.cu, run on arrays: under the emulator, or built with nvcc and run on a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SOURCE = "tests/cuda_on_cpu/kernels/primitives.cu"
+SOURCES = ("tests/cuda_on_cpu/kernels/primitives.cu", "tests/cuda_on_cpu/kernels/hopper.cu")
 Array = np.ndarray[Any, np.dtype[Any]]
 Tensors = Mapping[str, Tensor]
 
@@ -26,9 +26,10 @@ FUNCTIONS = ("afresh", "exp2_fast", "pack<BFloat16>", "pack<Float16>", "unpack<B
 FUNCTIONS += ("expf", "logf", "tanhf", "fmaxf", "fmaf")
 
 
-def _mirror(name: str, fields: str, numbers: str = "") -> type[ctypes.Structure]:
-    """A params struct: pointers, then 32-bit integers."""
+def _mirror(name: str, fields: str, numbers: str = "", strides: str = "") -> type[ctypes.Structure]:
+    """A params struct: pointers, 64-bit integers, 32-bit integers."""
     members = [(field, ctypes.c_void_p) for field in fields.split()]
+    members += [(field, ctypes.c_int64) for field in strides.split()]
     members += [(field, ctypes.c_int32) for field in numbers.split()]
     return type(name, (ctypes.Structure,), {"_fields_": members})
 
@@ -43,7 +44,32 @@ PARAMS = {
     "shared_memory": _mirror("SharedMemoryParams", "out source", "bytes"),
     "collectives": _mirror("CollectivesParams", "values out"),
 }
-STRUCTS = tuple(("kernels/primitives.h", f"gistkit::cuda::{kind.__name__}", kind) for kind in PARAMS.values())
+_PRODUCT = "columns bfloat16 registers transpose_a transpose_b accumulate start_a start_b lead"
+HOPPER = {
+    "mbarrier": _mirror("MbarrierParams", "source out"),
+    "bulk_copy": _mirror("BulkCopyParams", "source out", "from to bytes"),
+    "bulk_addition": _mirror("BulkAddParams", "first terms out"),
+    "tensor_loads": _mirror(
+        "TensorCopyParams",
+        "tensor box out",
+        "batch heads length dim box_rows x y z w",
+        "batch_stride head_stride row_stride",
+    ),
+    "shared_words": _mirror("SharedWordsParams", "words out"),
+    "store_matrix": _mirror("StoreMatrixParams", "words rows out"),
+    "named_barriers": _mirror("WarpRolesParams", "values out"),
+    "turns": _mirror("TurnsParams", "values out"),
+    "warpgroup_product": _mirror("WarpgroupProductParams", "a b c out", _PRODUCT),
+    "warpgroup_groups": _mirror("WarpgroupGroupsParams", "a out"),
+}
+STRUCTS = tuple(
+    (f"kernels/{header}.h", f"gistkit::cuda::{kind.__name__}", kind)
+    for header, kinds in (("primitives", PARAMS), ("hopper", HOPPER))
+    for kind in kinds.values()
+)
+PARAMS |= HOPPER
+PARAMS["tensor_stores"] = PARAMS["tensor_loads"]
+PARAMS["registers_of_warpgroups"] = PARAMS["named_barriers"]
 PARAMS["load_matrix_transposed"] = PARAMS["load_matrix"]
 PARAMS["product_float16"] = PARAMS["product_bfloat16"]
 
@@ -59,8 +85,9 @@ def _device_library() -> emulation.Library:
     major, minor = torch.cuda.get_device_capability()
     path = emulation.ROOT / "build" / "cuda_on_gpu" / f"libprimitives_sm{major}{minor}.so"
     path.parent.mkdir(parents=True, exist_ok=True)
-    command = [str(nvcc()), "-std=c++20", f"-arch=sm_{major}{minor}", "-Icsrc", f"-I{emulation.FOLDER}"]
-    command += ["-shared", "-Xcompiler", "-fPIC", SOURCE, "-o", str(path)]
+    architecture = f"sm_{major}{minor}{'a' * (major == 9)}"
+    command = [str(nvcc()), "-std=c++20", f"-arch={architecture}", "-Icsrc", f"-I{emulation.FOLDER}"]
+    command += ["-shared", "-Xcompiler", "-fPIC", *SOURCES, "-o", str(path)]
     built = subprocess.run(command, cwd=emulation.ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     return emulation.load(path)
@@ -90,7 +117,7 @@ class Emulated(Backend):
     defines: tuple[str, ...] = ()
 
     def _launch(self, launcher: str, tensors: Tensors, out: Tensor, numbers: Mapping[str, int]) -> Tensor:
-        library = emulation.build("primitives", [SOURCE], checked=self.checked, defines=self.defines, structs=STRUCTS)
+        library = emulation.build("primitives", SOURCES, checked=self.checked, defines=self.defines, structs=STRUCTS)
         params = _params(launcher, {**tensors, "out": out}, numbers)
         library.run(f"gistkit::cuda::{launcher}", params, inputs=tensors, outputs={"out": out}, order=self.order)
         return out

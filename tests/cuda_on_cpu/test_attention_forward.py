@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 from attention_cases import STRUCTS, Case, Device, Forward, Rows, TileLists, check
-from emulation import ORDERS, SHARED_LIMIT, EmulatorError, Library, build
+from emulation import ORDERS, SHARED_LIMIT, EmulatorError, Library, build, configure
 from test_tile_lists import build_tiles
 from torch import Tensor
 
@@ -15,13 +15,23 @@ from gistkit.ops import reference
 
 pytestmark = pytest.mark.usefixtures("build")
 
-SOURCES = [f"csrc/cuda/attention/{name}.cu" for name in ("forward", "forward_bf16", "forward_fp16", "pairwise")]
+NAMES = ("forward", "forward_bf16", "forward_fp16", "pairwise")
+NAMES += ("hopper_forward", "hopper_forward_bf16", "hopper_forward_fp16")
+SOURCES = [f"csrc/cuda/attention/{name}.cu" for name in NAMES]
 TILE_QUERIES, TILE_KEYS = 128, 64
+# Ten times the compute capability: on the second device kernels for Hopper take what they can.
+AMPERE, HOPPER = 80, 90
 BF16, FP16 = torch.bfloat16, torch.float16
 
 
-def library() -> Library:
-    return build("attention_forward", SOURCES, structs=STRUCTS)
+@pytest.fixture(params=[AMPERE, HOPPER], ids=["ampere", "hopper"])
+def capability(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+def library(capability: int = AMPERE, defines: tuple[str, ...] = ()) -> Library:
+    """One for each device: what is asked about a device is asked once."""
+    return build(f"attention_forward_{capability}", SOURCES, defines=defines, structs=STRUCTS)
 
 
 def forward(
@@ -30,6 +40,8 @@ def forward(
     splits: int = 1,
     lists: TileLists | None = None,
     shared_limit: int = SHARED_LIMIT,
+    capability: int = AMPERE,
+    defines: tuple[str, ...] = (),
     **options: str,
 ) -> list[Tensor]:
     """[out, lse]"""
@@ -39,11 +51,13 @@ def forward(
     out = case.empty(case.heads, case.queries, case.value_dim)
     lse = torch.full((case.batch, case.heads, case.queries), torch.nan)
     params.out, params.lse = Rows.of(out), lse.data_ptr()
-    kernels = library()
+    kernels = library(capability, defines)
+    configure(shared_limit=shared_limit, capability=capability)
+    device = Device(key_tiles=lists.params, splits=splits, shared_limit=shared_limit)
     size = kernels.function("gistkit::cuda::attention_forward_workspace")
     size.restype = ctypes.c_size_t
-    workspace = torch.full((size(ctypes.c_void_p(ctypes.addressof(params)), splits) // 4,), torch.nan)
-    device = Device(key_tiles=lists.params, splits=splits, shared_limit=shared_limit, workspace=workspace.data_ptr())
+    workspace = torch.full((size(ctypes.byref(params), ctypes.byref(device)) // 4,), torch.nan)
+    device.workspace = workspace.data_ptr()
     kernels.run(
         "gistkit::cuda::attention_forward",
         params,
@@ -51,25 +65,37 @@ def forward(
         inputs={**case.inputs("query", "key", "value", "key_bias"), **lists.tensors("key_tiles")},
         outputs={"out": out, "lse": lse, "workspace": workspace},
         shared_limit=shared_limit,
+        capability=capability,
         **options,
     )
     return [out, lse]
 
 
-def check_forward(case: Case, **options: object) -> list[Tensor]:
-    """Against the torch form that rounds nothing but its result."""
-    got = forward(case, **options)
-    check(case, got, ("out", "lse"), form=reference.attention)
+def rounded_weights(*heads: Tensor, **options: object) -> tuple[Tensor, Tensor]:
+    """The torch form that rounds its result and the weights, none of which is 1: Hopper's are of scores that were
+    largest some steps ago."""
+    dtype, (query, key, value) = heads[0].dtype, (t.float() for t in heads[:3])
+    eye = torch.eye(key.shape[2]).expand(*key.shape[:2], -1, -1)
+    weights, lse = reference.attention(query, key, eye, heads[3], **options)
+    rounded = (1.37 * weights).to(dtype).float() / 1.37
+    return (rounded @ value.repeat_interleave(query.shape[1] // key.shape[1], 1)).to(dtype), lse
+
+
+def check_forward(case: Case, capability: int = AMPERE, **options: object) -> list[Tensor]:
+    """Against the torch form that rounds nothing but its result, or what Hopper's kernel has to round too."""
+    got = forward(case, capability=capability, **options)
+    check(case, got, ("out", "lse"), form=reference.attention if capability == AMPERE else rounded_weights)
     return got
 
 
 @pytest.mark.parametrize("build", ["plain"], indirect=True)
 @pytest.mark.parametrize("kind", ["full", "causal", "gistpool", "dodo", "random"])
 @pytest.mark.parametrize("length", [1, 63, 65, 200, 203])
-def test_parity(length: int, kind: str) -> None:
+def test_parity(length: int, kind: str, capability: int) -> None:
     for dtype in (BF16, FP16):
         for dim in (64, 128):
-            check_forward(Case(length, kind=kind, batch=1, dim=dim, dtype=dtype))
+            case = Case(length, kind=kind, batch=1, heads=length % 2 + 1, dim=dim, dtype=dtype)
+            check_forward(case, capability=capability)
 
 
 DIMS = [(1, 1), (17, 40), (64, 64), (80, 96), (96, 33), (128, 128), (192, 128), (160, 100), (256, 256), (64, 200)]
@@ -117,18 +143,18 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_options(name: str) -> None:
-    check_forward(CASES[name])
+def test_options(name: str, capability: int) -> None:
+    check_forward(CASES[name], capability=capability)
 
 
 @pytest.mark.parametrize("scale", [-0.2, 0.0, 30.0])
-def test_any_scale(scale: float) -> None:
+def test_any_scale(scale: float, capability: int) -> None:
     class Scaled(Case):
         @property
         def scale(self) -> float:
             return scale
 
-    check_forward(Scaled(70, 140, dim=32, dtype=BF16))
+    check_forward(Scaled(140, 150, dim=32, dtype=BF16), capability=capability)
 
 
 DECODING = {
@@ -151,72 +177,75 @@ def test_split_keys(name: str, splits: int) -> None:
 @pytest.mark.parametrize(
     "case,splits", [(CASES["recent and far"], 1), (CASES["few stages"], 1), (DECODING["tokens"], 3)]
 )
-def test_same_bits_in_any_order(case: Case, splits: int) -> None:
-    first = forward(case, splits=splits)
+def test_same_bits_in_any_order(case: Case, splits: int, capability: int) -> None:
+    first = forward(case, splits=splits, capability=capability)
     for order in ORDERS[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(first, forward(case, splits=splits, order=order), strict=True))
+        other = forward(case, splits=splits, capability=capability, order=order)
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize("build", ["plain"], indirect=True)
 @pytest.mark.parametrize("copies", ["eager", "lazy"])
-def test_when_copies_arrive(copies: str) -> None:
+def test_when_copies_arrive(copies: str, capability: int) -> None:
     for dim in (64, 128):
-        check_forward(Case(140, 300, batch=1, heads=1, dim=dim, dtype=BF16), order="random", copies=copies)
+        case = Case(140, 300, batch=1, heads=1, dim=dim, dtype=BF16)
+        check_forward(case, order="random", copies=copies, capability=capability)
 
 
 @pytest.mark.parametrize("splits", [1, 3])
-def test_rows_without_keys(splits: int) -> None:
+def test_rows_without_keys(splits: int, capability: int) -> None:
     """Out 0 and lse -inf, also where the only key has a bias of -inf and where a list has no tile."""
     case = Case(140, 40, dim=8, bias="b", dtype=BF16)
     case.plan.spans[:] = 0
     case.plan.spans[:, 1, 0] = torch.tensor([1, 2])
     case.tensors["key_bias"][..., 1] = -torch.inf
-    out, lse = forward(case, splits=splits)
+    out, lse = forward(case, splits=splits, capability=capability)
     assert (out == 0).all() and (lse == -torch.inf).all()
 
 
 @pytest.mark.parametrize("queries,keys", [(0, 5), (5, 0), (0, 0)])
-def test_no_queries_or_no_keys(queries: int, keys: int) -> None:
-    out, lse = forward(Case(queries, keys, dim=8, dtype=BF16))
+def test_no_queries_or_no_keys(queries: int, keys: int, capability: int) -> None:
+    out, lse = forward(Case(queries, keys, dim=8, dtype=BF16), capability=capability)
     assert (out == 0).all() and (lse == -torch.inf).all()
 
 
 @pytest.mark.parametrize("queries", [1, 140])
-def test_keys_that_no_row_sees_are_never_read(queries: int) -> None:
+def test_keys_that_no_row_sees_are_never_read(queries: int, capability: int) -> None:
     """A cache's unused ends may hold anything."""
     cases = [Case(queries, 300, dim=64, dtype=BF16) for _ in range(2)]
     for case in cases:
         case.plan.spans.clamp_(30, 200)
     for name in ("key", "value"):
         cases[0].tensors[name][:, :, :30] = cases[0].tensors[name][:, :, 200:] = torch.nan
-    got, expected = map(forward, cases)
+    got, expected = (forward(case, capability=capability) for case in cases)
     assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
 
 
-def test_bad_numbers_stay_visible() -> None:
+def test_bad_numbers_stay_visible(capability: int) -> None:
     case = Case(100, 100, kind="causal", heads=1, dim=16, dtype=BF16)
     case.tensors["query"][0, 0, 70, 5] = torch.nan
-    out, lse = forward(case)
+    out, lse = forward(case, capability=capability)
     bad = lse.isnan()
     assert bad[0, 0, 70] and bad.sum() == 1
     assert out[0, 0, 70].isnan().all() and out.isnan().sum() == 16
 
 
 @pytest.mark.parametrize("kind", ["gistpool", "random"])
-def test_lists_made_on_the_device(kind: str) -> None:
+def test_lists_made_on_the_device(kind: str, capability: int) -> None:
     case = Case(300, 290, kind=kind, dim=64, dtype=BF16)
     _, made, _ = build_tiles(case.plan.spans, case.keys, TILE_QUERIES, TILE_KEYS)
-    for mine, other in zip(forward(case, lists=made.flat()), forward(case), strict=True):
+    expected = forward(case, capability=capability)
+    for mine, other in zip(forward(case, lists=made.flat(), capability=capability), expected, strict=True):
         assert torch.equal(mine, other)
 
 
 @pytest.mark.parametrize("build", ["forward"], indirect=True)
 @pytest.mark.parametrize("queries,keys,batch", [(300, 290, 2), (100, 290, 1), (300, 60, 1)])
 @pytest.mark.parametrize("seed", range(2))
-def test_lists_of_any_values_read_nothing_else(seed: int, queries: int, keys: int, batch: int) -> None:
+def test_lists_of_any_values_read_nothing_else(seed: int, queries: int, keys: int, batch: int, capability: int) -> None:
     case = Case(queries, keys, batch=batch, dim=16, bias="bh", dtype=BF16)
     lists = TileLists.of(reference.dense_mask(case.plan), TILE_QUERIES, TILE_KEYS)
-    forward(case, lists=lists.spoiled(seed), splits=1 + seed)
+    forward(case, lists=lists.spoiled(seed), splits=1 + seed * (capability == AMPERE), capability=capability)
 
 
 @pytest.mark.parametrize("build", ["plain"], indirect=True)
@@ -228,4 +257,4 @@ def test_splits() -> None:
         params = Forward(
             batch=1, query_heads=32, key_heads=8, num_queries=queries, num_keys=keys, dim_qk=128, dim_v=128
         )
-        assert fewest <= choose(ctypes.c_void_p(ctypes.addressof(params)), 132) <= most
+        assert fewest <= choose(ctypes.byref(params), 132, SHARED_LIMIT) <= most

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from emulation import ROOT, EmulatorError
-from primitives import FUNCTIONS, SOURCE, Array, Backend, Device, Emulated, nvcc
+from primitives import FUNCTIONS, SOURCES, Array, Backend, Device, Emulated, nvcc
 
 LANE = np.arange(32)
 FLOATS = {"BFloat16": (8, 7), "Float16": (5, 10)}  # bits of exponent and of mantissa
@@ -322,11 +322,12 @@ def test_a_small_error_is_noticed(case: str) -> None:
 def test_no_primitive_of_the_kernels_is_left_out() -> None:
     sources = {path.name: path.read_text() for path in (ROOT / "csrc" / "cuda").glob("*/*.cu*")}
     sources.pop("platform.cuh")
-    used = set(re.findall(r"^GISTKIT_DEVICE \w+ (\w+)\(", sources.pop("ptx.cuh"), re.MULTILINE))
-    assert "load_matrix_x4" in used
+    instructions = sources.pop("ptx.cuh") + sources.pop("hopper.cuh")
+    used = set(re.findall(r"^ *GISTKIT_DEVICE (?:static )?\w+ (\w+)\(", instructions, re.MULTILINE))
+    assert {"load_matrix_x4", "tensor_load", "register_a"} <= used
     for text in sources.values():
         # Names that end in underscores too are attributes.
         used |= set(re.findall(r"\b(__\w*[a-z]|atomic[A-Z]\w+)\(", text))
     assert "__shfl_sync" in used
-    tested = (ROOT / SOURCE).read_text()
+    tested = "".join((ROOT / source).read_text() for source in SOURCES)
     assert not [name for name in used if not re.search(rf"\b{name}\b", tested)]

@@ -70,6 +70,8 @@ class Pretended(Tensor):
         return _run(func, args, kwargs or {})
 
     def tolist(self) -> Any:
+        if _WAITS is not None:
+            _WAITS.append("tolist")
         return self.values.tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -101,6 +103,37 @@ class _Mode(TorchDispatchMode):
 _MAY_MIX = ("_to_copy", "copy_", "index", "index_put_", "index_put", "_index_put_impl_", "_unsafe_index", "lift_fresh")
 
 
+# What the host has waited for inside `waits`, by the operation's name.
+_WAITS: list[str] | None = None
+_ANSWERS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique_dim", "_unique2")
+
+
+def _count(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], there: bool) -> None:
+    if _WAITS is None:
+        return
+    tensors = [x for x in tree_leaves((args, dict(kwargs))) if isinstance(x, Tensor)]
+    on_gpu = [isinstance(x, Pretended) for x in tensors]
+    if name in _ANSWERS and any(on_gpu):
+        _WAITS.append(name)
+    if name == "_to_copy" and on_gpu[0] != there and not kwargs.get("non_blocking"):
+        _WAITS.append("to the GPU" if there else "to the CPU")
+    if name == "copy_" and on_gpu[0] != on_gpu[-1] and not (len(args) > 2 and args[2]):
+        _WAITS.append("copy_")
+    if name in ("index", "index_put_", "_index_put_impl_") and any(on_gpu) and not all(on_gpu):
+        _WAITS.append(f"{name} by the CPU's indices")
+
+
+@contextmanager
+def waits() -> Iterator[list[str]]:
+    """Gives a list of what the host waits for inside: values that it asks for, copies that hold it up."""
+    global _WAITS
+    _WAITS = found = []
+    try:
+        yield found
+    finally:
+        _WAITS = None
+
+
 def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     wanted = kwargs.get("device")
@@ -114,6 +147,7 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         kwargs = {**kwargs, "device": torch.device("cpu")}
     elif "copy_" in func.__name__ or func.__name__.startswith("index"):
         there = isinstance(args[0], Pretended)
+    _count(func.__name__.split(".")[0], args, kwargs, there)
     given = kwargs.get("generator")
     if there and given is not None and given.device.type == "cpu":
         raise RuntimeError(f"{func}: expected a {NAME!r} device type for generator but found 'cpu'")

@@ -40,9 +40,11 @@ def whole(base, role, x):
         {"memory": "copy"},
     ],
 )
-@pytest.mark.parametrize("shape", [(2, ROWS, IN), (ROWS, IN)])
-def test_rows_and_gradients_are_those_of_whole_maps_chosen_by_row(kinds, shape):
+@pytest.mark.parametrize("shape", [(2, ROWS, IN), (ROWS, IN), (2, 3, ROWS, IN)])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_rows_and_gradients_are_those_of_whole_maps_chosen_by_row(kinds, shape, frozen):
     base, roles = make(kinds)
+    base.requires_grad_(not frozen)
     x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     slices = {name: SLICES[name] for name in kinds}
     ours = RoleLinear(base, roles)(x, slices)
@@ -52,7 +54,8 @@ def test_rows_and_gradients_are_those_of_whole_maps_chosen_by_row(kinds, shape):
         inside = (row >= slices[name].start) & (row < slices[name].stop)
         expected = torch.where(inside, whole(base, role, x), expected)
     torch.testing.assert_close(ours, expected)
-    weights = [x, *base.parameters(), *(p for role in roles.values() for p in role.parameters())]
+    own = base.parameters() if not frozen else ()
+    weights = [x, *own, *(p for role in roles.values() for p in role.parameters())]
     upstream = torch.randn_like(ours)
     for a, b in zip(
         torch.autograd.grad(ours, weights, upstream), torch.autograd.grad(expected, weights, upstream), strict=True
@@ -92,6 +95,31 @@ def test_work_and_memory_are_those_of_the_slice(rows):
         if not any(t.data_ptr() == p.data_ptr() for p in [*base.parameters(), *roles["memory"].parameters()])
     ]
     assert sum(t.shape[0] for t in activations if t.dim() == 2 and t.shape[0] in (rows, ROWS)) == 2 * rows
+
+
+def test_factors_that_train_in_float32_beside_a_bfloat16_map():
+    torch.manual_seed(0)
+    base, rank = nn.Linear(64, 96, bias=False).bfloat16().requires_grad_(False), 8
+    role = LowRank(nn.Linear(64, rank, bias=False), nn.Linear(rank, 96, bias=False), 0.5)
+    x, upstream = torch.randn(3, 50, 64).bfloat16(), torch.randn(3, 50, 96).bfloat16()
+
+    def outcome(dtype, run):
+        weights = [t.detach().to(dtype).requires_grad_() for t in (x, role.down.weight, role.up.weight)]
+        out = run(*weights)
+        return [out.detach(), *torch.autograd.grad(out, weights, upstream.to(out.dtype))]
+
+    def formula(dtype):
+        return lambda x, down, up: x @ base.weight.to(dtype).T + 0.5 * (x @ down.T) @ up.T
+
+    # The roundings of factors count, the roundings of inputs do not.
+    exact = outcome(torch.float64, formula(torch.float64))
+    plain = outcome(torch.bfloat16, formula(torch.bfloat16))
+    leaf = x.clone().requires_grad_()
+    out = RoleLinear(base, {"text": role}).all_rows(leaf, "text")
+    ours = [out.detach(), *torch.autograd.grad(out, [leaf, role.down.weight, role.up.weight], upstream)]
+    assert [t.dtype for t in ours] == [torch.bfloat16, torch.bfloat16, torch.float32, torch.float32]
+    for mine, wanted, theirs in zip(ours, exact, plain, strict=True):
+        assert (mine.double() - wanted).norm() <= 2 * (theirs.double() - wanted).norm()
 
 
 def test_slices_may_be_empty_or_missing():

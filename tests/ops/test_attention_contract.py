@@ -106,6 +106,7 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]
     "heads": ((Q[:, :3], K, V, PLAN), {}, ValueError, "query: expected a multiple of key's 2 heads, got 3"),
     "no heads": ((Q[:, :0], K, V, PLAN), {}, ValueError, "query: expected a multiple of key's 2 heads, got 0"),
     "wide": ((Q, K, V.repeat(1, 1, 1, 50), PLAN), {}, ValueError, "value: expected a head dim from 1 to 256, got 300"),
+    "no dims": ((Q[..., :0], K[..., :0], V, PLAN), {}, ValueError, "query: expected a head dim from 1 to 256, got 0"),
     "narrow": ((Q, K, V[..., :0], PLAN), {}, ValueError, "value: expected a head dim from 1 to 256, got 0"),
     "device": ((Q, K.to("meta"), V, PLAN), {}, ValueError, "key: expected query's device cpu, got meta"),
     "no plan": ((Q, K, V, PLAN.spans), {}, TypeError, "plan: expected a gistkit.Plan, got Tensor"),

@@ -1,6 +1,7 @@
 #include "cuda/attention/forward.h"
 
 #include "cuda/attention/forward.cuh"
+#include "cuda/attention/hopper_forward.h"
 #include "cuda/attention/pairwise.h"
 
 namespace gistkit::cuda {
@@ -26,10 +27,12 @@ int64_t rows_of(const AttentionProblem& p) {
 
 }  // namespace
 
-int attention_forward_splits(const AttentionProblem& p, int multiprocessors) {
+int attention_forward_splits(const AttentionForward& p, int multiprocessors, int shared_limit) {
   if (rows_of(p) == 0) return 1;
   const int64_t packed = packed_heads(p);
   const int64_t blocks = p.batch * (p.query_heads / packed) * tiles_of(packed * p.num_queries, kForwardTileQueries);
+  // Hopper's kernel takes no parts, and keeps a multiprocessor busy with one block.
+  if (packed == 1 && 5 * blocks >= 4 * int64_t{multiprocessors} && hopper_forward_takes(p, shared_limit)) return 1;
   const int64_t at_once = int64_t{multiprocessors} * (p.dim_qk > 192 || p.dim_v > 128 ? 1 : 2);
   // A part of fewer tiles would hardly pay for being merged.
   constexpr int64_t kLeastTiles = 4, kMostSplits = 128;
@@ -47,8 +50,15 @@ int attention_forward_splits(const AttentionProblem& p, int multiprocessors) {
   return static_cast<int>(splits);
 }
 
-size_t attention_forward_workspace(const AttentionProblem& p, int splits) {
-  return splits <= 1 ? 0 : static_cast<size_t>(rows_of(p)) * splits * (partial_dim(p) + 1) * sizeof(float);
+ForwardPath attention_forward_path(const AttentionForward& p, const AttentionDevice& device) {
+  const bool one_part = device.splits == 1 && packed_heads(p) == 1;
+  return one_part && hopper_forward_takes(p, device.shared_limit) ? ForwardPath::kHopper : ForwardPath::kMma;
+}
+
+size_t attention_forward_workspace(const AttentionForward& p, const AttentionDevice& device) {
+  if (attention_forward_path(p, device) == ForwardPath::kHopper) return kHopperForwardBytes;
+  if (device.splits <= 1) return 0;
+  return static_cast<size_t>(rows_of(p)) * device.splits * (partial_dim(p) + 1) * sizeof(float);
 }
 
 int attention_forward_shared_bytes(const AttentionProblem& p) {
@@ -61,7 +71,7 @@ cudaError_t attention_forward(const AttentionForward& problem, const AttentionDe
                          attention_forward_shared_bytes(problem) <= device.shared_limit;
   if (!supported) return cudaErrorInvalidValue;
   if (rows_of(problem) == 0) return cudaSuccess;
-  ForwardParams p{};
+  HopperForwardParams p{};
   p.query = problem.query;
   p.key = problem.key;
   p.value = problem.value;
@@ -93,8 +103,12 @@ cudaError_t attention_forward(const AttentionForward& problem, const AttentionDe
   p.partial_dim = partial_dim(problem);
   p.partial_out = static_cast<float*>(device.workspace);
   p.partial_lse = p.partial_out + rows_of(problem) * p.splits * p.partial_dim;
-  const cudaError_t error =
-      problem.dtype == DType::kBF16 ? launch_forward<BFloat16>(p, stream) : launch_forward<Float16>(p, stream);
+  cudaError_t error;
+  if (attention_forward_path(problem, device) == ForwardPath::kHopper) {
+    error = attention_hopper_forward(problem, p, device.workspace, stream);
+  } else {
+    error = problem.dtype == DType::kBF16 ? launch_forward<BFloat16>(p, stream) : launch_forward<Float16>(p, stream);
+  }
   return error == cudaSuccess ? attention_forward_pairwise(problem, stream) : error;
 }
 

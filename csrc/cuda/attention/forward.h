@@ -10,14 +10,19 @@ namespace gistkit::cuda {
 // The tiles that AttentionDevice::key_tiles lists: this many queries by kForwardTileKeys keys.
 constexpr int kForwardTileQueries = kListQueries, kForwardTileKeys = kListKeys;
 
-// How many parts the keys of a block are best cut into on a device of so many multiprocessors. A function of sizes
-// alone: nothing is read from the device.
-int attention_forward_splits(const AttentionProblem& problem, int multiprocessors);
+// How many parts the keys of a block are best cut into on a device of so many multiprocessors and bytes of shared
+// memory a block. A function of sizes and places alone: nothing is read from the device.
+int attention_forward_splits(const AttentionForward& problem, int multiprocessors, int shared_limit);
 
-// Bytes of AttentionDevice::workspace for that many splits.
-size_t attention_forward_workspace(const AttentionProblem& problem, int splits);
+// Who computes a problem: mma.sync, which every device has, or Hopper's wgmma (csrc/cuda/README.md says what it takes).
+// Reads splits and shared_limit of `device`.
+enum class ForwardPath : int { kMma, kHopper };
+ForwardPath attention_forward_path(const AttentionForward& problem, const AttentionDevice& device);
 
-// Bytes of shared memory that a block takes.
+// Bytes of AttentionDevice::workspace. Reads splits and shared_limit of `device`.
+size_t attention_forward_workspace(const AttentionForward& problem, const AttentionDevice& device);
+
+// Bytes of shared memory that a block takes, at least.
 int attention_forward_shared_bytes(const AttentionProblem& problem);
 
 // Reads key_tiles, splits, shared_limit and workspace of `device`. Deterministic. cudaErrorInvalidValue: a dtype or

@@ -12,10 +12,10 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 
 from gistkit._checks import POSITIONS, whole
 from gistkit.compress.compressor import Compressor
-from gistkit.compress.generation import Loop, Streamer, configured, new_cache
+from gistkit.compress.generation import Behind, Loop, Passes, Streamer, answering, configured, new_cache
 from gistkit.compress.memory import Memory, check_memory
 from gistkit.compress.tokens import Rows, check_rows
-from gistkit.hf.cache import MemoryCache, MemoryLayer
+from gistkit.hf.cache import MemoryLayer
 from gistkit.inspect import AttentionRecorder
 from gistkit.layouts import Plan
 
@@ -58,8 +58,8 @@ class Conversation:
         # Tokens of each turn; those of the last answer, and whether its last one is a stop token.
         self._turns: list[int] = []
         self._answer, self._ended = 0, False
-        # The cache has read that many tokens of the text.
-        self._cache: MemoryCache | None = None
+        # Their cache has that many tokens of the text.
+        self._passes: Passes | None = None
         self._read = 0
 
     @property
@@ -128,13 +128,14 @@ class Conversation:
         self.make_room(width + config.max_new_tokens)
         before = len(self._text)
         try:
-            with lm.using(self.compressor.reader), lm.without_checkpointing():
-                turn = _Turn(self, self._plan(before + width + config.max_new_tokens - 1))
+            with answering(self.compressor, config.max_new_tokens) as behind:
+                turn = _Turn(self, self._plan(before + width + config.max_new_tokens - 1), behind)
                 options["stopping_criteria"] = StoppingCriteriaList(criteria)
                 tokens: Tensor = turn.write(prompt.ids, config, streamer, generator, options)[0]
+                cast(Passes, self._passes).settle()
         except BaseException:
             # A pass that was broken off may have left layers of different lengths.
-            self._cache, self._read = None, 0
+            self._passes, self._read = None, 0
             del self._text[before:]
             raise
         self._text[before + width :] = tokens.tolist()
@@ -180,24 +181,20 @@ class Conversation:
         text = Rows(torch.zeros(1, tokens, dtype=torch.int64), (tokens,))
         return self.compressor.reading_plan(self.memory, "qa", (text,), "max_new_tokens")
 
-    def _feed(self, plan: Plan, end: int) -> Tensor:
+    def _feed(self, plan: Plan, end: int, behind: Behind | None = None) -> Tensor:
         """Reads the text up to `end`; the hidden state [1, d] of its last token."""
         compressor, memory = self.compressor, self.memory
-        lm = compressor.lm
-        # Models may choose tokens for which they have no embedding.
-        ids = torch.tensor([self._text[self._read : end]], device=lm.device).clamp(0, lm.vocabulary - 1)
-        inputs = lm.embedded(compressor.reader, ids)
-        beside = self._lead + (0 if memory.embeddings is None else memory.num_tokens)
-        first = beside + self._read
-        if self._cache is None:
-            self._cache, first = new_cache(compressor, memory, plan.num_queries), 0
-            held = [] if memory.embeddings is None else [memory.embeddings.to(inputs.dtype)]
-            inputs = torch.cat([*held, compressor.task_embedding("qa", memory), inputs], 1)
-        keys = plan.num_keys - plan.num_queries
-        rows = plan.rows(first, beside + end, num_keys=keys + beside + end)
-        out = lm.run(compressor.reader, inputs_embeds=inputs, plan=rows, cache=self._cache)
+        ids = torch.tensor([self._text[self._read : end]], device=compressor.device)
+        lead = None
+        first = self._lead + (0 if memory.embeddings is None else memory.num_tokens) + self._read
+        if self._passes is None:
+            self._passes, first = Passes(compressor, new_cache(compressor, memory, plan.num_queries)), 0
+            lead = compressor.task_embedding("qa", memory)
+            if memory.embeddings is not None:
+                lead = torch.cat([memory.embeddings.to(lead.dtype), lead], 1)
+        self._passes.behind = behind
+        hidden_states = self._passes.read(ids, plan, first, lead)
         self._read = end
-        hidden_states: Tensor = out.last_hidden_state
         return hidden_states[:, -1]
 
     def _forget(self, turns: int) -> None:
@@ -209,8 +206,8 @@ class Conversation:
 
     def _cut(self, tokens: int) -> None:
         """Drops from the cache what it has read of the text beyond the first `tokens`."""
-        if self._cache is not None and tokens < self._read:
-            for layer in cast("list[MemoryLayer]", self._cache.layers):
+        if self._passes is not None and tokens < self._read:
+            for layer in cast("list[MemoryLayer]", self._passes.cache.layers):
                 layer.crop(tokens - self._read)
             self._read = tokens
 
@@ -218,16 +215,16 @@ class Conversation:
 class _Turn(Loop):
     """The conversation so far, a prompt and the answer to it."""
 
-    def __init__(self, conversation: Conversation, plan: Plan) -> None:
+    def __init__(self, conversation: Conversation, plan: Plan, behind: Behind | None) -> None:
         super().__init__(conversation.compressor.lm)
-        self._conversation, self._turn_plan = conversation, plan
+        self._conversation, self._turn_plan, self._behind = conversation, plan, behind
         self._before = len(conversation._text)
 
     def states(self, input_ids: Tensor) -> Tensor:
         """See `Loop.states`."""
         text = self._conversation._text
         text[self._before :] = input_ids[0].tolist()
-        return self._conversation._feed(self._turn_plan, len(text))[:, None]
+        return self._conversation._feed(self._turn_plan, len(text), self._behind)[:, None]
 
 
 class _Stopped(StoppingCriteria):

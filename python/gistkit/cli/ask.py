@@ -137,7 +137,7 @@ def _run(arguments: argparse.Namespace) -> int:
     memories = readable(compressor, names, memories)
     words = tokenizer.tokenizer if images else tokenizer
     settings = _settings(arguments, compressor, words)
-    with torch.no_grad(), compressor.folded():
+    with torch.no_grad():
         if arguments.task != "qa":
             _stream(arguments.task, compressor, words, memories, settings)
             return 0

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit._checks import IGNORE, POSITIONS, whole
+from gistkit._checks import IGNORE, POSITIONS, placed, whole
 from gistkit._trained import find
 from gistkit.compress.files import download, load_compressor, load_tokenizer, push_compressor, save_compressor
 from gistkit.compress.generation import ask, generate, to_cache
@@ -203,12 +203,25 @@ class Compressor(nn.Module, ABC):
     def folded(self) -> AbstractContextManager[None]:
         """Inside, what reads a memory runs on copies of its maps with the LoRA adapter added into their weights.
 
-        A token then needs no products of the adapter's own; making the copies pays where many are generated. These
-        take the memory of the maps that have LoRA, and are rounded to the weights' dtype, so that in bfloat16 an answer
-        may differ. They serve passes without gradients in eval mode, for `generate`, a `LanguageModel` and its
-        `Stream`s; parameters must not change inside. Maps with other adapters than plain LoRA stay as they are.
+        A token then needs no products of the adapter's own. `generate`, `ask` and `Conversation` do so by themselves
+        for answers of several tokens; a `LanguageModel` and its `Stream`s run faster inside. The copies take the memory
+        of the maps that have LoRA, until the compressor is trained or moved. They are sums in float32, rounded to the
+        weights' dtype: in float32 the tokens are those beside the maps, unless two are as likely to within rounding; in
+        bfloat16 an answer may differ. They serve passes without gradients in eval mode; parameters must not change
+        inside. Maps with other adapters than plain LoRA stay as they are.
         """
-        return self.lm.folded(self.reader)
+        return self.lm.folded(self.reader, self.versions())
+
+    def train(self, mode: bool = True) -> Self:
+        """As of any module; True frees what answers have kept for the next one."""
+        if mode:
+            self.lm.release()
+        return super().train(mode)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        # Weights move, or change their dtype.
+        self.lm.release()
+        return super()._apply(fn, recurse)
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """Logits [..., V] of hidden states, fp32, scaled and capped where the model scales or caps them."""
@@ -267,16 +280,21 @@ class Compressor(nn.Module, ABC):
 
     def fingerprints(self) -> tuple[str, str]:
         """`fingerprint` and `own_fingerprint`, from one look at the weights."""
-        # Another thread may have the model without its upper layers.
         with self.lm.turn():
-            weights = self._weights()
-            base_version, own_version = _versions(weights.base_weights), _versions(weights.own_weights.values())
+            weights, (base_version, own_version) = self._weights(), self.versions()
             if self._fingerprint is None or self._fingerprint[0] != base_version:
                 self._fingerprint = base_version, hf.fingerprint(self.model)
                 self._identity = hf.identity(self.model)
             if self._own_fingerprint is None or self._own_fingerprint[0] != own_version:
                 self._own_fingerprint = own_version, hf.digest(weights.own_weights.items())
             return self._fingerprint[1], self._own_fingerprint[1]
+
+    def versions(self) -> tuple[Any, Any]:
+        """What changes with the base model's weights, and with the compressor's own."""
+        # Another thread may have the model without its upper layers.
+        with self.lm.turn():
+            weights = self._weights()
+            return _versions(weights.base_weights), _versions(weights.own_weights.values())
 
     def _weights(self) -> _Weights:
         """The base model's weights and the compressor's own, collected again only when a parameter is replaced."""
@@ -416,7 +434,7 @@ class Compressor(nn.Module, ABC):
         limits = self.limits(rows, self.window)
         remainder = tuple(tuple(row[limit:]) for row, limit in zip(rows.lists(), limits, strict=True))
         lengths = tuple(map(min, rows.lengths, limits))
-        return Rows(rows.ids[:, : max(lengths)], lengths), remainder
+        return rows.columns(slice(max(lengths)), lengths), remainder
 
     def limits(self, rows: Rows, window: int) -> tuple[int, ...]:
         """How many tokens of each row a window compresses."""
@@ -447,7 +465,7 @@ class Compressor(nn.Module, ABC):
             hidden_states = torch.cat([self.last_of(memory)[:, None].to(hidden_states.dtype), hidden_states], 1)
         if not remainder.ids.shape[1]:
             return hidden_states
-        last = torch.tensor(remainder.lengths, device=hidden_states.device)[:, None, None]
+        last = placed(remainder.lengths, hidden_states.device)[:, None, None]
         return torch.cat([hidden_states.take_along_dim(last, 1), hidden_states[:, 1 + remainder.ids.shape[1] :]], 1)
 
     def reading_plan(self, memory: Memory, task: Task, texts: Sequence[Rows], name: str = "input_ids") -> Plan:
@@ -610,6 +628,10 @@ class Compressor(nn.Module, ABC):
             fp32 scalars in nats a token, one for each loss and "loss".
         """
         self._thaw()
+        if self.training and torch.is_grad_enabled():
+            # A step follows, which changes what trains.
+            self._own_fingerprint = None
+            self._fingerprint = None if self.adapters is None else self._fingerprint
         rows = self.contexts(input_ids, attention_mask)
         answers = next((name for name in ("qa", "kl") if name in self.loss_weights), "")
         labels = {"continuation_ids": ("lm", continuation_ids), "question_ids": (answers, question_ids),
@@ -806,7 +828,7 @@ class Compressor(nn.Module, ABC):
         text = join_rows(question, answer)
         hidden_states = self.read(memory, "qa", _but_last(text))
         columns = torch.arange(text.ids.shape[1], device=text.ids.device)
-        in_answer = text.valid & (columns >= torch.tensor(question.lengths, device=text.ids.device)[:, None])
+        in_answer = text.valid & (columns >= placed(question.lengths, text.ids.device)[:, None])
         losses = {}
         if "qa" in self.loss_weights:
             targets = text.ids.where(in_answer, IGNORE)
@@ -823,7 +845,7 @@ class Compressor(nn.Module, ABC):
         rows = _but_last(join_rows(contexts, text))
         plan = self.lm.causal_plan(rows.ids.shape[1])
         hidden_states = self.lm.run(None, inputs_embeds=self.embed(rows.ids), plan=plan).last_hidden_state
-        start = torch.tensor(contexts.lengths, device=hidden_states.device)[:, None] - 1
+        start = placed(contexts.lengths, hidden_states.device)[:, None] - 1
         index = start + torch.arange(text.ids.shape[1], device=hidden_states.device)
         return hidden_states.take_along_dim(index.clamp(max=hidden_states.shape[1] - 1)[..., None], 1)
 
@@ -833,14 +855,15 @@ class Compressor(nn.Module, ABC):
 
 
 def _but_last(rows: Rows) -> Rows:
-    return Rows(rows.ids[:, :-1], tuple(max(length - 1, 0) for length in rows.lengths))
+    return rows.columns(slice(-1), tuple(max(length - 1, 0) for length in rows.lengths))
 
 
 def _versions(weights: Iterable[Tensor]) -> tuple[Any, ...]:
-    """What changes with the weights: where each lies, its version, and one of its values.
+    """What changes with the weights: where each lies, its version and, on the CPU, one of its values.
 
     Changes of whole weights through `.data`, as fused optimizers and some loaders make them, show in the values alone.
-    A change of other single values through `.data`, such as one row of embeddings, is not seen.
+    A change of other single values through `.data`, such as one row of embeddings, is not seen, nor any on a GPU, whose
+    values the host would have to wait for; `forward` sees that a step follows.
     """
     values: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     places = []
@@ -849,7 +872,7 @@ def _versions(weights: Iterable[Tensor]) -> tuple[Any, ...]:
     for weight in (part for one in weights for part in ((one,) if type(one) in plain else plain_tensors(one))):
         # Weights made in inference mode have no version.
         places.append((weight.data_ptr(), 0 if weight.is_inference() else weight._version))
-        if weight.numel() and not weight.is_meta:
+        if weight.numel() and weight.is_cpu:
             inside = tuple(size * 5 // 8 for size in weight.shape)
             values.setdefault((weight.device, weight.dtype), []).append(weight.detach()[inside])
     return (*places, *(tuple(torch.stack(some).tolist()) for some in values.values()))

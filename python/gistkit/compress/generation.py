@@ -6,7 +6,8 @@ import copy
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from operator import index
 from typing import Any, Protocol, cast
 
@@ -20,6 +21,7 @@ from gistkit import hf
 from gistkit._checks import POSITIONS, whole
 from gistkit.compress.memory import Memory, Task, check_memory
 from gistkit.compress.model import SharedModel
+from gistkit.compress.steps import LEAST, Tail
 from gistkit.compress.tokens import Rows, check_rows, filled_ids, pad, texts_of
 from gistkit.hf.attach import pretrained
 from gistkit.hf.cache import CACHE, MemoryCache
@@ -27,6 +29,7 @@ from gistkit.layouts import Plan
 
 # New tokens where nothing says how many.
 NEW_TOKENS = 256
+_TOKEN_BY_TOKEN = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 # Options for which transformers calls the model a second time, another way, or reads more of it than logits.
 _BEYOND_LOGITS = (
     "prefill_chunk_size", "guidance_scale", "assistant_early_exit", "dola_layers", "use_mtp", "token_healing",
@@ -47,6 +50,9 @@ class MemoryReader(Protocol):
 
     lm: SharedModel
     reader: str | None
+
+    def versions(self) -> Any:
+        """What changes with the weights."""
 
     def rows(self, name: str, ids: Any, attention_mask: Any = None, shortest: int = 0) -> Rows:
         """Token ids as users have them, checked and padded at the end of rows."""
@@ -87,6 +93,12 @@ def generate(
     The loop is transformers' own, `GenerationMixin.generate`: greedy unless told otherwise, whatever the model's
     generation_config samples with, which `generation_config=model.generation_config` takes.
 
+    In eval mode, answers of 8 tokens or more are prepared for: the weights that read have their LoRA adapter in them,
+    as inside `Compressor.folded`, and on a GPU single tokens are read in a cache of fixed size, by a pass that is
+    captured once as a CUDA graph. Both are kept for the next answer, until weights change, `train()` or a move. Beams,
+    drafts and what `gistkit.compress.steps.Steps` names are read by the model's own loop. In float32 the tokens are the
+    same, unless two are as likely to within rounding; in bfloat16 they may differ, as sums are rounded elsewhere.
+
     Args:
         memory: what `encode` returned; one row serves any number of prompts.
         prompt_ids: int64 [B, T], or lists of ids of any lengths, or a tokenizer's output; None: no prompt.
@@ -119,8 +131,8 @@ def generate(
     width = prompt.ids.shape[1]
     config, options = configured(compressor.lm, width, generation_config, stop_tokens, pad_token, options)
     copies = max(config.num_beams or 1, config.num_return_sequences or 1)
-    with compressor.lm.using(compressor.reader), compressor.lm.without_checkpointing():
-        reading = Reading(compressor, *_repeated(memory, prompt, copies), task, config.max_new_tokens)
+    with answering(compressor, config.max_new_tokens) as behind:
+        reading = Reading(compressor, *_repeated(memory, prompt, copies), task, config.max_new_tokens, behind)
         return reading.write(padded_at_start(prompt, config), config, streamer, generator, options)
 
 
@@ -355,7 +367,7 @@ class Loop(GenerationMixin):
         if self.cache is None:
             mode = config.get_generation_mode(options.get("assistant_model"))
             sequences = config.num_return_sequences or 1
-            if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE) or sequences > 1:
+            if mode not in _TOKEN_BY_TOKEN or sequences > 1:
                 raise ValueError(
                     "generation_config: expected greedy_search or sample of one sequence, as the cache goes on with "
                     f"it alone, got {mode.value} of {sequences}"
@@ -403,6 +415,89 @@ class Loop(GenerationMixin):
     __call__ = forward
 
 
+# What reads single tokens behind a cache, the rows of a plan from one on; None: nothing but the model's own loop.
+Behind = Callable[[MemoryCache, Plan, int], Tail | None]
+
+
+@contextmanager
+def answering(compressor: MemoryReader, tokens: int) -> Iterator[Behind | None]:
+    """Inside, the model reads a memory and writes at most so many tokens, prepared for that as far as it pays.
+
+    The weights have the reader's adapter in them (`Compressor.folded`), and what is given makes a `steps.Tail`.
+    """
+    lm, role = compressor.lm, compressor.reader
+    with lm.using(role), lm.without_checkpointing(), ExitStack() as stack:
+        if tokens < LEAST or lm.decoder.training:
+            yield None
+            return
+        versions = compressor.versions()
+        # An answer without is slower, and needs no more memory than the model.
+        with suppress(torch.OutOfMemoryError):
+            stack.enter_context(lm.folded(role, versions))
+        if not lm.steps.serves(lm.device):
+            yield None
+            return
+        with lm.steps.used():
+            yield partial(lm.steps.behind, lm, role, versions)
+
+
+class Passes:
+    """Passes over the rows of a plan, one after another, with one cache.
+
+    Args:
+        compressor: reads, inside `using(compressor.reader)`.
+        cache: what they go on from.
+        behind: reads single tokens where it can.
+    """
+
+    def __init__(self, compressor: MemoryReader, cache: MemoryCache, behind: Behind | None = None) -> None:
+        self._compressor, self._cache, self.behind = compressor, cache, behind
+        self._tail: Tail | None = None
+        # What was asked for the tail, and for which plan.
+        self._asked: tuple[Behind | None, Plan | None] = None, None
+
+    def settle(self) -> None:
+        """Gives the cache what single tokens have left elsewhere, which another answer may overwrite."""
+        if self._tail is not None:
+            self._tail.settle()
+            self._tail, self._asked = None, (None, None)
+
+    @property
+    def cache(self) -> MemoryCache:
+        """The cache, with all that was read."""
+        self.settle()
+        return self._cache
+
+    @property
+    def position(self) -> int:
+        """The cache's position of the next token."""
+        return self._cache.get_seq_length() + (0 if self._tail is None else self._tail.count)
+
+    def read(self, tokens: Tensor, plan: Plan, first: int, lead: Tensor | None = None) -> Tensor:
+        """Hidden states [B, k + n, d] of the rows of a plan from `first` on; new ones may overwrite those of one row.
+
+        Args:
+            tokens: int64 [B, n].
+            lead: embeddings [B, k, d] before them.
+        """
+        if tokens.shape[1] == 1 and lead is None and self.behind is not None:
+            if self._asked[0] is not self.behind or self._asked[1] is not plan:
+                self._tail, self._asked = self.behind(self.cache, plan, first), (self.behind, plan)
+            if self._tail is not None:
+                return self._tail.read(tokens)
+        compressor, lm = self._compressor, self._compressor.lm
+        # Models may choose tokens for which they have no embedding, and rows that have ended are fed any token.
+        inputs = lm.embedded(compressor.reader, tokens.clamp(0, lm.vocabulary - 1))
+        if lead is not None:
+            inputs = torch.cat([lead, inputs], 1)
+        if not inputs.shape[1]:
+            return inputs
+        end = first + inputs.shape[1]
+        rows = plan.rows(first, end, num_keys=plan.num_keys - plan.num_queries + end)
+        out = lm.run(compressor.reader, inputs_embeds=inputs, plan=rows, cache=self.cache)
+        return cast(Tensor, out.last_hidden_state)
+
+
 class Reading(Loop):
     """[memory][task token, if any][rest][prompt], and the new tokens behind them.
 
@@ -412,11 +507,20 @@ class Reading(Loop):
         compressor, memory, task: as in `generate`; the memory on the model's device.
         prompt: checked, of the memory's rows.
         count: tokens to generate, of which the last one is not read; more make a longer plan.
+        behind: what `answering` gave.
     """
 
     cache: MemoryCache
 
-    def __init__(self, compressor: MemoryReader, memory: Memory, prompt: Rows, task: Task, count: int) -> None:
+    def __init__(
+        self,
+        compressor: MemoryReader,
+        memory: Memory,
+        prompt: Rows,
+        task: Task,
+        count: int,
+        behind: Behind | None = None,
+    ) -> None:
         lm, batch = compressor.lm, memory.batch_size
         super().__init__(lm)
         if not torch.is_autocast_enabled(lm.device.type):
@@ -440,8 +544,11 @@ class Reading(Loop):
                 for previous, length in zip(self._remainder.lengths, prompt.lengths, strict=True)
             ]
         )
-        self.cache = new_cache(compressor, memory, self.plan.num_queries)
-        self._start = self.cache.get_seq_length()
+        # Captured passes have a cache of their own.
+        room = self.plan.num_queries if behind is None else self.lead.shape[1]
+        self.cache = new_cache(compressor, memory, room)
+        self._passes, self._behind = Passes(compressor, self.cache), behind
+        self._start = self._passes.position
 
     def _plan(self, new_tokens: int) -> Plan:
         new = Rows(
@@ -455,30 +562,39 @@ class Reading(Loop):
 
         At first it reads what stands before them too, and returns [B, 1 + n, d]; the first predicts the first new one.
         """
-        compressor, lm = self._compressor, self._compressor.lm
-        before = self.cache.get_seq_length() - self._start
-        # Models may choose tokens for which they have no embedding, and rows that have ended are fed any token.
-        inputs = lm.embedded(compressor.reader, tokens.clamp(0, lm.vocabulary - 1))
-        if not before:
-            inputs = torch.cat([self.lead, inputs], 1)
-        end = before + inputs.shape[1]
-        if end > self.plan.num_queries:
-            self.plan = self._plan(end - self.lead.shape[1])
-        out = inputs
-        if inputs.shape[1]:
-            keys = self.plan.num_keys - self.plan.num_queries
-            plan = self.plan.rows(before, end, num_keys=keys + end)
-            out = lm.run(compressor.reader, inputs_embeds=inputs, plan=plan, cache=self.cache).last_hidden_state
+        before = self._passes.position - self._start
+        new_tokens = max(before - self.lead.shape[1], 0) + tokens.shape[1]
+        if self.lead.shape[1] + new_tokens > self.plan.num_queries:
+            self.plan = self._plan(new_tokens)
+        out = self._passes.read(tokens, self.plan, before, None if before else self.lead)
         if before:
             return out
         new = out[:, self.lead.shape[1] :]
         if self._predicts_first:
-            out = torch.cat([compressor.last_of(self._memory)[:, None].to(out.dtype), out], 1)
+            out = torch.cat([self._compressor.last_of(self._memory)[:, None].to(out.dtype), out], 1)
         return torch.cat([out[torch.arange(len(out)), self._last][:, None], new], 1)
+
+    def write(
+        self,
+        prompt: Tensor,
+        config: GenerationConfig,
+        streamer: Streamer | None,
+        generator: torch.Generator | None,
+        options: dict[str, Any],
+    ) -> Any:
+        """See `Loop.write`."""
+        # Beams change places, and drafts are taken back.
+        if config.get_generation_mode(options.get("assistant_model")) in _TOKEN_BY_TOKEN:
+            self._passes.behind = self._behind
+        answer = super().write(prompt, config, streamer, generator, options)
+        if not isinstance(answer, Tensor):
+            # It holds the cache.
+            self.cache = self._passes.cache
+        return answer
 
     def states(self, input_ids: Tensor) -> Tensor:
         """See `Loop.states`."""
-        read = max(self.cache.get_seq_length() - self._start - self.lead.shape[1], 0)
+        read = max(self._passes.position - self._start - self.lead.shape[1], 0)
         return self.read(input_ids[:, self._prompt.ids.shape[1] + read :])
 
 

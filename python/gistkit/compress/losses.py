@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from gistkit._checks import IGNORE
+from gistkit._checks import IGNORE, placed
 
 LOSSES = ("ae", "lm", "compression", "qa", "kl")
 LOGITS = 2**25
@@ -194,7 +194,7 @@ def segment_targets(context_ids: Tensor, chunk: int, memory: int, lengths: Seque
     """
     rows, width = context_ids.shape
     device = context_ids.device
-    context = torch.tensor([width] * rows if lengths is None else list(lengths), device=device)[:, None, None]
+    context = placed([width] * rows if lengths is None else list(lengths), device)[:, None, None]
     first = torch.arange(0, width, chunk, device=device)[:, None]
     length = (context - first).clamp(min=0, max=chunk)
     slot = torch.arange(memory, device=device)

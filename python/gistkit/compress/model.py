@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf, layouts
+from gistkit.compress.steps import Steps
 from gistkit.hf import forwards
 from gistkit.hf.attach import checkpointed, decoder_of, pretrained, probed
 from gistkit.hf.cache import CACHE, MemoryCache
@@ -32,7 +33,8 @@ from gistkit.hf.lora import (
 )
 from gistkit.layouts import Plan
 from gistkit.nn import LowRank, RoleLinear
-from gistkit.nn.folded import FoldedMap, foldable
+from gistkit.nn.adapted import AdaptedMap, adaptable
+from gistkit.nn.folded import FoldedMap, fold, foldable
 from gistkit.nn.roles import LowRankTokens, TokenMap
 
 if TYPE_CHECKING:
@@ -81,6 +83,7 @@ class SharedModel:
         self.copies: Copies | None = None
         # How often each role is folded now, and what undoes it.
         self._folded: dict[str, tuple[int, ExitStack]] = {}
+        self.steps = Steps()
 
     def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
         """Puts LoRA adapters {role: config} into the model, or none, and copies of its linear maps beside it.
@@ -287,7 +290,7 @@ class SharedModel:
                 self._use = before
 
     @contextmanager
-    def folded(self, role: str | None) -> Iterator[None]:
+    def folded(self, role: str | None, versions: Any) -> Iterator[None]:
         """Inside, the adapter of a role is part of the weights it is on; see `Adapters.folded`.
 
         Openings of one role may overlap in any order, as those of threads do: the last to close undoes the first.
@@ -298,7 +301,7 @@ class SharedModel:
         with self.turn():
             count, stack = self._folded.get(role, (0, ExitStack()))
             if not count:
-                stack.enter_context(self.adapters.folded(role))
+                stack.enter_context(self.adapters.folded(role, versions))
             self._folded[role] = count + 1, stack
         try:
             yield
@@ -309,6 +312,13 @@ class SharedModel:
                     self._folded[role] = count - 1, stack
                 else:
                     stack.close()
+
+    def release(self) -> None:
+        """Frees what `folded` and `steps` have kept for the next answer."""
+        with self.turn():
+            self.steps.clear()
+            if self.adapters is not None:
+                self.adapters.unfold()
 
     @contextmanager
     def all_rows_as(self, role: str) -> Iterator[None]:
@@ -346,6 +356,13 @@ def active_adapters(model: nn.Module) -> list[str]:
     return sorted(
         {name for layer in _peft_layers(model) if not layer._disable_adapters for name in layer.active_adapters}
     )
+
+
+class _Folds(dict[str, tuple[Any, dict[nn.Module, Tensor]]]):
+    """By role: the versions of the weights, and the folded weight of each layer. A copy of the model has none yet."""
+
+    def __reduce__(self) -> Any:
+        return _Folds, ()
 
 
 class Adapters:
@@ -394,6 +411,8 @@ class Adapters:
                 bool(own_names & parts) or (bool(taken_names & parts) and trained.get(name, False))
             )
         self._maps: dict[nn.Module, partial[Tensor]] = {}
+        self._adapted = {layer: AdaptedMap(layer) for layer in self._layers if adaptable(layer)}
+        self._folds: _Folds = _Folds()
         self._use: Use = None
         self._norms = {model.get_submodule(name) for name in norms_of(model)}
         targets = [layer for layer in self._layers if self._targets(layer)]
@@ -443,7 +462,10 @@ class Adapters:
             with self._by_rows({} if use is None else use):
                 yield
             return
-        with self.switched(self._previous if use is None else [*self._previous, self.names[use]]):
+        with (
+            self.switched(self._previous if use is None else [*self._previous, self.names[use]]),
+            forwards({layer: adapted for layer, adapted in self._adapted.items() if "forward" not in vars(layer)}),
+        ):
             yield
 
     @contextmanager
@@ -486,12 +508,26 @@ class Adapters:
         return not any(p.requires_grad for name, p in self.peft.named_parameters() if self.owns(name))
 
     @contextmanager
-    def folded(self, role: str) -> Iterator[None]:
-        """Inside, passes of one role without gradients run on copies of the maps with its adapter added into them."""
+    def folded(self, role: str, versions: Any) -> Iterator[None]:
+        """Inside, passes of one role without gradients run on copies of the maps with its adapter added into them.
+
+        The copies are kept until `unfold`, or until the weights have other `versions`.
+        """
         name = self.names.get(role)
-        layers = [] if name is None else [layer for layer in self._layers if foldable(layer, name)]
-        with forwards({layer: FoldedMap(layer, cast(str, name)) for layer in layers}):
+        if name is None:
             yield
+            return
+        if self._folds.get(role, (None,))[0] != versions:
+            self._folds.pop(role, None)
+            layers = [layer for layer in self._layers if foldable(layer, name)]
+            self._folds[role] = versions, {layer: fold(layer, name) for layer in layers}
+        weights = self._folds[role][1]
+        with forwards({layer: FoldedMap(layer, name, weight) for layer, weight in weights.items()}):
+            yield
+
+    def unfold(self) -> None:
+        """Frees what `folded` has kept."""
+        self._folds.clear()
 
     @contextmanager
     def _by_rows(self, use: str | Mapping[str, slice] | tuple[str, ...]) -> Iterator[None]:

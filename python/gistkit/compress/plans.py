@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gistkit import layouts
+from gistkit._checks import placed
 from gistkit.layouts import Layout, Plan
 from gistkit.layouts.layout import physical_order
 from gistkit.layouts.positions import EncoderPositions, decoder_positions, encoder_positions
@@ -288,8 +289,8 @@ def in_place_pass(
             lengths,
             torch.from_numpy(positions),
             tuple(int(full_layouts[c].positions[-1]) for c in contexts),
-            torch.tensor(last, device=device),
-            torch.from_numpy(ends).to(device),
+            placed(last, device),
+            placed(ends, device),
         )
 
 
@@ -429,13 +430,13 @@ def image_pass(
         )
         return ImagePass(
             plan,
-            _padded(sources).to(device),
-            _padded(kept).to(device),
+            placed(_padded(sources), device),
+            placed(_padded(kept), device),
             tuple(map(len, kept)),
             _padded(positions),
             _padded([part.ordinals[index] for part, index in zip(parts, kept, strict=True)]),
             tuple(int(one.positions.T[-1].max()) for one in full),
-            torch.tensor([len(part) - 1 for part in parts], device=device),
+            placed([len(part) - 1 for part in parts], device),
             max(int(part.positions.max()) for part in parts),
         )
 

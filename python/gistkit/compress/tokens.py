@@ -9,17 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gistkit._checks import IGNORE, padded
+from gistkit._checks import IGNORE, moved, padded, placed
 
 # The text around a question, in training and where nothing else is said.
 QUESTION = "\n### Question:\n{question}\n### Answer:\n"
 
 
 class Rows(NamedTuple):
-    """Token ids int64 [B, N], each row padded with 0 behind its `lengths[b]` tokens."""
+    """Token ids int64 [B, N], each row padded with 0 behind its `lengths[b]` tokens.
+
+    `host` is the same on the CPU, where the host knows it without waiting for the device.
+    """
 
     ids: Tensor
     lengths: tuple[int, ...]
+    host: Tensor | None = None
 
     @property
     def batch_size(self) -> int:
@@ -29,12 +33,26 @@ class Rows(NamedTuple):
     @property
     def valid(self) -> Tensor:
         """bool [B, N], False on padding."""
-        lengths = torch.tensor(self.lengths, device=self.ids.device)
+        lengths = placed(self.lengths, self.ids.device)
         return torch.arange(self.ids.shape[1], device=self.ids.device) < lengths[:, None]
+
+    @property
+    def known(self) -> Tensor:
+        """The ids on the CPU."""
+        return self.ids.cpu() if self.host is None else self.host
 
     def lists(self) -> list[list[int]]:
         """The rows without their padding."""
-        return [row[:length] for row, length in zip(self.ids.tolist(), self.lengths, strict=True)]
+        return [row[:length] for row, length in zip(self.known.tolist(), self.lengths, strict=True)]
+
+    def columns(self, part: slice, lengths: tuple[int, ...]) -> Rows:
+        """Some columns of all rows, of which `lengths` are tokens."""
+        return Rows(self.ids[:, part], lengths, None if self.host is None else self.host[:, part])
+
+    @classmethod
+    def of(cls, host: Tensor, lengths: tuple[int, ...], device: torch.device | str) -> Rows:
+        """Ids that the host knows, on a device."""
+        return cls(moved(host, device), lengths, host)
 
 
 def as_rows(
@@ -60,13 +78,14 @@ def as_rows(
         attention_mask = ids.get("attention_mask") if attention_mask is None else attention_mask
         ids = ids["input_ids"]
     if isinstance(ids, Tensor | np.ndarray):
-        rows = _from_tensor(name, torch.as_tensor(ids), attention_mask)
+        # Ids that come from a device are waited for, once.
+        mask = None if attention_mask is None else torch.as_tensor(attention_mask).cpu()
+        rows = _from_tensor(name, torch.as_tensor(ids).cpu(), mask)
     else:
         try:
             rows = _from_lists(name, ids, attention_mask)
         except OverflowError as error:
             raise ValueError(f"{name}: expected token ids in [0, {vocabulary}), got one beyond 64 bits") from error
-    rows = Rows(rows.ids.to(device), rows.lengths)
     if rows.ids.numel():
         low, high = int(rows.ids.min()), int(rows.ids.max())
         if low < 0 or high >= vocabulary:
@@ -75,7 +94,7 @@ def as_rows(
         row = rows.lengths.index(min(rows.lengths))
         tokens = "token" if shortest == 1 else "tokens"
         raise ValueError(f"{name}: expected at least {shortest} {tokens}, got {rows.lengths[row]} in row {row}")
-    return rows
+    return Rows.of(rows.ids, rows.lengths, device)
 
 
 def texts_of(name: str, texts: Any) -> list[str]:
@@ -130,13 +149,13 @@ def label_rows(name: str, ids: Any, *, vocabulary: int, device: torch.device, sh
     """`as_rows` of a tensor whose padding, at the end of rows, is -100; lists have none."""
     mask = None
     if isinstance(ids, Tensor | np.ndarray):
-        ids = torch.as_tensor(ids)
+        ids = torch.as_tensor(ids).cpu()
         mask = ids != IGNORE
         ids = ids.where(mask, 0)
     rows = as_rows(name, ids, mask, vocabulary=vocabulary, device=device, shortest=shortest)
     if mask is not None and mask.shape[-1] and not rows.ids.shape[1]:
         # Rows of only padding are a batch without labels; no columns at all are a mistake.
-        return Rows(rows.ids.new_zeros(rows.batch_size, 1), rows.lengths)
+        return Rows.of(torch.zeros(rows.batch_size, 1, dtype=torch.int64), rows.lengths, device)
     return rows
 
 
@@ -144,14 +163,15 @@ def join_rows(first: Rows, second: Rows) -> Rows:
     """Each row's tokens of `first`, then those of `second`, padded at the end."""
     if min(first.lengths) == first.ids.shape[1]:
         lengths = tuple(a + b for a, b in zip(first.lengths, second.lengths, strict=True))
-        return Rows(torch.cat([first.ids, second.ids], 1), lengths)
+        known = None if first.host is None or second.host is None else torch.cat([first.host, second.host], 1)
+        return Rows(torch.cat([first.ids, second.ids], 1), lengths, known)
     return pad([a + b for a, b in zip(first.lists(), second.lists(), strict=True)], first.ids.device)
 
 
 def pad(rows: Sequence[Sequence[int]], device: torch.device | None = None) -> Rows:
     """Lists of ids as rows padded at the end."""
     lengths = tuple(map(len, rows))
-    return Rows(padded(rows, device=device or "cpu"), lengths)
+    return Rows.of(padded(rows), lengths, device or "cpu")
 
 
 def _from_tensor(name: str, ids: Tensor, mask: Any) -> Rows:

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.modeling_rope_utils import dynamic_rope_update
 
@@ -280,9 +281,11 @@ def _attached(decoder: PreTrainedModel, carried: bool, fused: bool) -> Iterator[
         undo.callback(handle.remove)
         attentions, rotaries = _rope_modules(decoder) if fused else ({}, ())
         own_forwards = {module: MethodType(_attention_forward(family), module) for module, family in attentions.items()}
-        undo.enter_context(
-            forwards(own_forwards | {module: MethodType(_rotary_forward, module) for module in rotaries})
-        )
+        # A norm that keeps wider weights has a forward of its own.
+        norms = [module for module in parts_of(decoder).norms if fused and "forward" not in vars(module)]
+        own_forwards |= {module: MethodType(_rotary_forward, module) for module in rotaries}
+        own_forwards |= {module: MethodType(_norm_forward, module) for module in norms}
+        undo.enter_context(forwards(own_forwards))
         layers = parts_of(decoder).layers if fused else layers_of(decoder)
         for index, layer in enumerate(layers):
             rope = _llama_rope if fused else partial(_own_rope, decoder, index)
@@ -351,6 +354,10 @@ def _check_and_place(
                 "without a plan: which of its keys are filled is not known"
             )
         return args, kwargs
+    tokens = args[0] if args else kwargs.get("inputs_embeds", kwargs.get("input_ids"))
+    if cache is None and kwargs.get("attention_mask") is None and tokens is not None and not tokens.is_cpu:
+        # Without a mask transformers looks for packed sequences in position ids, and waits for the answer.
+        kwargs = kwargs | {"attention_mask": _ones(tokens.device).expand(tokens.shape[:2])}
     positions = plan.positions
     if positions is None or kwargs.get("position_ids") is not None:
         return args, kwargs
@@ -365,6 +372,13 @@ def _check_and_place(
             f"got {positions.dtype}"
         )
     return args, kwargs | {"position_ids": positions if positions.dim() == 2 else positions[None]}
+
+
+@lru_cache
+def _ones(device: torch.device) -> Tensor:
+    """A mask of all tokens, once it is expanded, which nobody has to look into."""
+    with torch.inference_mode(False):
+        return torch.ones(1, 1, dtype=torch.bool, device=device)
 
 
 def cache_of(kwargs: Mapping[str, Any]) -> Any:
@@ -450,6 +464,15 @@ def _own_rotation(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | 
         # The next pass writes its own frequencies into the buffer, which the backward pass of this one still needs.
         inv_freq = inv_freq.clone()
     return Rotation(position_ids, inv_freq, getattr(self, f"{prefix}attention_scaling"))
+
+
+def _norm_forward(self: Any, hidden_states: Tensor) -> Tensor:
+    """An RMS norm as one operation of a GPU in place of seven, which keeps one copy for the backward pass."""
+    x, weight = hidden_states, self.weight
+    wide = x.dtype == torch.float64 or x.dtype != weight.dtype
+    if x.is_cpu or wide or torch.is_autocast_enabled(x.device.type):
+        return type(self).forward(self, x)  # type: ignore[no-any-return]
+    return F.rms_norm(x, weight.shape, weight, self.variance_epsilon)
 
 
 @lru_cache
@@ -621,6 +644,8 @@ def mask(*args: Any, attention_mask: Tensor | None = None, local_size: int | Non
         ValueError: if a 2-D attention mask marks padding; a ragged batch is compiled into the plan instead.
     """
     if attention_mask is None or torch.compiler.is_compiling():
+        return local_size
+    if attention_mask.stride() == (0, 0) and attention_mask.data_ptr() == _ones(attention_mask.device).data_ptr():
         return local_size
     # Outside of graph capture the host waits for the check, once a pass: otherwise attention would read padding.
     captured = attention_mask.is_cuda and torch.cuda.is_current_stream_capturing()

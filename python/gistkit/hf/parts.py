@@ -18,11 +18,13 @@ class Family:
         prefix: of its classes' names in transformers.
         window: what holds the width of a sliding window, the layer or the config; None: there are none.
         softcap: whether attention caps its logits at the layer's `attn_logit_softcapping`.
+        plain_norms: whether its RMS norms multiply by their weight, in the input's dtype; Gemma's by 1 more.
     """
 
     prefix: str
     window: Literal["layer", "config"] | None = None
     softcap: bool = False
+    plain_norms: bool = True
 
 
 FAMILIES = {
@@ -30,14 +32,14 @@ FAMILIES = {
     "mistral": Family("Mistral", window="config"),
     "qwen2": Family("Qwen2", window="layer"),
     "qwen3": Family("Qwen3", window="layer"),
-    "gemma2": Family("Gemma2", window="layer", softcap=True),
-    "gemma3": Family("Gemma3", window="layer"),
+    "gemma2": Family("Gemma2", window="layer", softcap=True, plain_norms=False),
+    "gemma3": Family("Gemma3", window="layer", plain_norms=False),
 }
 # By name, so that only the model in use is imported.
 _CLASSES = {
     f"transformers.models.{name}.modeling_{name}.{family.prefix}{part}": (part, family)
     for name, family in FAMILIES.items()
-    for part in ("Attention", "RotaryEmbedding")
+    for part in ("Attention", "RotaryEmbedding", "RMSNorm")
 }
 
 
@@ -56,6 +58,7 @@ class Parts:
         holders: the modules whose children the other fields name: these hold until one is replaced.
         attentions: attention modules of known families, in order, with their family.
         rotaries: RoPE modules of known families.
+        norms: RMS norms of known families that multiply by their weight.
         layers: the modules that hold `attentions`.
         causal: no module says that it is not causal.
         one_config: the decoder and all models in it share one configuration without sub-configurations.
@@ -66,6 +69,7 @@ class Parts:
     holders: tuple[nn.Module, ...]
     attentions: Mapping[nn.Module, Family]
     rotaries: tuple[nn.Module, ...]
+    norms: tuple[nn.Module, ...]
     layers: tuple[nn.Module, ...]
     causal: bool
     one_config: bool
@@ -77,18 +81,20 @@ def find_parts(decoder: nn.Module) -> Parts:
     """What passes need to know about a decoder, from a look at all its modules."""
     modules = dict(decoder.named_modules())
     attentions: dict[str, Family] = {}
-    rotaries = []
+    rotaries, norms = [], []
     for name, module in modules.items():
         part, family = _known(module)
         if part == "Attention" and family is not None:
             attentions[name] = family
+        elif part == "RMSNorm" and family is not None:
+            norms += [name] * family.plain_norms
         elif part is not None:
             rotaries.append(module)
     guessed = not attentions and not rotaries
     if guessed:
         attentions, rotaries = _alike(decoder, modules)
     switches = [name for name, module in modules.items() if name and hasattr(module, "gradient_checkpointing")]
-    paths = [name.split(".") for name in [*attentions, *switches]]
+    paths = [name.split(".") for name in [*attentions, *norms, *switches]]
     above = {".".join(parts[:depth]) for parts in paths for depth in range(len(parts))}
     config: Any = decoder.config
     models = (module for module in modules.values() if isinstance(module, PreTrainedModel))
@@ -96,6 +102,7 @@ def find_parts(decoder: nn.Module) -> Parts:
         holders=tuple(modules[name] for name in above),
         attentions={modules[name]: family for name, family in attentions.items()},
         rotaries=tuple(rotaries),
+        norms=tuple(modules[name] for name in norms),
         layers=tuple(modules[name.rpartition(".")[0]] for name in attentions),
         causal=all(getattr(module, "is_causal", True) is not False for module in modules.values()),
         one_config=not config.sub_configs and all(model.config is config for model in models),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gistkit import _gpu
+from gistkit._checks import moved
 from gistkit._compiled import planner as _planner
 
 # Rows of queries and keys of a tile (csrc/common/attention.h).
@@ -59,8 +60,8 @@ def made_on_gpu(spans: Tensor, num_keys: int) -> bool:
     return batch * max(query_tiles, key_tiles) <= MOST_LISTS and batch * query_tiles * key_tiles <= MOST_TILES
 
 
-def lists_on(spans: Tensor, num_keys: int, moved: Tensor) -> TileLists:
-    """Lists of spans [B or 1, Nq, S, 2] on the CPU, moved to the device of `moved`, a copy of these spans.
+def lists_on(spans: Tensor, num_keys: int, there: Tensor) -> TileLists:
+    """Lists of spans [B or 1, Nq, S, 2] on the CPU, moved to the device of `there`, a copy of these spans.
 
     Their memory is proportional to the tiles visited.
     """
@@ -68,8 +69,8 @@ def lists_on(spans: Tensor, num_keys: int, moved: Tensor) -> TileLists:
     normalized, tiles = (torch.from_numpy(array) for array in _planner.lists(host, num_keys))
     same = torch.equal(normalized, spans)
     return TileLists(
-        of=moved,
-        version=version_of(moved),
-        spans=moved if same else normalized.to(moved.device),
-        tiles=tiles.to(moved.device),
+        of=there,
+        version=version_of(there),
+        spans=there if same else moved(normalized, there.device),
+        tiles=moved(tiles, there.device),
     )

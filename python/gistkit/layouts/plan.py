@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gistkit import _gpu
-from gistkit._checks import at_least
+from gistkit._checks import at_least, moved
 from gistkit.layouts.lists import TileLists, lists_on
 from gistkit.layouts.relations import Role
 from gistkit.layouts.tiles import Tiles, tiles_of
@@ -145,15 +145,15 @@ class Plan:
 
     def to(self, device: torch.device | str) -> Plan:
         """The same plan with its tensors on `device`. On a GPU it gets the lists of tiles that attention visits."""
-        move = lambda t: None if t is None else t.to(device)  # noqa: E731
+        move = lambda t: None if t is None else moved(t, device)  # noqa: E731
         plan = replace(
             self,
-            spans=self.spans.to(device),
+            spans=moved(self.spans, device),
             positions=move(self.positions),
             order=move(self.order),
             lengths=move(self.lengths),
         )
-        plan = plan.with_windows({width: cut.spans.to(device) for width, cut in self.windowed.items()})
+        plan = plan.with_windows({width: moved(cut.spans, device) for width, cut in self.windowed.items()})
         for source, target in ((self, plan), *((cut, plan.windowed[width]) for width, cut in self.windowed.items())):
             if target.spans is source.spans:
                 target._keep(source._lists)

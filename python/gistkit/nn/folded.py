@@ -17,17 +17,11 @@ class FoldedMap:
     Args:
         layer: PEFT's layer, one that `foldable` says yes to.
         adapter: PEFT's name of the adapter.
+        weight: what `fold` returned.
     """
 
-    def __init__(self, layer: Any, adapter: str) -> None:
-        self._layer, self._adapters, self._plain = layer, [adapter], layer.forward
-        base = layer.base_layer.weight
-        # Rounded once, to the weights' dtype.
-        dtype = torch.promote_types(base.dtype, torch.float32)
-        parts = (base, layer.lora_B[adapter].weight, layer.lora_A[adapter].weight)
-        with torch.no_grad(), torch.autocast(base.device.type, enabled=False):
-            wide = torch.addmm(*(part.to(dtype) for part in parts), alpha=layer.scaling[adapter])
-            self._weight = wide.to(base.dtype)
+    def __init__(self, layer: Any, adapter: str, weight: Tensor) -> None:
+        self._layer, self._adapters, self._plain, self._weight = layer, [adapter], layer.forward, weight
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The map of x [.., in], as [.., out]."""
@@ -36,6 +30,17 @@ class FoldedMap:
         if not alone or layer.training or torch.is_grad_enabled():
             return self._plain(x, *args, **kwargs)  # type: ignore[no-any-return]
         return F.linear(x, self._weight, layer.base_layer.bias)
+
+
+def fold(layer: Any, adapter: str) -> Tensor:
+    """The weight of PEFT's layer with the adapter in it, summed in float32 or wider and rounded once."""
+    base = layer.base_layer.weight
+    dtype = torch.promote_types(base.dtype, torch.float32)
+    parts = (base, layer.lora_B[adapter].weight, layer.lora_A[adapter].weight)
+    # What is kept outlives the call: passes outside of inference mode take it too.
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(base.device.type, enabled=False):
+        wide = torch.addmm(*(part.to(dtype) for part in parts), alpha=layer.scaling[adapter])
+        return wide.to(base.dtype)
 
 
 def foldable(layer: Any, adapter: str) -> bool:

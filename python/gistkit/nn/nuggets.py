@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gistkit._checks import number
+from gistkit._checks import number, placed
 
 
 class NuggetScorer(nn.Module):
@@ -70,7 +70,7 @@ def top_nuggets(scores: Tensor, ratio: float, mask: Tensor | None = None) -> Nug
     order = ranked.argsort(dim=1, descending=True, stable=True)[:, : max(counts)]
     if min(counts) < order.shape[1]:
         # What comes first in the ranking is the last token, which no other index is beyond.
-        extra = torch.arange(order.shape[1], device=order.device) >= torch.tensor(counts, device=order.device)[:, None]
+        extra = torch.arange(order.shape[1], device=order.device) >= placed(counts, order.device)[:, None]
         order = torch.where(extra, order[:, :1], order)
     return Nuggets(order.sort(1).values, counts)
 

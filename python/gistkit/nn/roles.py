@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gistkit.nn.adapted import Factors, adapted_linear, fits
+
 
 class LowRank(nn.Module):
     """What a LoRA adapter adds to a linear map: up(down(dropout(x))) times a scale (LoRA, arXiv 2106.09685, eq. 3).
@@ -98,6 +100,8 @@ class RoleLinear(nn.Module):
         parts = _ordered(slices, x.shape[-2], self.roles)
         if any(not isinstance(self.roles[name], LowRank) for name, _ in parts):
             return self._joined(x, parts)
+        if parts and all(self._fits(x, name) for name, _ in parts):
+            return self._adapted(x, parts)
         out = self.base(x)
         if out is x and parts:
             out = x.clone()
@@ -112,6 +116,8 @@ class RoleLinear(nn.Module):
         role_map = self.roles[role]
         if not isinstance(role_map, LowRank):
             return role_map(x)  # type: ignore[no-any-return]
+        if self._fits(x, role):
+            return self._adapted(x, [(role, slice(0, x.shape[-2]))])
         out: Tensor = self.base(x)
         # Under autocast the two may have different dtypes.
         return (out + role_map(x)).to(out.dtype)
@@ -131,6 +137,19 @@ class RoleLinear(nn.Module):
         rows, order = _rows_by_role(tuple(roles), str(x.device))
         parts = [self(x[index], slices[role]) for role, index in zip(distinct, rows, strict=True)]
         return torch.cat(parts)[order]
+
+    def _fits(self, x: Tensor, role: str) -> bool:
+        adapter: Any = self.roles[role]
+        return fits(x, self.base, adapter.down, adapter.up, adapter.dropout)
+
+    def _adapted(self, x: Tensor, parts: Sequence[tuple[str, slice]]) -> Tensor:
+        """All maps as one function of x, whose gradient is made once."""
+        roles = cast(dict[str, Any], self.roles)
+        adapters = [
+            Factors(roles[name].down.weight, roles[name].up.weight, roles[name].scale, rows.start, rows.stop)
+            for name, rows in parts
+        ]
+        return adapted_linear(x, cast(nn.Linear, self.base), adapters)
 
     def _joined(self, x: Tensor, parts: list[tuple[str, slice]]) -> Tensor:
         """Each row through one map: those of a role that has a whole one do not pass through the base."""

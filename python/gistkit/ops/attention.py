@@ -119,8 +119,8 @@ def _call(
         spans, tiles = _lists(plan, torch.is_grad_enabled() and _any_requires_grad(query, key, value, key_bias))
     # What the op does not know, or takes for something else.
     _, heads, keys, dim = key.shape
-    if heads == 0 or keys != plan.num_keys or (softcap is not None and softcap <= 0):
-        raise ValueError("attention: expected key heads, a plan of key's rows and a positive softcap")
+    if 0 in (heads, dim) or keys != plan.num_keys or (softcap is not None and softcap <= 0):
+        raise ValueError("attention: expected key heads and dims, a plan of key's rows and a positive softcap")
     if key_bias is not None:
         key_bias = _contiguous_last(key_bias)
     scale = dim**-0.5 if scale is None else float(scale)
@@ -160,6 +160,16 @@ def _lists(plan: Plan, gradient: bool) -> tuple[Tensor, Tensor | None]:
         kept = TileLists(spans, version_of(spans), ordered, tiles, _gpu.stream_of(spans))
         plan._keep(kept)
     return kept.spans, kept.tiles
+
+
+def keep_lists(plan: Plan) -> None:
+    """Makes the lists of a plan on a GPU for all calls of attention that follow, also while a graph is captured.
+
+    A plan made inside a graph must not be used outside of it.
+    """
+    if _by_lists(plan.spans):
+        ordered, tiles = _TILES(plan.spans, plan.num_keys, False)
+        plan._keep(TileLists(plan.spans, version_of(plan.spans), ordered, tiles))
 
 
 def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:

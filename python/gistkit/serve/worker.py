@@ -199,22 +199,21 @@ class Worker:
 
     @torch.no_grad()
     def _run(self) -> None:
-        with self.compressor.folded():
-            while (job := self._next()) is not None:
-                try:
-                    if isinstance(job, Text):
-                        self._compress(job)
-                    elif isinstance(job, Question):
-                        self._answer(self._batch(job))
-                except (Refused, ValueError) as error:
-                    _refuse(self.running, error)
-                except Exception as error:  # Whatever a request does, the next one is served.
-                    log.exception("a request failed")
-                    _refuse(self.running, Refused(500, f"the server failed: {type(error).__name__}", code="failed"))
-                finally:
-                    with self._changed:
-                        self.done += len(self.running)
-                        self.running = []
+        while (job := self._next()) is not None:
+            try:
+                if isinstance(job, Text):
+                    self._compress(job)
+                elif isinstance(job, Question):
+                    self._answer(self._batch(job))
+            except (Refused, ValueError) as error:
+                _refuse(self.running, error)
+            except Exception as error:  # Whatever a request does, the next one is served.
+                log.exception("a request failed")
+                _refuse(self.running, Refused(500, f"the server failed: {type(error).__name__}", code="failed"))
+            finally:
+                with self._changed:
+                    self.done += len(self.running)
+                    self.running = []
 
     def _next(self) -> Job | None:
         """The next request that somebody waits for; None at the end."""

@@ -380,7 +380,10 @@ void bulk_wait(int newest, bool written) {
 
 int load_acquire(const int* from, Site site) {
   poll("load_acquire", site);
-  if (block.launch->checked) check_access(from, sizeof *from, Access::kAtomic, site, nullptr);
+  if (block.launch->checked) {
+    check_access(from, sizeof *from, Access::kAtomic, site, nullptr);
+    acquire_blocks(from);
+  }
   return *from;
 }
 
@@ -389,7 +392,10 @@ void add_release(int* to, int x, Site site) {
     if (!t.into_shared() && t.thread == self()->index)
       fail("add_release%s before bulk_wait: the copy%s may not have been written", at(site).c_str(),
            at(t.site).c_str());
-  if (block.launch->checked) check_access(to, sizeof *to, Access::kAtomic, site, nullptr);
+  if (block.launch->checked) {
+    check_access(to, sizeof *to, Access::kAtomic, site, nullptr);
+    release_block(to);
+  }
   *to += x;
   progress();
 }

@@ -10,6 +10,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <set>
 
 #include "emulator/state.h"
 
@@ -40,6 +42,11 @@ struct Buffer {
 };
 std::vector<Buffer> buffers;
 std::pair<uintptr_t, uintptr_t> image;  // of the kernel's library: constants may be read
+
+// Of counters by which blocks wait for one another: the blocks whose work whoever reads them sees. And those whose work
+// the running block sees.
+std::map<const void*, std::set<int32_t>> released;
+std::set<int32_t> seen;
 
 bool ordered(uint32_t clock, int thread) {
   const Fiber* me = self();
@@ -122,8 +129,9 @@ void check_blocks(Buffer& buffer, uintptr_t address, size_t bytes, Access access
   const int32_t me = block.index + 1;
   for (size_t c = (address - buffer.begin) / kCell; c <= (address + bytes - 1 - buffer.begin) / kCell; ++c) {
     int32_t &writer = buffer.writer[c], &reader = buffer.reader[c];
-    const bool after_write = writer && std::abs(writer) != me && !(access == Access::kAtomic && writer < 0);
-    const bool after_read = access != Access::kRead && reader && reader != me;
+    const auto apart = [&](int32_t block) { return block && block != me && !seen.count(block); };
+    const bool after_write = apart(std::abs(writer)) && !(access == Access::kAtomic && writer < 0);
+    const bool after_read = access != Access::kRead && apart(reader);
     if (after_write || after_read)
       fail("race between blocks in %s at byte %zu: %s, and block %d %s it%s", buffer.name.c_str(), c * kCell,
            name_of(access), (after_write ? std::abs(writer) : reader) - 1, after_write ? "wrote" : "read",
@@ -246,6 +254,17 @@ void check_access(const void* pointer, size_t bytes, Access access, Site site, v
   check_global(address, bytes, access, site, code);
 }
 
+void release_block(const void* counter) {
+  std::set<int32_t>& blocks = released[counter];
+  blocks.insert(seen.begin(), seen.end());
+  blocks.insert(block.index + 1);
+}
+
+void acquire_blocks(const void* counter) {
+  const std::set<int32_t>& blocks = released[counter];
+  seen.insert(blocks.begin(), blocks.end());
+}
+
 void start_launch_checks(const Launch& launch) {
   dl_iterate_phdr(&add_to_image, reinterpret_cast<void*>(launch.body));
   for (Buffer& b : buffers) {
@@ -253,6 +272,7 @@ void start_launch_checks(const Launch& launch) {
     b.writer.assign((b.end - b.begin + kCell - 1) / kCell, 0);
     b.reader = b.writer;
   }
+  released.clear();
   writes.clear();
   reads.clear();
   first_clock = 1;
@@ -260,6 +280,7 @@ void start_launch_checks(const Launch& launch) {
 }
 
 void start_block_checks() {
+  seen.clear();
   uint32_t latest = 0;
   for (const Warp& warp : block.warps) latest = std::max(latest, *std::max_element(warp.clock, warp.clock + kClocks));
   latest = std::max(latest, block.async_clock);

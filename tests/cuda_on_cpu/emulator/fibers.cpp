@@ -207,7 +207,7 @@ void run_fibers() {
 void suspend() {
   Fiber* next = next_fiber();
   if (!next) stop(deadlock_text());
-  switch_to(self(), next);
+  if (next != self()) switch_to(self(), next);
 }
 
 void make_ready(int warp, uint32_t lanes) {

@@ -133,6 +133,7 @@ const char* gistkit_emulator_error() {
 // order: 0 forward, 1 reverse, 2 random; copies: 0 poison, 1 eager, 2 lazy; shared_limit: at most kMaxShared;
 // capability: ten times the compute capability.
 void gistkit_emulator_configure(int order, unsigned seed, int copies, size_t shared_limit, int capability) {
+  gistkit::emulator::last_error.clear();
   gistkit::emulator::config = {static_cast<gistkit::emulator::Order>(order),
                                seed,
                                static_cast<gistkit::emulator::CopyMode>(copies),

@@ -38,7 +38,8 @@ using gistkit::emulator::count_call;
 
 cudaError_t cudaGetDevice(int* device) {
   count_call("cudaGetDevice");
-  *device = 0;
+  // Launchers keep what they are told of a device: one of another capability has another number.
+  *device = gistkit::emulator::config.capability / 10 - 8;
   return cudaSuccess;
 }
 

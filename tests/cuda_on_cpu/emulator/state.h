@@ -211,6 +211,8 @@ void end_interval(Warp& warp);  // what the warp does from here on is later than
 // The current thread tells, by `clock`, what was done before, and learns of it.
 void publish(uint32_t* clock);
 void learn(Warp& warp, const uint32_t* clock);
+void release_block(const void* counter);
+void acquire_blocks(const void* counter);
 void check_init(const Mbarrier& barrier, Site site);
 std::string site_text(Site site, void* code);
 

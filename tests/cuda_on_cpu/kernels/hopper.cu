@@ -147,8 +147,8 @@ __global__ void GISTKIT_HOPPER_BOUNDS(64) shared_words_kernel(const SharedWordsP
 #if GISTKIT_HOPPER_DEVICE
   GISTKIT_DYNAMIC_SHARED(shared);
   uint32_t* words = reinterpret_cast<uint32_t*>(shared);
-  const int lane = lane_index() ^ kBroken;
-  const uint32_t to = shared_address(shared), *x = p.words + 4 * lane;
+  const int lane = lane_index();
+  const uint32_t to = shared_address(shared), *x = p.words + 4 * (lane ^ kBroken);
   const float* y = reinterpret_cast<const float*>(x);
   store_shared_16(to + 16 * lane, y[0], y[1], y[2], y[3]);
   store_shared_uint2(to + 512 + 16 * lane, x[0], x[1]);

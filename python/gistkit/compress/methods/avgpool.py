@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal, Unpack
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from gistkit import hf
+from gistkit._checks import placed
 from gistkit.compress.methods.in_place import InPlace, InPlaceOptions
 from gistkit.compress.tokens import Rows
 
@@ -57,7 +57,7 @@ class AvgPool(InPlace):
         )
         self.pool = pool
         self.past = pool if past is None else past
-        start = self.embed(torch.tensor([self.bos_token], device=self.device)).detach()
+        start = self.embed(placed([self.bos_token], self.device)).detach()
         self.soft_prompt = nn.Parameter(start.clone().float()) if soft_prompt else None
 
 
@@ -84,4 +84,4 @@ class NoContext(InPlace):
         return type(self).__name__
 
     def _input_rows(self, rows: Rows) -> Rows:
-        return Rows(rows.ids[:, :1], (1,) * rows.batch_size)
+        return rows.columns(slice(1), (1,) * rows.batch_size)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit._checks import POSITIONS, whole
+from gistkit._checks import POSITIONS, placed, whole
 from gistkit.compress.memory import Memory
 from gistkit.compress.methods.in_place import GISTS, TEXT, InPlace, InPlaceOptions
 from gistkit.compress.tokens import Rows
@@ -259,7 +259,7 @@ class Dodo(InPlace):
         inputs = self.lm.embedded(self._encoder, input_rows.ids)
         out = self.lm.run(self._encoder, inputs_embeds=inputs, plan=plan, keep=keep)
         hidden_states = out.last_hidden_state.take_along_dim(index[..., None], 1)
-        last = torch.tensor(input_rows.lengths, device=index.device)[:, None] - 1
+        last = placed(input_rows.lengths, index.device)[:, None] - 1
         bias = None
         if scores is not None and scores.requires_grad:
             # BOS is no nugget. The last token is one whatever its score is: Equation 17 makes no exception of it.
@@ -327,7 +327,7 @@ def rule_scores(rule: Rule, ids: Tensor, indices: Tensor, ratio: int, delimiters
         return ((indices + 1) % ratio == 0).float()
     score = _uniform(ids, indices)
     if rule == "delimiters":
-        score = score + torch.isin(ids, torch.tensor(delimiters, device=ids.device))
+        score = score + torch.isin(ids, placed(delimiters, ids.device))
     return score
 
 

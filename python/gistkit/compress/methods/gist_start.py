@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from gistkit import ops
+from gistkit._checks import placed
 from gistkit.compress.methods.gist import GistPool
 from gistkit.compress.model import Copies
 from gistkit.compress.plans import InPlacePass
@@ -116,7 +117,7 @@ class _Fit:
 
     def _enter(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
         hidden_states = args[0]
-        counts = torch.tensor(self.batch.lengths, device=hidden_states.device)[:, None] - 1
+        counts = placed(self.batch.lengths, hidden_states.device)[:, None] - 1
         self.real = torch.arange(int(counts.max()), device=hidden_states.device) < counts
         window_mean = ops.window_pool(hidden_states[:, self.batch.context], windows=self.batch.windows)
         self.precision = torch.promote_types(hidden_states.dtype, torch.float32)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf, ops
-from gistkit._checks import POSITIONS, whole
+from gistkit._checks import POSITIONS, moved, placed, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like
 from gistkit.compress.files import ADDED_SETTINGS
 from gistkit.compress.losses import HEAD
@@ -221,8 +221,8 @@ class InPlace(Compressor):
         have_bos = self._begins_with_bos(rows)
         if all(have_bos):
             return rows
-        bos = Rows(torch.full_like(rows.ids[:, :1], self.bos_token), tuple(1 - has_bos for has_bos in have_bos))
-        return join_rows(bos, rows)
+        bos = torch.full((rows.batch_size, 1), self.bos_token)
+        return join_rows(Rows.of(bos, tuple(1 - has_bos for has_bos in have_bos), rows.ids.device), rows)
 
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
         """[B, 1, d], the learned [AE] token, or [B, 0, d] for other tasks, whose text follows the memory directly."""
@@ -247,7 +247,7 @@ class InPlace(Compressor):
             positions=batch.positions.clone(),
             starts=batch.starts,
             layers=keep.close(),
-            last=hidden_states[torch.arange(rows.batch_size), batch.last_rows],
+            last=hidden_states.take_along_dim(batch.last_rows[:, None, None], 1)[:, 0],
         )
         return memory, hidden_states[:, batch.gists]
 
@@ -338,17 +338,17 @@ class InPlace(Compressor):
             return OffsetKeys(batch.gists, self.as_text)
         if self.reads == "keys":
             rows = [0, *range(batch.gists.start, batch.gists.stop)]
-            return hf.KeptKeys(torch.tensor(rows, device=batch.plan.spans.device))
-        positions = batch.positions[:, 1:].to(self.device)
+            return hf.KeptKeys(placed(rows, batch.plan.spans.device))
+        positions = moved(batch.positions[:, 1:], self.device)
         return PooledKeys(batch.context, batch.windows, positions, self.reads == "means", self.as_text)
 
     def _begins_with_bos(self, rows: Rows) -> list[int]:
         """1 for each row that begins with BOS, 0 for the others."""
-        return (rows.ids[:, 0] == self.bos_token).int().tolist()  # type: ignore[no-any-return]
+        return (rows.known[:, 0] == self.bos_token).int().tolist()  # type: ignore[no-any-return]
 
     def _segments(self, compressed: Rows) -> Tensor:
         context = self.with_bos(compressed)
-        return super()._segments(Rows(context.ids[:, 1:], tuple(length - 1 for length in context.lengths)))
+        return super()._segments(context.columns(slice(1, None), tuple(length - 1 for length in context.lengths)))
 
 
 def _of_layout(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gistkit import hf, ops
-from gistkit._checks import whole
+from gistkit._checks import placed, whole
 from gistkit.compress.memory import Memory
 from gistkit.compress.methods.in_place import TEXT, InPlace, InPlaceOptions
 from gistkit.compress.plans import ReadingRow, decoder_plan
@@ -110,7 +110,7 @@ class Select(InPlace):
             positions=(first + columns).where(columns < count, 0),
             starts=counts if self.closed else lengths,
             layers=keep.close(),
-            last=hidden_states[torch.arange(rows.batch_size), torch.tensor(lengths, device=self.device) - 1],
+            last=hidden_states[torch.arange(rows.batch_size), placed(lengths, self.device) - 1],
         )
         return memory, hidden_states[:, :0]
 
@@ -137,7 +137,7 @@ class Select(InPlace):
                 reading = ReadingRow(len(ids), b"", ordinals, len(ids), len(ids), (len(words),))
                 plan = decoder_plan((reading,), len(ids), (len(words),), True, self.lm.windows, str(self.device))
                 keep = Repetition(own, part, score.sinks)
-                inputs = self.lm.embedded(TEXT, torch.tensor([words], device=self.device))
+                inputs = self.lm.embedded(TEXT, placed([words], self.device))
                 self.lm.run(TEXT, inputs_embeds=inputs, plan=plan, memory=own, keep=keep)
                 parts.append(keep.scores)
             scores = {layer: torch.cat([part[layer] for part in parts], -1) for layer in parts[0]}

@@ -275,7 +275,7 @@ class VoCo(Compressor):
             positions=batch.positions.clone(),
             starts=batch.starts,
             layers=keep.close(),
-            last=hidden_states[torch.arange(rows.batch_size), batch.last_rows],
+            last=hidden_states.take_along_dim(batch.last_rows[:, None, None], 1)[:, 0],
             ordinals=batch.ordinals.clone(),
         )
         return memory, hidden_states.take_along_dim(batch.kept[..., None], 1)

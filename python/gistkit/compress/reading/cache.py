@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gistkit import hf
-from gistkit._checks import padded
+from gistkit._checks import padded, placed
 from gistkit.hf.keep import Layers
 from gistkit.layouts import Plan
 
@@ -83,9 +83,9 @@ class StreamCache:
                 intervals = [[0, 1], [a, len(old)], [b, keys]] if oldest <= 0 < begin else [[a, len(old)], [b, keys]]
                 nonempty = [span for span in intervals if span[0] < span[1]]
                 rows.append([nonempty + [[0, 0]] * (3 - len(nonempty))])
-            return torch.tensor(rows, dtype=torch.int32, device=device)
+            return placed(rows, device, torch.int32)
 
-        at = torch.tensor(positions, device=device)[:, None]
+        at = placed(positions, device)[:, None]
         plan = Plan(spans(None), keys, at, reach=max(positions) + 1)
         return plan.with_windows({window: spans(window) for window in windows})
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from gistkit._checks import IGNORE
+from gistkit._checks import IGNORE, placed
 from gistkit.compress.generation import Loop, Streamer, configured, padded_at_start
 from gistkit.compress.losses import token_loss
 from gistkit.compress.methods.in_place import InPlace
@@ -121,7 +121,7 @@ class Stream(ABC):
         self.reader = reader
         self.ends = list(rows.lengths)
         hidden_states, self._cache = self._first_pass(rows)
-        ends = torch.tensor(self.ends, device=hidden_states.device)[:, None, None] - 1
+        ends = placed(self.ends, hidden_states.device)[:, None, None] - 1
         self.last = hidden_states.take_along_dim(ends, 1)[:, 0]
 
     @property

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gistkit import hf, layouts
-from gistkit._checks import padded
+from gistkit._checks import padded, placed
 from gistkit.compress.methods.dodo import Dodo, rule_scores
 from gistkit.compress.methods.in_place import GISTS, TEXT
 from gistkit.compress.model import Use
@@ -194,7 +194,7 @@ class NuggetStream(Stream):
         """Scores [B] of the next tokens."""
         compressor = self.reader.compressor
         if compressor.scorer is None or self._scored is None:
-            indices = torch.tensor(self.ends, device=compressor.device) - 1
+            indices = placed(self.ends, compressor.device) - 1
             return rule_scores(compressor.rule, tokens, indices, compressor.nugget_ratio, compressor.delimiters)
         self._scored.clear(self.ends)
         plan = self._scored.plan(self.ends, compressor.lm.windows)

@@ -1,0 +1,148 @@
+"""Attention's forward pass by wgmma on a CPU: what it takes, and what the tests of both paths leave open."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+
+import pytest
+import torch
+from attention_cases import Case, Device, Forward, Rows
+from emulation import SHARED_LIMIT, configure
+from test_attention_forward import AMPERE, BF16, FP16, HOPPER, check_forward, forward, library
+from test_attention_pairwise import spoil
+
+from tests.helpers import nonfinite
+
+pytestmark = pytest.mark.usefixtures("build")
+MMA, WGMMA = 0, 1
+TRIALS = {"default": (), "sums": ("GISTKIT_TRIALS",)}
+
+
+@pytest.fixture(params=TRIALS)
+def defines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """The default kernel, and the one that is not."""
+    if TRIALS[request.param]:
+        monkeypatch.setenv("GISTKIT_HOPPER", request.param)
+    return TRIALS[request.param]
+
+
+def path(case: Case, *, splits: int = 1, capability: int = HOPPER, shared_limit: int = SHARED_LIMIT) -> int:
+    """Who takes a case, by the launcher's own word."""
+    params, out = Forward(), case.empty(case.heads, case.queries, case.value_dim)
+    case.fill(params)
+    params.out = Rows.of(out)
+    configure(capability=capability)
+    choose = library(capability).function("gistkit::cuda::attention_forward_path")
+    return choose(ctypes.byref(params), ctypes.byref(Device(splits=splits, shared_limit=shared_limit)))
+
+
+PLAIN = Case(130, 70, dim=64, dtype=BF16)
+TAKEN = {
+    "bfloat16": {},
+    "float16": {"dtype": FP16},
+    "D128": {"dim": 128},
+    "D8": {"dim": 8},
+    "D72": {"dim": 72},
+    "one key": {"keys": 1},
+    "few queries of a head of its own": {"queries": 3, "key_heads": 2},
+    "bias and cap": {"bias": "bh", "softcap": 2.0},
+    "tokens first": {"layout": "tokens"},
+}
+LEFT = {
+    "float32": {"dtype": torch.float32},
+    "D136": {"dim": 136},
+    "D68": {"dim": 68},
+    "values of another dim": {"value_dim": 128},
+    "few queries of several heads": {"queries": 128},
+    "no keys": {"keys": 0},
+    "unaligned": {"layout": "odd"},
+}
+
+
+def other(**changes: object) -> Case:
+    return replace(PLAIN, tensors={}, **{"value_dim": None, **changes})
+
+
+@pytest.mark.parametrize("build", ["plain"], indirect=True)
+def test_who_takes_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, changes in TAKEN.items():
+        assert path(other(**changes)) == WGMMA, name
+    for name, changes in LEFT.items():
+        assert path(other(**changes)) == MMA, name
+    assert path(PLAIN, splits=2) == path(PLAIN, capability=AMPERE) == path(PLAIN, shared_limit=99 * 1024) == MMA
+    expanded = other(key_heads=2)
+    expanded.tensors["key"] = expanded.tensors["key"][:, :1].expand(-1, 2, -1, -1)
+    assert path(expanded) == MMA
+    monkeypatch.setenv("GISTKIT_HOPPER", "0")
+    assert path(PLAIN) == MMA
+
+
+@pytest.mark.parametrize("dim", [8, 24, 40, 56, 64, 72, 96, 112, 120, 128])
+def test_head_dims(dim: int) -> None:
+    for dtype in (BF16, FP16):
+        check_forward(Case(141, 150, batch=1, heads=1, dim=dim, dtype=dtype), HOPPER)
+
+
+CASES = {
+    "causal": {"queries": 300, "kind": "causal", "dim": 128},
+    "gistpool": {"queries": 260, "kind": "gistpool", "heads": 4, "key_heads": 2},
+    "spans of each sequence": {"queries": 200, "keys": 300, "batch": 3},
+    "bias and cap": {"queries": 150, "keys": 280, "bias": "bhi", "softcap": 3.0, "dim": 128},
+    "bias": {"queries": 150, "keys": 280, "bias": "h"},
+}
+
+
+def of(name: str, dtype: torch.dtype = BF16, **more: object) -> Case:
+    return Case(**{"batch": 1, "dim": 64, "dtype": dtype, **CASES[name], **more})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_forms(name: str, defines: tuple[str, ...]) -> None:
+    for dtype in (BF16, FP16):
+        check_forward(of(name, dtype), HOPPER, defines=defines)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_scores_that_outgrow_what_they_are_weighed_against(dim: int, defines: tuple[str, ...]) -> None:
+    for dtype in (BF16, FP16):
+        case = Case(200, 600, kind="full", batch=1, dim=dim, dtype=dtype)
+        case.tensors["key"] *= torch.linspace(0.1, 9, case.keys)[:, None]
+        check_forward(case, HOPPER, defines=defines)
+
+
+def test_many_spans() -> None:
+    """More than registers hold, in rows of their own."""
+    case = Case(140, 400, dim=64, dtype=BF16)
+    g = torch.Generator().manual_seed(0)
+    cuts = torch.randint(0, 401, (2, 140, 14), generator=g, dtype=torch.int32).sort(-1).values
+    case.plan = type(case.plan)(cuts.view(2, 140, 7, 2), 400)
+    check_forward(case, HOPPER)
+
+
+@pytest.mark.parametrize("build", ["plain"], indirect=True)
+@pytest.mark.parametrize("name", CASES)
+def test_only_what_sees_them(name: str, defines: tuple[str, ...]) -> None:
+    """Numbers that are not finite."""
+    for seed, spoiled in enumerate([("query",), ("key",), ("value",), ("key", "value")]):
+        case = of(name, seed=seed)
+        spoil(case, spoiled, seed)
+        inputs = [case.tensors[what] for what in ("query", "key", "value")]
+        if case.bias:
+            inputs.append(case.tensors["key_bias"].expand(case.batch, case.heads, case.keys))
+        upstream = case.tensors["grad_out"], case.tensors["grad_lse"]
+        expected = nonfinite.gathered_attention(inputs, *upstream, case.plan, case.softcap)[:2]
+        nonfinite.check(forward(case, capability=HOPPER, defines=defines), expected, BF16, f"{spoiled}, seed {seed}")
+
+
+@pytest.mark.parametrize("build", ["plain"], indirect=True)
+def test_a_hole_in_what_is_seen_may_hold_anything(defines: tuple[str, ...]) -> None:
+    """Every row sees keys on both sides of it."""
+    cases = [Case(140, 300, batch=1, dim=64, dtype=BF16) for _ in range(2)]
+    for case in cases:
+        case.plan.spans[:] = torch.tensor([[0, 70], [90, 300], [300, 300]])
+    for name in ("key", "value"):
+        cases[0].tensors[name][:, :, 70:90] = torch.nan
+    got, expected = (forward(case, capability=HOPPER, defines=defines) for case in cases)
+    assert torch.equal(got[1], expected[1])
+    torch.testing.assert_close(got[0], expected[0], rtol=2**-7, atol=2**-8)
