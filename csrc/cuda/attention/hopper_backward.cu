@@ -24,9 +24,8 @@ struct Grid {
 
 // Pieces of the workspace, at multiples of 256 bytes.
 struct Memory {
-  // Zero before the kernel runs, one after the other.
   float* query_sums;
-  int32_t *turns, *begun;
+  int32_t *turns, *begun;  // zero before the kernel runs, one after the other
   char* zeros_end;
   int32_t* positions;
   TileList keys_of_queries, queries_of_keys;
@@ -160,16 +159,18 @@ cudaError_t attention_hopper_backward(const AttentionBackward& problem, const Ro
                    static_cast<int32_t>(grid.batch * grid.key_tiles),
                    static_cast<int32_t>(grid.query_tiles)};
   cudaError_t error = list_tiles(tiles, stream);
-  const auto zeros = static_cast<size_t>(memory.zeros_end - reinterpret_cast<char*>(memory.query_sums));
-  if (error == cudaSuccess) error = cudaMemsetAsync(memory.query_sums, 0, zeros, stream);
+  const bool ordered = problem.deterministic || p.bias;
+  char* zeros = ordered ? reinterpret_cast<char*>(memory.turns) : reinterpret_cast<char*>(memory.query_sums);
+  if (error == cudaSuccess) error = cudaMemsetAsync(zeros, 0, static_cast<size_t>(memory.zeros_end - zeros), stream);
   if (error == cudaSuccess && p.grad_key_bias)
     error =
         cudaMemsetAsync(p.grad_key_bias, 0, static_cast<size_t>(grid.heads * problem.num_keys) * sizeof(float), stream);
   if (error != cudaSuccess) return error;
-  const HopperQueryParams q{problem.grad_query, memory.query_sums,   p.scale,       p.query_heads,
-                            p.num_queries,      p.query_tiles.tiles, problem.dim_qk};
+  const HopperQueryParams q{
+      problem.grad_query,  memory.query_sums, ordered ? memory.turns : nullptr, p.scale, p.query_heads, p.num_queries,
+      p.query_tiles.tiles, problem.dim_qk};
   const auto run = [&]<class T>() {
-    const cudaError_t failed = launch_hopper_backward<T>(p, dim, problem.deterministic, stream);
+    const cudaError_t failed = launch_hopper_backward<T>(p, dim, ordered, stream);
     return failed == cudaSuccess ? launch_hopper_query_gradients<T>(q, dim, grid.heads, stream) : failed;
   };
   return problem.dtype == DType::kBF16 ? run.template operator()<BFloat16>() : run.template operator()<Float16>();

@@ -104,7 +104,11 @@ GISTKIT_DEVICE void feed_sums(const HopperBackwardParams& p, const BackwardWork&
     }
     fence_async_global();
     mbarrier_wait(barriers.sums_full(group), phase);
-    bulk_add(p.query_sums + part * S::kPart, from, S::kPart * 4);
+    if (before == 0) {
+      bulk_store(p.query_sums + part * S::kPart, from, S::kPart * 4);
+    } else {
+      bulk_add(p.query_sums + part * S::kPart, from, S::kPart * 4);
+    }
     bulk_commit();
     step.next();
     if (step.more()) {

@@ -18,6 +18,7 @@ struct HopperBackwardParams {
   TensorMap query, grad_out, key, value;  // boxes of a tile's rows by 64 columns
   TensorMap grad_key, grad_value;         // of a warpgroup's 64 keys
   RowValues rows;                         // lse in the unit of scores: natural with a bias, else in octaves
+  // What is not ordered is added to zeros; else the first one stores.
   // [batch, query_heads, query_tiles][2 warpgroups][4 warps][8 groups of columns][32 lanes][4], as registers have it
   float* query_sums;
   const int32_t* spans;
@@ -38,6 +39,7 @@ struct HopperBackwardParams {
 struct HopperQueryParams {
   Rows grad_query;
   const float* query_sums;
+  const int32_t* turns;  // parts that nobody has added to are zeros; null: none is
   float scale;
   int query_heads, num_queries, query_tiles, dim;
 };

@@ -99,7 +99,10 @@ __global__ void __launch_bounds__(256) query_gradients_kernel(const __grid_const
   for (int item = static_cast<int>(threadIdx.x); item < 2 * S::kPart / 16; item += 256) {
     const int j = item % 8, quad = item / 8 % 32, part = item / 256;
     const float4* from = sums + part * (S::kPart / 4) + quad / 8 * (S::kWarpPart / 4) + j * 32 + quad % 8 * 4;
-    const float4 a = from[0], b = from[1], c = from[2], d = from[3];
+    const bool summed = !p.turns || p.turns[blockIdx.x * int64_t{2} + part] > 0;
+    const float4 none = make_float4(0, 0, 0, 0);
+    const float4 a = summed ? from[0] : none, b = summed ? from[1] : none, c = summed ? from[2] : none,
+                 d = summed ? from[3] : none;
     const int column = (S::kSharesRows ? 0 : part * 64) + j * 8;
     if (column >= p.dim) continue;
     const int64_t row = tile * S::kQueries + (S::kSharesRows ? part * 64 : 0) + quad / 8 * 16 + quad % 8;

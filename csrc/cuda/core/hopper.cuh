@@ -156,6 +156,15 @@ GISTKIT_DEVICE void bulk_load(uint32_t to, const void* from, uint32_t bytes, uin
 #endif
 }
 
+GISTKIT_DEVICE void bulk_store(void* to, uint32_t from, uint32_t bytes GISTKIT_CALLER) {
+#ifdef GISTKIT_EMULATE
+  emulator::bulk_store(to, from, bytes, GISTKIT_HERE);
+#else
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to), "r"(from), "r"(bytes)
+               : "memory");
+#endif
+}
+
 // to[i] += the floats in shared memory, each by itself, in no order.
 GISTKIT_DEVICE void bulk_add(float* to, uint32_t from, uint32_t bytes GISTKIT_CALLER) {
 #ifdef GISTKIT_EMULATE

@@ -124,6 +124,10 @@ void land_in_global(const Transfer& t) {
     }
     return;
   }
+  if (t.kind == Transfer::kBulkStore) {
+    memcpy(t.global, t.source.data(), t.bytes);
+    return;
+  }
   for (int row = 0; row < t.map.box_rows; ++row) {
     const Part part = part_of(t.map, t.place, row);
     unsigned char bytes[kRowBytes];
@@ -349,6 +353,10 @@ void tensor_store(const TensorMap* map, uint32_t from, Place place, Site site) {
 
 void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, Site site) {
   start_load(of_bytes(Transfer::kBulkLoad, to, from, bytes, site), barrier);
+}
+
+void bulk_store(void* to, uint32_t from, uint32_t bytes, Site site) {
+  start_store(of_bytes(Transfer::kBulkStore, from, to, bytes, site));
 }
 
 void bulk_add(float* to, uint32_t from, uint32_t bytes, Site site) {

@@ -106,6 +106,7 @@ struct Place {
 void tensor_load(uint32_t to, const TensorMap* map, uint32_t barrier, Place place, Site site);
 void tensor_store(const TensorMap* map, uint32_t from, Place place, Site site);
 void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, Site site);
+void bulk_store(void* to, uint32_t from, uint32_t bytes, Site site);
 void bulk_add(float* to, uint32_t from, uint32_t bytes, Site site);
 void bulk_commit();
 void bulk_wait(int newest, bool written);

@@ -137,7 +137,7 @@ struct NamedBarrier {
 
 // A copy that runs by itself: into shared memory (by a barrier), or out of it (in a group of its thread).
 struct Transfer {
-  enum Kind { kTensorLoad, kBulkLoad, kTensorStore, kBulkAdd } kind;
+  enum Kind { kTensorLoad, kBulkLoad, kTensorStore, kBulkStore, kBulkAdd } kind;
   uint32_t shared;
   size_t bytes;
   TensorMap map;

@@ -88,7 +88,16 @@ __global__ void GISTKIT_HOPPER_BOUNDS(64) bulk_add_kernel(const BulkAddParams p)
   GISTKIT_DYNAMIC_SHARED(shared);
   float* terms = reinterpret_cast<float*>(shared);
   const int thread = static_cast<int>(threadIdx.x);
-  for (int i = thread; i < 256; i += 64) p.out[i] = p.first[i];
+  // The first numbers come by ordinary stores, and by a copy.
+  for (int i = thread; i < 256; i += 64) (i < 128 ? p.out : terms)[i] = p.first[i];
+  fence_async_shared();
+  __syncthreads();
+  if (thread == 0) {
+    bulk_store(p.out + 128, shared_address(shared) + 512, 512);
+    bulk_commit();
+    bulk_wait<0>();
+  }
+  __syncthreads();
   for (int group = 0; group < 2; ++group) {
     for (int i = thread; i < 256; i += 64) terms[i] = p.terms[256 * group + (i ^ kBroken)];
     fence_async_shared();
