@@ -67,6 +67,7 @@ class Check:
     key_heads: int = 8
     softcap: float | None = None
     bias: bool = False
+    spoiled: bool = False  # keys and values that no row sees are NaN
     grow: bool = False  # keys grow with their place, so that scores outgrow what they are weighed against
 
     def tensors(self, device: str) -> list[Tensor]:
@@ -79,6 +80,12 @@ class Check:
             made[1] *= torch.linspace(0.1, 8, self.plan.num_keys)[:, None]
         made = [t.to(device, self.dtype) for t in made]
         return [*made, torch.randn(1, self.heads, rows[1], generator=g).to(device)] if self.bias else made
+
+    def spoil(self, tensors: list[Tensor]) -> None:
+        """Fills what no row sees."""
+        seen = reference.dense_mask(self.plan).any(0).any(0).to(tensors[1].device)
+        for t in tensors[1:3]:
+            t[:, :, ~seen] = torch.nan
 
 
 def random_plan(batch: int, queries: int, keys: int, spans: int, align: int = 1) -> Plan:
@@ -96,6 +103,8 @@ def checks(scale: int) -> list[Check]:
     causal = lambda n: layouts.causal(n // scale).compile()  # noqa: E731
     pool = layouts.gistpool(1500 // scale, 8, 300 // scale).compile()
     few = random_plan(2, 777 // scale, 1000 // scale, 2)
+    middle = random_plan(2, 777 // scale, 1000 // scale, 2)
+    middle.spans.clamp_(99 // scale, 930 // scale)
     many = random_plan(1, 500 // scale, 900 // scale, 5)
     return [
         Check("causal D128", causal(2048)),
@@ -110,6 +119,8 @@ def checks(scale: int) -> list[Check]:
         Check("softcap", causal(1024), softcap=5.0),
         Check("bias D64", causal(777), dim=64, bias=True),
         Check("bias and softcap float16", few, FP16, batch=2, bias=True, softcap=3.0),
+        Check("NaN in keys and values that no row sees", middle, batch=2, spoiled=True),
+        Check("NaN in keys and values that no row sees, D64 float16", middle, FP16, dim=64, batch=2, spoiled=True),
         Check("growing scores", causal(2048), grow=True),
         Check("growing scores D64 float16", causal(2048), FP16, dim=64, grow=True),
     ]
@@ -123,6 +134,8 @@ def check(case: Check, device: str, forms: Forms) -> dict[str, Any]:
     wide = {**options, "key_bias": None if bias is None else bias.double()}
     exact, exact_lse = reference.attention(*(t.double() for t in tensors[:3]), plan, **wide)
     seen = exact_lse > -torch.inf
+    if case.spoiled:
+        case.spoil(tensors)
     call = lambda: gistkit.attention(*tensors[:3], plan, **options)  # noqa: E731
     found: dict[str, Any] = {"ok": True}
     for name, kernel in forms.items():

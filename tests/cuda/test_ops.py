@@ -21,6 +21,7 @@ from gistkit.ops import reference
 from gistkit.ops._library import CUDA_LIBRARY
 from tests.helpers import nonfinite
 from tests.helpers.devices import assert_as_good, gpu, grid, moved, on
+from tests.helpers.rounding import rounded_weights
 from tests.helpers.views import as_slice_of_wider, as_token_major
 from tests.ops.test_attention import EPSILON, SHAPES, Case, causal_plan, check
 from tests.ops.test_rope import SHAPES as ROPE_SHAPES
@@ -43,6 +44,8 @@ def check_attention(case: Case, device: str, **options: Any) -> None:
             case.run(attention, **options)
         pytest.skip("heads as wide need more shared memory than this GPU has")
     low, exact = case.run_low(True, **options), case.run(reference.attention, torch.float64, **options)
+    if dtype != torch.float32 and device == "cuda" and torch.cuda.get_device_capability() == (9, 0):
+        low[0] = case.run(rounded_weights, **options)[0]
     check(case.run(attention, **options), low, exact, EPSILON[dtype])
 
 
@@ -99,6 +102,16 @@ def test_gradients_summed_in_any_order(device: str, shape: tuple[int, ...]) -> N
     case = Case(shape, torch.bfloat16)
     low, exact = case.run_low(True), case.run(reference.attention, torch.float64)
     check(case.run(on(device, gistkit.attention), deterministic=False), low, exact, EPSILON[torch.bfloat16])
+
+
+@grid("dtype,keys,dim,options", DTYPES[1:], [250, 517], [40, 64, 80, 128], [("", None), ("bh", None), ("h", 3.0)])
+def test_tiles_enough_for_wgmma(
+    device: str, dtype: torch.dtype, keys: int, dim: int, options: tuple[str, float | None]
+) -> None:
+    """As many as multiprocessors, or keys that are not cut into parts: a GPU with wgmma leaves the results to it."""
+    bias, softcap = options
+    shape = (2, 24 if device == "cuda" else 2, 2, 333, keys, dim, dim, 3, False)
+    check_attention(Case(shape, dtype, bias=bias), device, softcap=softcap)
 
 
 @grid("dtype,name", DTYPES, ["causal", "gistpool", "dodo", "icae"])

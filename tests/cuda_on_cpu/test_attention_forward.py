@@ -12,6 +12,7 @@ from test_tile_lists import build_tiles
 from torch import Tensor
 
 from gistkit.ops import reference
+from tests.helpers.rounding import rounded_weights
 
 pytestmark = pytest.mark.usefixtures("build")
 
@@ -69,16 +70,6 @@ def forward(
         **options,
     )
     return [out, lse]
-
-
-def rounded_weights(*heads: Tensor, **options: object) -> tuple[Tensor, Tensor]:
-    """The torch form that rounds its result and the weights, none of which is 1: Hopper's are of scores that were
-    largest some steps ago."""
-    dtype, (query, key, value) = heads[0].dtype, (t.float() for t in heads[:3])
-    eye = torch.eye(key.shape[2]).expand(*key.shape[:2], -1, -1)
-    weights, lse = reference.attention(query, key, eye, heads[3], **options)
-    rounded = (1.37 * weights).to(dtype).float() / 1.37
-    return (rounded @ value.repeat_interleave(query.shape[1] // key.shape[1], 1)).to(dtype), lse
 
 
 def check_forward(case: Case, capability: int = AMPERE, **options: object) -> list[Tensor]:
