@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TextStreamer
 
@@ -165,7 +166,7 @@ def test_so_many_passes_are_kept_as_were_used_last(monkeypatch):
         assert captures.made == before + more and len(compressor.lm.steps._kept) <= 2
 
 
-@pytest.mark.parametrize("change", ["adapter", "base", "embedding", "replaced"])
+@pytest.mark.parametrize("change", ["adapter", "base", "embedding", "replaced", "activation"])
 def test_changed_weights_are_captured_again(change):
     compressor, captures = made(), Captures()
     memory, prompt = memories(compressor, 9), [ids(4)]
@@ -176,6 +177,8 @@ def test_changed_weights_are_captured_again(change):
         if change == "adapter":
             for _, parameter in compressor.trainable():
                 parameter += 0.3 * torch.randn_like(parameter)
+        elif change == "activation":
+            compressor.lm.decoder.layers[0].mlp.act_fn = torch.nn.Tanh().eval()
         elif change == "replaced":
             norm = compressor.lm.decoder.norm
             norm.weight = torch.nn.Parameter(torch.randn_like(norm.weight))
@@ -184,6 +187,18 @@ def test_changed_weights_are_captured_again(change):
             weight.add_(torch.randn_like(weight))
     found = written(compressor, memory, prompt, captures)
     assert torch.equal(found, written(compressor, memory, prompt)) and not torch.equal(found, first)
+    assert captures.made == 2
+
+
+def test_a_users_own_adapter_counts_while_it_is_on():
+    compressor, captures = FiveHundredX(tiny("llama"), chunk=8, ratio=4, lora=None).eval(), Captures()
+    memory, prompt = replace(memories(compressor, 9), fingerprint=None, maker=None), [ids(4)]
+    config = LoraConfig(r=2, target_modules=["v_proj"], init_lora_weights=False)
+    adapted = get_peft_model(compressor.model, config).eval()
+    first = written(compressor, memory, prompt, captures)
+    with adapted.disable_adapter():
+        found = written(compressor, memory, prompt, captures)
+        assert torch.equal(found, written(compressor, memory, prompt)) and not torch.equal(found, first)
     assert captures.made == 2
 
 
