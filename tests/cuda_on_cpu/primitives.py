@@ -1,4 +1,4 @@
-"""The launchers of kernels/primitives.cu and kernels/hopper.cu, run on arrays: under the emulator, or built with nvcc and run on a GPU."""
+"""The launchers of kernels/primitives.cu and hopper.cu, run on arrays: under the emulator, or by nvcc on a GPU."""
 
 from __future__ import annotations
 

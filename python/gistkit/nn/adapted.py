@@ -38,8 +38,9 @@ def adapted_linear(x: Tensor, base: nn.Linear, adapters: Sequence[Factors]) -> T
     Returns:
         [.., N, out] in x's dtype.
     """
-    tensors = [factor for adapter in adapters for factor in adapter[:2]]
-    return _AdaptedLinear.apply(x, base.weight, base.bias, [adapter[2:] for adapter in adapters], *tensors)  # type: ignore[no-any-return]
+    factors = [factor for adapter in adapters for factor in adapter[:2]]
+    of_rows = [adapter[2:] for adapter in adapters]
+    return _AdaptedLinear.apply(x, base.weight, base.bias, of_rows, *factors)  # type: ignore[no-any-return]
 
 
 def fits(x: Tensor, base: Any, down: Any, up: Any, dropout: nn.Module) -> bool:
