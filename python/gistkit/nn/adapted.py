@@ -62,7 +62,7 @@ def _watched(module: Any) -> bool:
 
 
 class _AdaptedLinear(torch.autograd.Function):
-    """What it keeps for the backward pass are the rows that have adapters and the small products of these, scale x A^T."""
+    """For the backward pass it keeps the rows that have adapters, and their small products scale x A^T."""
 
     @staticmethod
     def forward(
