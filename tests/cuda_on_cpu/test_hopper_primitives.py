@@ -115,7 +115,7 @@ def shared_words(backend: Backend) -> None:
 
 
 def store_matrix(backend: Backend) -> None:
-    """Lane 8 i + j gives the address of row j of matrix i, whose elements 2 q and 2 q + 1 lane 4 j + q has in word i."""
+    """Lane 8 i + j gives the address of row j of matrix i; lane 4 j + q has its elements 2 q and 2 q + 1 in word i."""
     given, rows = words(32, 4), LANE * 13 % 32
     expected = np.zeros((32, 8), np.uint16)
     halves = given.view(np.uint16).reshape(32, 4, 2)  # lane, matrix, low and high half
@@ -148,7 +148,7 @@ def turns(backend: Backend) -> None:
 
 
 def image(matrix: Array, name: str, transposed: bool, lead: int, size: int) -> Array:
-    """An operand [rows, 64 of k] in `size` bytes: rows of 64 of k, or of k the rows in blocks of 64, `lead` bytes apart."""
+    """An operand [rows, 64 of k] in `size` bytes: as it is, or 64 of its rows transposed, others `lead` bytes on."""
     memory = np.full(size // 2, 0x7FFF, np.uint16)  # NaN
     bits = packed(matrix.reshape(-1, 2), name).view(np.uint16).reshape(matrix.shape)
     blocks = [bits[i : i + 64].T for i in range(0, len(bits), 64)] if transposed else [bits]
