@@ -181,7 +181,8 @@ def build(run: Run, architectures: str) -> bool:
 
 def test_files() -> list[Path]:
     """Primitives first: what fails there explains the rest."""
-    return [ROOT / "tests/cuda_on_cpu/test_primitives.py", *sorted((ROOT / "tests/cuda").glob("test_*.py"))]
+    first = (ROOT / "tests/cuda_on_cpu" / f"test_{name}.py" for name in ("primitives", "hopper_primitives"))
+    return [*first, *sorted((ROOT / "tests/cuda").glob("test_*.py"))]
 
 
 def tests(run: Run, rehearse: bool) -> None:

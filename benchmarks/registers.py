@@ -30,7 +30,9 @@ SPILLS = ("spill_stores", "spill_loads")
 ACCESSES = {"loads": "LDG", "stores": "STG", "shared_loads": "LDS", "shared_stores": "STS"}
 # Loads and stores of which the compiler does not know whether their memory is shared.
 GENERIC = ("LD", "ST")
-FIELDS = (*KEYS, "registers", "stack", *SPILLS, *ACCESSES, "generic", "in_flight")
+FIELDS = (*KEYS, "registers", "stack", *SPILLS, *ACCESSES, "generic", "in_flight", "wgmma")
+# What ptxas says where it makes a wgmma wait for the one before, or adds a wait or a fence of its own.
+SERIALIZED = re.compile(r"\((?:C7512|C7514|C7519|C7520)\).*")
 JUMPS = ("BRA", "BRX", "BRXU", "EXIT", "RET")
 
 Row = dict[str, str]
@@ -144,6 +146,7 @@ def rows_of(source: str, architecture: str, said: str, sass: str) -> list[Row]:
             facts |= {kind: widths_of(code, name) for kind, name in ACCESSES.items()}
             facts["generic"] = str(sum(instruction.name in GENERIC for instruction in code))
             facts["in_flight"] = str(most_in_flight(code))
+            facts["wgmma"] = str(sum(instruction.name == "HGMMA" for instruction in code))
             rows.append(facts)
     names = subprocess.run(
         ["c++filt"], input="\n".join(row["kernel"] for row in rows), capture_output=True, text=True, check=True
@@ -152,6 +155,28 @@ def rows_of(source: str, architecture: str, said: str, sass: str) -> list[Row]:
         short = re.sub(r"^void |gistkit::|cuda::|\(anonymous namespace\)::|_INTERNAL_\w+::", "", name)
         row["kernel"] = re.sub(r"\([^()]*\)$", "", short)
     return rows
+
+
+def faults_of(source: str, architecture: str, said: str, sass: str) -> list[str]:
+    """What is wrong with the kernels of wgmma, whatever the table says; a line each.
+
+    Spills among the products are those of the warps that multiply: the others' code lies before or behind.
+    """
+    found = [f"{source} sm_{architecture}: {line[0]}" for line in SERIALIZED.finditer(said)]
+    functions = functions_of(sass)
+    products = {
+        kernel: [i for i, instruction in enumerate(code) if instruction.name == "HGMMA"]
+        for kernel, code in functions.items()
+    }
+    for kernel, code in functions.items():
+        at = products[kernel]
+        if any(instruction.name in ("STL", "LDL") for instruction in (code[at[0] : at[-1]] if at else [])):
+            found.append(f"{source} sm_{architecture}: {kernel} spills among its wgmma")
+        if not at and any(instruction.name == "USETMAXREG" for instruction in code):
+            found.append(f"{source} sm_{architecture}: {kernel} has no wgmma")
+    if source.rpartition("/")[2].startswith("hopper") and architecture == "90a" and functions:
+        found += [] if any(products.values()) else [f"{source} sm_{architecture}: no kernel has wgmma"]
+    return found
 
 
 def name_of(source: Path) -> str:
@@ -163,15 +188,14 @@ def in_order(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: [row[key] for key in KEYS])
 
 
-def report(sources: list[Path]) -> list[Row]:
-    """A row for each kernel and architecture, in order."""
+def report(sources: list[Path]) -> tuple[list[Row], list[str]]:
+    """A row for each kernel and architecture, in order, and what `faults_of` finds."""
     work = list(product(sources, ARCHITECTURES))
     with ThreadPoolExecutor(2) as pool:
         found = tqdm(pool.map(lambda item: compiled(*item), work), total=len(work), desc="nvcc", unit="file")
-        rows = [
-            row for (path, arch), texts in zip(work, found, strict=True) for row in rows_of(name_of(path), arch, *texts)
-        ]
-    return in_order(rows)
+        said = [(name_of(path), arch, *texts) for (path, arch), texts in zip(work, found, strict=True)]
+    rows = [row for texts in said for row in rows_of(*texts)]
+    return in_order(rows), [fault for texts in said for fault in faults_of(*texts)]
 
 
 def _counts(cell: str) -> dict[int, int]:
@@ -197,7 +221,7 @@ def losses(rows: list[Row], committed: list[Row]) -> list[str]:
     """What is not as in the committed table, or worse; a line each.
 
     Another compiler may count registers, unroll and schedule differently: kernels and spills are to be the same,
-    accesses as wide and no more of them generic, and more than half as many bytes in flight.
+    accesses as wide and no more of them generic, more than half as many bytes in flight, and wgmma where it was.
     """
     new, old = ({" ".join(row[key] for key in KEYS): row for row in table} for table in (rows, committed))
     found = [f"{kernel}: not in the table" for kernel in new if kernel not in old]
@@ -207,6 +231,7 @@ def losses(rows: list[Row], committed: list[Row]) -> list[str]:
         worse = [kind for kind in SPILLS if now[kind] != then[kind]]
         worse += [kind for kind in ACCESSES if narrower(now[kind], then[kind])]
         worse += ["generic"] * (int(now["generic"]) > int(then["generic"]))
+        worse += ["wgmma"] * (int(now["wgmma"]) == 0 < int(then["wgmma"]))
         worse += ["in_flight"] * (2 * int(now["in_flight"]) <= int(then["in_flight"]) > 0)
         found += [f"{kernel}: {kind} {now[kind]}, was {then[kind]}" for kind in worse]
     return found
@@ -230,13 +255,16 @@ def main() -> None:
     sources = [path for path in SOURCES if not chosen.only or name_of(path) in chosen.only]
     try:
         disassembler()
-        rows = report(sources)
+        rows, faults = report(sources)
     except RuntimeError as error:
         sys.exit(str(error))
     spilling = [row for row in rows if any(int(row[kind]) for kind in SPILLS)]
     print(f"{len(rows)} kernels, {len(spilling)} of which spill")
     for row in spilling:
         print("  " + ", ".join(f"{key} {value}" for key, value in row.items()))
+
+    if faults:
+        sys.exit("\n".join(faults))
 
     with TABLE.open(newline="") as file:
         committed = list(csv.DictReader(file))

@@ -60,6 +60,7 @@ TURN = {
     "shared_stores": "64x1",
     "generic": "1",
     "in_flight": "30",
+    "wgmma": "0",
 }
 
 
@@ -74,6 +75,12 @@ def test_rows_hold_what_ptxas_and_the_disassembler_say() -> None:
         "architecture": "sm_90a",
         "registers": "8",
     }
+
+
+def function(code: str) -> str:
+    """A disassembled function f of these instructions, labels among them."""
+    lines = [x if x.startswith(".") else f"        /*0000*/    {x} ;" for x in code.split("; ")]
+    return "\n".join([".text.f:", *lines])
 
 
 @pytest.mark.parametrize(
@@ -91,10 +98,9 @@ def test_rows_hold_what_ptxas_and_the_disassembler_say() -> None:
     ],
 )
 def test_bytes_in_flight(code: str, most: int) -> None:
-    lines = [x if x.startswith(".") else f"        /*0000*/    {x} ;" for x in code.split("; ")]
-    functions = registers.functions_of("\n".join([".text._Z1fv:", *lines]))
-    assert list(functions) == ["_Z1fv"] and len(functions["_Z1fv"]) == len(lines)
-    assert registers.most_in_flight(functions["_Z1fv"]) == most
+    functions = registers.functions_of(function(code))
+    assert list(functions) == ["f"] and len(functions["f"]) == len(code.split("; "))
+    assert registers.most_in_flight(functions["f"]) == most
 
 
 @pytest.mark.parametrize(
@@ -126,11 +132,40 @@ def test_as_good_as_the_table(change: dict[str, str]) -> None:
         ({"spill_loads": "0"}, "spill_loads 0, was 12"),
         ({"generic": "2"}, "generic 2, was 1"),
         ({"in_flight": "15"}, "in_flight 15, was 30"),
+        ({"wgmma": "0"}, "wgmma 0, was 8"),
     ],
 )
 def test_worse_than_the_table(change: dict[str, str], said: str) -> None:
-    (line,) = registers.losses([{**TURN, **change}], [TURN])
+    (line,) = registers.losses([{**TURN, "wgmma": "4", **change}], [{**TURN, "wgmma": "8"}])
     assert line.startswith("turns turn<float, 4> sm_90a: ") and said in line
+
+
+def test_kernels_of_wgmma_without_faults() -> None:
+    """Spills of the warps that do not multiply lie before the products or behind them."""
+    code = "STL [R1], R2; USETMAXREG.TRY_ALLOC.CTAPOOL P0, 0xf0; HGMMA.64x64x16.F32 R4, gdesc[UR4], R4; "
+    code += "HGMMA.64x64x16.F32 R4, gdesc[UR8], R4, gsb0; USETMAXREG.DEALLOC.CTAPOOL 0x18; LDL R2, [R1]"
+    said = "ptxas info    : (C7510) Potential Performance Loss: wgmma"
+    assert registers.faults_of("attention/hopper_forward_bf16", "90a", said, function(code)) == []
+    assert registers.faults_of("turns", "90a", SAID, SASS) == []
+    assert registers.faults_of("attention/hopper_forward_bf16", "80", SAID, function("EXIT")) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "fault"),
+    [
+        ("ptxas info    : (C7512) Potential Performance Loss: 'k'", "HGMMA R4, R4", "(C7512) Potential"),
+        ("ptxas info    : (C7514) Potential Performance Loss: 'k'", "HGMMA R4, R4", "(C7514)"),
+        ("ptxas info    : (C7519) warpgroup.arrive is injected", "HGMMA R4, R4", "(C7519) warpgroup"),
+        ("ptxas info    : (C7520) wgmma serialized", "HGMMA R4, R4", "(C7520)"),
+        ("", "HGMMA R4, R4; LDL.64 R6, [R1]; HGMMA R4, R4", "f spills among its wgmma"),
+        ("", "HGMMA R4, R4; STL [R1], R6; HGMMA R4, R4", "f spills among its wgmma"),
+        ("", "HGMMA R4, R4; EXIT; .text.g:; USETMAXREG.DEALLOC.CTAPOOL 0x18; EXIT", "g has no wgmma"),
+        ("", "UTMALDG.4D [UR8], [UR4]; EXIT", "no kernel has wgmma"),
+    ],
+)
+def test_faults_of_wgmma(said: str, code: str, fault: str) -> None:
+    (line,) = registers.faults_of("attention/hopper_forward_bf16", "90a", said, function(code))
+    assert line.startswith("attention/hopper_forward_bf16 sm_90a: ") and fault in line
 
 
 def test_a_kernel_that_is_new_or_gone() -> None:

@@ -1,4 +1,4 @@
-"""The launchers of kernels/primitives.cu and hopper.cu, run on arrays: under the emulator, or by nvcc on a GPU."""
+"""The launchers of kernels/primitives.cu and kernels/hopper.cu on arrays: emulated, or built with nvcc for a GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Tensors = Mapping[str, Tensor]
 
 # In the order of the enum Function.
 FUNCTIONS = ("afresh", "exp2_fast", "pack<BFloat16>", "pack<Float16>", "unpack<BFloat16>", "unpack<Float16>")
-FUNCTIONS += ("expf", "logf", "tanhf", "fmaxf", "fmaf")
+FUNCTIONS += ("expf", "logf", "tanhf", "fmaxf", "fmaf", "__fdividef")
 
 
 def _mirror(name: str, fields: str, numbers: str = "", strides: str = "") -> type[ctypes.Structure]:

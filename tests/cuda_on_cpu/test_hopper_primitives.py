@@ -148,7 +148,7 @@ def turns(backend: Backend) -> None:
 
 
 def image(matrix: Array, name: str, transposed: bool, lead: int, size: int) -> Array:
-    """An operand [rows, 64 of k] in `size` bytes: rows of 64 of k, or rows of k in blocks of 64, `lead` bytes apart."""
+    """An operand [rows, 64 of k] in `size` bytes: as it is, or 64 of its rows transposed, others `lead` bytes on."""
     memory = np.full(size // 2, 0x7FFF, np.uint16)  # NaN
     bits = packed(matrix.reshape(-1, 2), name).view(np.uint16).reshape(matrix.shape)
     blocks = [bits[i : i + 64].T for i in range(0, len(bits), 64)] if transposed else [bits]

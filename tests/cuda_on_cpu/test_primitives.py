@@ -101,6 +101,16 @@ def fmaf(backend: Backend) -> None:
     same(found, (x.astype(np.float64) * y - 1).astype(np.float32))
 
 
+def fdividef(backend: Backend) -> None:
+    """Within two units in the last place for divisors up to 2^126."""
+    x, y = np.random.default_rng(0).uniform(-2, 2, (2, 1000)).astype(np.float32)
+    y[:500] *= np.float32(2.0) ** np.arange(-100, 100, 0.4, dtype=np.float32)
+    found = elementwise(backend, "__fdividef", x, y)[:, 0].view(np.float32)
+    exact = x.astype(np.float64) / y
+    normal = np.abs(exact) >= 2.0**-126
+    assert (np.abs(found - exact) <= 2 * np.spacing(np.abs(exact).astype(np.float32)))[normal].all()
+
+
 def half_value(bits: Array, name: str) -> Array:
     """What 16 bits mean: sign, exponent with a bias, mantissa; subnormals, infinities and NaNs as in IEEE 754."""
     exponent_bits, mantissa_bits = FLOATS[name]
@@ -289,6 +299,7 @@ CASES: dict[str, Callable[[Backend], None]] = {
     "tanhf": partial(library_function, name="tanhf", exact_function=np.tanh),
     "fmaxf": fmaxf,
     "fmaf": fmaf,
+    "__fdividef": fdividef,
     **{f"pack<{name}>": partial(pack, name=name) for name in FLOATS},
     **{f"unpack<{name}>": partial(unpack, name=name) for name in FLOATS},
     "store_16": store_16,
@@ -326,8 +337,8 @@ def test_no_primitive_of_the_kernels_is_left_out() -> None:
     used = set(re.findall(r"^ *GISTKIT_DEVICE (?:static )?\w+ (\w+)\(", instructions, re.MULTILINE))
     assert {"load_matrix_x4", "tensor_load", "register_a"} <= used
     for text in sources.values():
-        # Names that end in underscores too are attributes.
-        used |= set(re.findall(r"\b(__\w*[a-z]|atomic[A-Z]\w+)\(", text))
+        # Names that end in underscores too are attributes, builtins the compiler's.
+        used |= set(re.findall(r"\b(__(?!builtin)\w*[a-z]|atomic[A-Z]\w+)\(", text))
     assert "__shfl_sync" in used
     tested = "".join((ROOT / source).read_text() for source in SOURCES)
     assert not [name for name in used if not re.search(rf"\b{name}\b", tested)]

@@ -54,6 +54,9 @@ __global__ void elementwise_kernel(const ElementwiseParams p) {
     case Function::kFma:
       low = float_bits(fmaf(x, y, -1.0f));
       break;
+    case Function::kDivide:
+      low = float_bits(__fdividef(x, y));
+      break;
   }
   // Eight units in the last place of a float.
   p.out[2 * i] = low ^ (kBroken * 8);

@@ -18,6 +18,7 @@ enum class Function : int {
   kTanh,
   kMax,
   kFma,
+  kDivide,
 };
 struct ElementwiseParams {
   const uint32_t* words;  // [count, 2]: the bits of one argument or two
