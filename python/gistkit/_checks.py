@@ -79,7 +79,9 @@ def padded(rows: Sequence[Sequence[int]], fill: int = 0, device: torch.device | 
 
 def moved(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     """The tensor on a device, which the host does not wait for where it comes from the CPU."""
-    # Memory that is not pinned is read before this returns.
+    if tensor.is_cpu and tensor.is_pinned():
+        # Other memory is read before this returns; this could be filled anew meanwhile.
+        tensor = tensor.clone()
     return tensor.to(device, non_blocking=tensor.is_cpu)
 
 

@@ -6,6 +6,7 @@ import torch
 from gistkit.ask import Conversation
 from gistkit.compress import AvgPool, Compressive, Dodo, FiveHundredX, GistPool, MixedResolution
 from gistkit.compress.steps import LEAST
+from gistkit.nn import adapted
 from gistkit.nn.folded import fold, foldable
 from tests.helpers.in_place_oracle import unsettle
 from tests.helpers.models import tiny, tiny_llama
@@ -19,13 +20,51 @@ def tokens(*shape):
     return torch.randint(2, 50, shape)
 
 
-def counted(compressor):
+@pytest.fixture
+def counted(monkeypatch):
     """The number of products with LoRA's first factors, in a list that grows."""
-    calls = []
-    for layer in compressor.adapters._layers:
-        for down in layer.lora_A.values():
-            down.register_forward_hook(lambda *_: calls.append(1))
-    return calls
+
+    def of(compressor):
+        calls = []
+        first = {down.weight.data_ptr() for layer in compressor.adapters._layers for down in layer.lora_A.values()}
+
+        def watch(holder, name, which):
+            plain = getattr(holder, name)
+
+            def counting(*arguments):
+                calls.extend([1] * (arguments[which].data_ptr() in first))
+                return plain(*arguments)
+
+            monkeypatch.setattr(holder, name, counting)
+
+        watch(torch.nn.functional, "linear", 1)
+        watch(adapted, "_scaled", 2)
+        return calls
+
+    return of
+
+
+def test_scaling_and_hooks_that_change_are_heard(counted):
+    compressor = gistpool()
+    memory, question = compressor.encode(tokens(1, 12)), tokens(1, 3)
+
+    def states():
+        with torch.no_grad(), compressor.folded():
+            return compressor.decode(memory, "qa", question)
+
+    before = states()
+    layers = [layer for layer in compressor.adapters._layers if hasattr(layer, "lora_B")]
+    name = compressor.adapters.names["text"]
+    for layer in layers:
+        layer.scaling[name] *= 3
+    scaled = states()
+    assert not torch.allclose(scaled, before)
+    hooks = [layer.lora_B[name].register_forward_hook(lambda *_: torch.zeros(())) for layer in layers]
+    with compressor.folded():
+        assert not torch.allclose(states(), scaled)
+    for hook in hooks:
+        hook.remove()
+    assert torch.equal(states(), scaled)
 
 
 def gistpool(**options):
@@ -61,7 +100,7 @@ def test_a_stream_reads_on_as_one_pass_with_adapters_beside_the_maps(reader, fam
             torch.testing.assert_close(stream.step(ids[:, at]), wanted[:, at + 1], **TOLERANCE)
 
 
-def test_the_readers_tokens_pass_no_adapter_and_others_do():
+def test_the_readers_tokens_pass_no_adapter_and_others_do(counted):
     reader = READERS["means"](tiny_llama())
     reader.compressor.eval()
     ids, calls = tokens(1, 20), counted(reader.compressor)
@@ -76,7 +115,7 @@ def test_the_readers_tokens_pass_no_adapter_and_others_do():
     assert calls
 
 
-def test_a_memory_is_made_and_read_as_before():
+def test_a_memory_is_made_and_read_as_before(counted):
     compressor = gistpool()
     ids, question = tokens(2, 13), tokens(2, 4)
     with torch.no_grad():
@@ -95,7 +134,7 @@ def test_a_memory_is_made_and_read_as_before():
     assert torch.equal(again, answer)
 
 
-def test_answers_of_several_tokens_fold_by_themselves_and_keep_the_weights(monkeypatch):
+def test_answers_of_several_tokens_fold_by_themselves_and_keep_the_weights(monkeypatch, counted):
     folds = []
     monkeypatch.setattr("gistkit.compress.model.fold", lambda *its: folds.append(1) or fold(*its))
     compressor = gistpool()
@@ -122,7 +161,7 @@ def test_answers_of_several_tokens_fold_by_themselves_and_keep_the_weights(monke
     assert calls and len(folds) == made
 
 
-def test_an_answer_without_room_for_folded_weights_is_the_same(monkeypatch):
+def test_an_answer_without_room_for_folded_weights_is_the_same(monkeypatch, counted):
     compressor = gistpool()
     memory = compressor.encode(tokens(2, 13))
     expected, calls = compressor.generate(memory, max_new_tokens=9), counted(compressor)

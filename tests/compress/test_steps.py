@@ -317,16 +317,17 @@ def test_an_answer_without_room_is_read_by_the_models_own_loop():
     assert torch.equal(written(compressor, memory, prompt, captures), expected) and captures.made == 1
 
 
-def test_a_family_that_counts_tokens_by_the_cache_is_read_by_its_own_loop():
+def test_a_family_that_counts_tokens_by_the_cache_is_read_by_its_own_loop(monkeypatch):
     compressor, captures = made("gistpool"), Captures()
     memory, prompt = memories(compressor, 9), [ids(4)]
-    decoder, plain = compressor.lm.decoder, compressor.lm.decoder.forward
+    family = type(compressor.lm.decoder)
+    plain = family.forward
 
-    def forward(**inputs):
+    def forward(self, **inputs):
         count = inputs["inputs_embeds"].shape[1]
-        return plain(**inputs | {"position_ids": inputs[CACHE].get_seq_length() + torch.arange(count)[None]})
+        return plain(self, **inputs | {"position_ids": inputs[CACHE].get_seq_length() + torch.arange(count)[None]})
 
-    vars(decoder)["forward"] = forward
+    monkeypatch.setattr(family, "forward", forward)
     expected = written(compressor, memory, prompt)
     assert torch.equal(written(compressor, memory, prompt, captures), expected)
     assert not captures.made and "cache's length" in compressor.lm.steps.refused

@@ -254,9 +254,10 @@ def test_a_compressor_encodes_decodes_and_generates(device: str, make: Callable[
 
 
 @pytest.mark.parametrize("make", COMPRESSORS.values(), ids=COMPRESSORS)
-def test_the_host_waits_for_nothing_but_a_tokens_id(device: str, make: Callable[[], Any]) -> None:
+@pytest.mark.parametrize("rows", [1, 2])
+def test_the_host_waits_for_nothing_but_a_tokens_id(device: str, make: Callable[[], Any], rows: int) -> None:
     compressor = make().to(device).train()
-    ids = torch.arange(2 * 40).view(2, 40) % 40 + 3
+    ids = torch.arange(rows * 40).view(rows, 40) % 40 + 3
 
     def step() -> None:
         for _, parameter in compressor.trainable():

@@ -122,6 +122,25 @@ def test_factors_that_train_in_float32_beside_a_bfloat16_map():
         assert (mine.double() - wanted).norm() <= 2 * (theirs.double() - wanted).norm()
 
 
+def test_adapters_of_a_frozen_map_are_what_modules_would_be():
+    """Results changed in place, no rows at all, one dimension, a backward pass under autocast, weights that train."""
+    base, roles = make({"text": "adapter"})
+    module, role = RoleLinear(base.requires_grad_(False), roles), roles["text"]
+    x = torch.randn(2, ROWS, IN, dtype=torch.float64, requires_grad=True)
+    module.all_rows(x, "text").clamp_(-1, 1).sum().backward()
+    for shape in ((2, 0, IN), (0, IN), (0, 3, IN), (IN,)):
+        rows = torch.randn(shape, dtype=torch.float64)
+        torch.testing.assert_close(module.all_rows(rows, "text"), whole(base, role, rows))
+    out = module.all_rows(x, "text").sum()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out.backward()
+    calls = []
+    role.up.register_full_backward_hook(lambda *_: calls.append(1))
+    base.bias.requires_grad_(True)
+    module.all_rows(x, "text").sum().backward()
+    assert base.bias.grad is not None and calls
+
+
 def test_slices_may_be_empty_or_missing():
     base, roles = make({"text": "adapter", "memory": "copy"})
     module, x = RoleLinear(base, roles), torch.randn(ROWS, IN, dtype=torch.float64)

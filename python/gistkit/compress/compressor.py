@@ -289,12 +289,22 @@ class Compressor(nn.Module, ABC):
                 self._own_fingerprint = own_version, hf.digest(weights.own_weights.items())
             return self._fingerprint[1], self._own_fingerprint[1]
 
+    def _forget(self, trains: bool) -> None:
+        """Forgets the fingerprints of what trains, where a step follows that a GPU's host could not see."""
+        if trains:
+            self._own_fingerprint = None
+            self._fingerprint = None if self.adapters is None else self._fingerprint
+
     def versions(self) -> tuple[Any, Any]:
         """What changes with the base model's weights, and with the compressor's own."""
         # Another thread may have the model without its upper layers.
         with self.lm.turn():
             weights = self._weights()
-            return _versions(weights.base_weights), _versions(weights.own_weights.values())
+            # An answer waits for its tokens anyway.
+            return (
+                _versions(weights.base_weights, anywhere=True),
+                _versions(weights.own_weights.values(), anywhere=True),
+            )
 
     def _weights(self) -> _Weights:
         """The base model's weights and the compressor's own, collected again only when a parameter is replaced."""
@@ -333,6 +343,7 @@ class Compressor(nn.Module, ABC):
             gradient: the memory keeps the graph of its pass, for losses of one's own on what `decode` returns; the
                 graph takes many times the memory's bytes.
         """
+        self._forget(gradient and torch.is_grad_enabled())
         # Not inference mode, whose tensors no later graph could use.
         with torch.set_grad_enabled(gradient and torch.is_grad_enabled()):
             memory, _, compressed = self.compress_rows(self.contexts(input_ids, attention_mask))
@@ -628,10 +639,7 @@ class Compressor(nn.Module, ABC):
             fp32 scalars in nats a token, one for each loss and "loss".
         """
         self._thaw()
-        if self.training and torch.is_grad_enabled():
-            # A step follows, which changes what trains.
-            self._own_fingerprint = None
-            self._fingerprint = None if self.adapters is None else self._fingerprint
+        self._forget(self.training and torch.is_grad_enabled())
         rows = self.contexts(input_ids, attention_mask)
         answers = next((name for name in ("qa", "kl") if name in self.loss_weights), "")
         labels = {"continuation_ids": ("lm", continuation_ids), "question_ids": (answers, question_ids),
@@ -858,8 +866,8 @@ def _but_last(rows: Rows) -> Rows:
     return rows.columns(slice(-1), tuple(max(length - 1, 0) for length in rows.lengths))
 
 
-def _versions(weights: Iterable[Tensor]) -> tuple[Any, ...]:
-    """What changes with the weights: where each lies, its version and, on the CPU, one of its values.
+def _versions(weights: Iterable[Tensor], *, anywhere: bool = False) -> tuple[Any, ...]:
+    """What changes with the weights: where each lies, its version and, on the CPU or `anywhere`, one of its values.
 
     Changes of whole weights through `.data`, as fused optimizers and some loaders make them, show in the values alone.
     A change of other single values through `.data`, such as one row of embeddings, is not seen, nor any on a GPU, whose
@@ -872,7 +880,7 @@ def _versions(weights: Iterable[Tensor]) -> tuple[Any, ...]:
     for weight in (part for one in weights for part in ((one,) if type(one) in plain else plain_tensors(one))):
         # Weights made in inference mode have no version.
         places.append((weight.data_ptr(), 0 if weight.is_inference() else weight._version))
-        if weight.numel() and weight.is_cpu:
+        if weight.numel() and (weight.is_cpu or (anywhere and not weight.is_meta)):
             inside = tuple(size * 5 // 8 for size in weight.shape)
             values.setdefault((weight.device, weight.dtype), []).append(weight.detach()[inside])
     return (*places, *(tuple(torch.stack(some).tolist()) for some in values.values()))

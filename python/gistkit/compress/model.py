@@ -517,9 +517,10 @@ class Adapters:
         if name is None:
             yield
             return
+        layers = [layer for layer in self._layers if foldable(layer, name)]
+        versions = versions, [layer.scaling[name] for layer in layers]
         if self._folds.get(role, (None,))[0] != versions:
             self._folds.pop(role, None)
-            layers = [layer for layer in self._layers if foldable(layer, name)]
             self._folds[role] = versions, {layer: fold(layer, name) for layer in layers}
         weights = self._folds[role][1]
         with forwards({layer: FoldedMap(layer, name, weight) for layer, weight in weights.items()}):

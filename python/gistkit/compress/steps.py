@@ -154,7 +154,7 @@ class Step:
             for layer in self.layers:
                 layer.length = length
             outputs.append(self.replay().clone())
-        if not torch.equal(*outputs):
+        if not torch.allclose(outputs[0], outputs[1], equal_nan=True):
             raise RuntimeError("model: expected positions of the plan alone, got some of the cache's length")
         with torch.cuda.device_of(self.ids):
             self.replay = capture(self.replay)
@@ -264,7 +264,7 @@ class Steps:
         held = cache.held
         keys, _ = held[0]
         capture = self.capture or (captured if keys.is_cuda else None)
-        if capture is None or self.refused is not None or plan.num_queries - first < LEAST:
+        if capture is None or plan.num_queries - first < LEAST:
             return None
         state = _state(lm, plan, keys.device)
         if state is None:
@@ -272,7 +272,9 @@ class Steps:
         key = role, versions, keys.dtype, keys.device, state
         if key != self._key:
             self.clear()
-            self._key = key
+            self._key, self.refused = key, None
+        if self.refused is not None:
+            return None
         try:
             shape = Shape.of(plan, len(keys))
             step = known = self._kept.pop(shape, None)
@@ -285,8 +287,9 @@ class Steps:
             self.clear()
             return None
         except (RuntimeError, NotImplementedError) as error:
-            self.refused = str(error)
             self.clear()
+            # Until the model is another.
+            self._key, self.refused = key, str(error)
             return None
         self._kept[shape] = step
         if len(self._kept) > MOST:
@@ -321,18 +324,28 @@ def _state(lm: SharedModel, plan: Plan, device: torch.device) -> tuple[Any, ...]
         or torch._C._len_torch_dispatch_stack()
     ):
         return None
+    if getattr(torch.nn.modules.module, "_has_any_global_hook", lambda: False)():
+        return None
     state: list[Any] = []
     for module in lm.decoder.modules():
         hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
         own = all(str(getattr(hook, "__module__", None)).startswith("gistkit.hf.") for hook in hooks)
         alone = all(weight is None or weight.device == device for weight in module._parameters.values())
-        if module.training or not own or not alone:
+        if module.training or not own or not alone or not _ours(vars(module).get("forward")):
             return None
         state.append(module)
+        state += ((buffer.data_ptr(), buffer._version) for buffer in module._buffers.values() if buffer is not None)
         its = vars(module)
         if "_active_adapter" in its:
-            state += str(its["_active_adapter"]), its.get("_disable_adapters"), str(its.get("merged_adapters"))
+            names = "_active_adapter", "_disable_adapters", "merged_adapters", "scaling"
+            state += (str(its.get(name)) for name in names)
     return tuple(state)
+
+
+def _ours(forward: Any) -> bool:
+    """Whether a module's forward is its class's, or one of gistkit's in its place."""
+    called = getattr(forward, "func", forward)
+    return forward is None or str(getattr(called, "__module__", None)).startswith("gistkit.")
 
 
 def captured(run: Pass) -> Pass:

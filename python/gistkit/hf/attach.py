@@ -645,7 +645,10 @@ def mask(*args: Any, attention_mask: Tensor | None = None, local_size: int | Non
     """
     if attention_mask is None or torch.compiler.is_compiling():
         return local_size
-    if attention_mask.stride() == (0, 0) and attention_mask.data_ptr() == _ones(attention_mask.device).data_ptr():
+    repeated = all(
+        step == 0 or size == 1 for step, size in zip(attention_mask.stride(), attention_mask.shape, strict=True)
+    )
+    if repeated and attention_mask.data_ptr() == _ones(attention_mask.device).data_ptr():
         return local_size
     # Outside of graph capture the host waits for the check, once a pass: otherwise attention would read padding.
     captured = attention_mask.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -49,16 +48,22 @@ def fits(x: Tensor, base: Any, down: Any, up: Any, dropout: nn.Module) -> bool:
         type(base) is type(down) is type(up) is nn.Linear
         and x.dtype == base.weight.dtype
         and not base.weight.requires_grad
+        and (base.bias is None or not base.bias.requires_grad)
+        and down.bias is None
         and up.bias is None
+        and x.dim() >= 2
+        and x.numel() > 0
         and (isinstance(dropout, nn.Identity) or not dropout.training)
-        and not any(map(_watched, (base, down, up)))
+        and not any(map(watched, (base, down, up)))
         and not torch.is_autocast_enabled(x.device.type)
         and not torch.compiler.is_compiling()
     )
 
 
-def _watched(module: Any) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+def watched(module: Any) -> bool:
+    """Whether something waits for the module's own pass: hooks, or another forward in its place."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(hooks) or "forward" in vars(module)
 
 
 class _AdaptedLinear(torch.autograd.Function):
@@ -69,41 +74,53 @@ class _AdaptedLinear(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, of_rows: list[Any], *factors: Tensor
     ) -> Tensor:
         tokens = x.reshape(-1, *x.shape[-2:])
-        out = F.linear(tokens, weight, bias)
+        # Not the view that a linear map returns: models may change it in place.
+        out = x.new_empty(*x.shape[:-1], len(weight))
+        out_tokens = out.view(-1, *out.shape[-2:])
+        every, flat = tokens.flatten(0, 1), out.view(-1, len(weight))
+        if bias is None:
+            torch.mm(every, weight.t(), out=flat)
+        else:
+            torch.addmm(bias, every, weight.t(), out=flat)
         rounded = [factor.to(x.dtype) for factor in factors]
         read = [_flat(tokens, start, stop) for _, start, stop in of_rows]
         lows = [
             _scaled(scale, rows, down.t()) for (scale, *_), rows, down in zip(of_rows, read, rounded[::2], strict=True)
         ]
         for (_, *where), low, up in zip(of_rows, lows, rounded[1::2], strict=True):
-            _add(out, low, up.t(), *where)
+            _add(out_tokens, low, up.t(), *where)
         ctx.save_for_backward(weight, *rounded, *read, *lows)
         ctx.of_rows, ctx.dtypes, ctx.shape = of_rows, [factor.dtype for factor in factors], x.shape
-        return out.view(*x.shape[:-1], -1)
+        return out
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        weight, *others = ctx.saved_tensors
-        count = len(ctx.of_rows)
-        rounded, read, lows = others[: 2 * count], others[2 * count : 3 * count], others[3 * count :]
-        grad_tokens = grad.reshape(-1, *grad.shape[-2:])
-        grad_x = grad_tokens @ weight if ctx.needs_input_grad[0] else None
-        grads: list[Tensor | None] = []
-        for i, ((scale, start, stop), rows, low) in enumerate(zip(ctx.of_rows, read, lows, strict=True)):
-            down, up = rounded[2 * i : 2 * i + 2]
-            grad_rows = _flat(grad_tokens, start, stop)
-            grad_low = _scaled(scale, grad_rows, up)
-            if grad_x is not None:
-                _add(grad_x, grad_low, down, start, stop)
-            pairs = (grad_low, rows), (grad_rows, low)
-            grads += [
-                _summed(*pair, dtype) if needed else None
-                for pair, dtype, needed in zip(
-                    pairs, ctx.dtypes[2 * i : 2 * i + 2], ctx.needs_input_grad[4 + 2 * i : 6 + 2 * i], strict=True
-                )
-            ]
-        return None if grad_x is None else grad_x.view(ctx.shape), None, None, None, *grads
+        with torch.autocast(grad.device.type, enabled=False):
+            return _gradients(ctx, grad)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    weight, *others = ctx.saved_tensors
+    count = len(ctx.of_rows)
+    rounded, read, lows = others[: 2 * count], others[2 * count : 3 * count], others[3 * count :]
+    grad_tokens = grad.reshape(-1, *grad.shape[-2:])
+    grad_x = grad_tokens @ weight if ctx.needs_input_grad[0] else None
+    grads: list[Tensor | None] = []
+    for i, ((scale, start, stop), rows, low) in enumerate(zip(ctx.of_rows, read, lows, strict=True)):
+        down, up = rounded[2 * i : 2 * i + 2]
+        grad_rows = _flat(grad_tokens, start, stop)
+        grad_low = _scaled(scale, grad_rows, up)
+        if grad_x is not None:
+            _add(grad_x, grad_low, down, start, stop)
+        pairs = (grad_low, rows), (grad_rows, low)
+        grads += [
+            _summed(*pair, dtype) if needed else None
+            for pair, dtype, needed in zip(
+                pairs, ctx.dtypes[2 * i : 2 * i + 2], ctx.needs_input_grad[4 + 2 * i : 6 + 2 * i], strict=True
+            )
+        ]
+    return None if grad_x is None else grad_x.view(ctx.shape), None, None, None, *grads
 
 
 def _flat(tokens: Tensor, start: int, stop: int) -> Tensor:
@@ -128,7 +145,7 @@ def _add(out: Tensor, left: Tensor, right: Tensor, start: int, stop: int) -> Non
 
 def _summed(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     """left^T right, whose sums are not rounded to the operands' dtype on the way to a wider one."""
-    if left.is_cuda and left.dtype != dtype == torch.float32:
+    if left.is_cuda and left.dtype in (torch.bfloat16, torch.float16) and dtype == torch.float32:
         return torch.mm(left.t(), right, out_dtype=dtype)
     return torch.mm(left.t(), right).to(dtype)
 

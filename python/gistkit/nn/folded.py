@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gistkit.nn.adapted import watched
+
 
 class FoldedMap:
     """The forward of PEFT's layer around a linear map, as one product W + s B A (LoRA, arXiv 2106.09685, Section 4.1).
@@ -22,12 +24,13 @@ class FoldedMap:
 
     def __init__(self, layer: Any, adapter: str, weight: Tensor) -> None:
         self._layer, self._adapters, self._plain, self._weight = layer, [adapter], layer.forward, weight
+        self._parts = layer.base_layer, layer.lora_A[adapter], layer.lora_B[adapter]
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The map of x [.., in], as [.., out]."""
         layer = self._layer
         alone = layer._active_adapter == self._adapters and not layer._disable_adapters
-        if not alone or layer.training or torch.is_grad_enabled():
+        if not alone or layer.training or torch.is_grad_enabled() or any(map(watched, self._parts)):
             return self._plain(x, *args, **kwargs)  # type: ignore[no-any-return]
         return F.linear(x, self._weight, layer.base_layer.bias)
 
@@ -49,6 +52,7 @@ def foldable(layer: Any, adapter: str) -> bool:
         type(getattr(layer, "base_layer", None)) is nn.Linear
         and adapter in getattr(layer, "lora_A", ())
         and adapter not in layer.lora_variant
+        and type(layer.lora_A[adapter]) is type(layer.lora_B[adapter]) is nn.Linear
         and layer.lora_B[adapter].bias is None
         and not layer.merged
     )
