@@ -68,10 +68,10 @@ class TileRows {
   // [spans as the kernels take them, their lists]
   std::tuple<Tensor, Tensor> make(const AttentionProblem& p, bool both, const Launch& launch) const {
     const int64_t lists = batch_ * std::max(query_tiles_, key_tiles_);
-    STD_TORCH_CHECK(lists <= kMostLists && batch_ * query_tiles_ * key_tiles_ <= kMostTiles,
+    STD_TORCH_CHECK(lists <= cuda::kMostLists && batch_ * query_tiles_ * key_tiles_ <= kMostTiles,
                     "attention: expected a plan with lists of tiles for ", p.num_queries, " queries and ", p.num_keys,
                     " keys: while compiling or capturing a graph, lists are made for at most ", kMostTiles,
-                    " tiles of ", kListQueries, " x ", kListKeys, " and ", kMostLists,
+                    " tiles of ", kListQueries, " x ", kListKeys, " and ", cuda::kMostLists,
                     " lists. Make the plan on the CPU and move it with Plan.to, or call attention with it once before");
     Tensor normalized = launch.integers({batch_, p.num_queries, p.num_spans, 2});
     Tensor tiles = launch.integers({both ? 2 : 1, most()});
@@ -92,9 +92,9 @@ class TileRows {
 
  private:
   static constexpr int64_t kIndex = 4;  // of offset, count and order, for a list
-  // Of lists made on the device: entries take the whole grid, the order is quadratic in the lists. Beyond, the door
-  // makes lists on the host (python/gistkit/layouts/lists.py has the same bounds).
-  static constexpr int64_t kMostTiles = 1 << 24, kMostLists = 1 << 17;
+  // Of lists made on the device, whose entries take the whole grid. Beyond this or kMostLists, the door makes lists on
+  // the host (python/gistkit/layouts/lists.py has the same bounds).
+  static constexpr int64_t kMostTiles = 1 << 24;
 
   DeviceTiles read(const Tensor& tiles, int64_t row, int64_t own, int64_t other) const {
     const int64_t lists = batch_ * own, width = tiles.size(1);

@@ -58,12 +58,6 @@ struct Memory {
   }
 };
 
-// Rows that maps of tensors take: strides of 0, as of expanded tensors, they do not.
-template <class Tensor>
-bool can_be_mapped(const Tensor& rows, int64_t batch, int64_t heads) {
-  return aligned_rows(rows) && rows.row > 0 && (rows.head > 0 || heads == 1) && (rows.batch > 0 || batch == 1);
-}
-
 template <class Tensor>
 bool map_rows(TensorMap* map, const AttentionBackward& p, const Tensor& rows, bool of_queries, int dim, int box_rows) {
   return encode_tensor_map(map, p.dtype, {rows.data, rows.batch, rows.head, rows.row}, p.batch,
@@ -84,19 +78,20 @@ bool hopper_backward_takes(const AttentionBackward& p, int shared_limit) {
   if (p.dim_qk % 8 != 0 || p.dim_v % 8 != 0 || std::max(p.dim_qk, p.dim_v) > 128) return false;
   if (p.num_queries < kFewestRows || p.num_keys < kFewestRows) return false;
   const Grid grid(p);
-  if (grid.batch * grid.query_tiles * grid.key_tiles > kMostTiles || grid.heads * grid.query_tiles > INT32_MAX ||
-      p.batch * p.key_heads * grid.key_tiles > INT32_MAX)
+  if (grid.batch * grid.query_tiles * grid.key_tiles > kMostTiles ||
+      grid.batch * std::max(grid.query_tiles, grid.key_tiles) > kMostLists ||
+      grid.heads * grid.query_tiles > INT32_MAX || p.batch * p.key_heads * grid.key_tiles > INT32_MAX)
     return false;
   for (const ConstRows& rows : {p.query, p.out, p.grad_out})
-    if (!can_be_mapped(rows, p.batch, p.query_heads)) return false;
+    if (!mappable(rows, p.batch, p.query_heads)) return false;
   for (const ConstRows& rows : {p.key, p.value})
-    if (!can_be_mapped(rows, p.batch, p.key_heads)) return false;
+    if (!mappable(rows, p.batch, p.key_heads)) return false;
   for (const Rows& rows : {p.grad_key, p.grad_value})
-    if (!can_be_mapped(rows, p.batch, p.key_heads)) return false;
-  if (!can_be_mapped(p.grad_query, p.batch, p.query_heads) || shared_limit < hopper_backward_shared_bytes())
-    return false;
+    if (!mappable(rows, p.batch, p.key_heads)) return false;
+  if (!mappable(p.grad_query, p.batch, p.query_heads) || shared_limit < hopper_backward_shared_bytes()) return false;
   return !hopper_is("0") &&
-         (p.dtype == DType::kBF16 ? hopper_backward_is_there<BFloat16>() : hopper_backward_is_there<Float16>());
+         (p.dtype == DType::kBF16 ? hopper_backward_is_there<BFloat16>() : hopper_backward_is_there<Float16>()) &&
+         can_encode_tensor_maps();
 }
 
 int64_t hopper_backward_bytes(const AttentionProblem& problem) {

@@ -136,7 +136,8 @@ template <class S>
 GISTKIT_DEVICE void clear_unseen(const HopperBackwardParams& p, const BackwardWork& work, uint32_t shared, int first,
                                  int lane) {
   constexpr uint32_t kAll = 0xffff;
-  uint32_t seen = 0;
+  // Beyond the last key there are zeros already.
+  uint32_t seen = kAll << min(max(p.num_keys - (work.tile * kKeys + first), 0), 16) & kAll;
   for (Steps step(p, work); step.more() && seen != kAll; --step.at)
     for (int row = lane; row < S::kQueries; row += 32) {
       const int query = step.tile() * S::kQueries + row;

@@ -13,12 +13,6 @@ int64_t items_of(const AttentionProblem& p) {
   return p.batch * p.query_heads * parts_of(p.num_queries, kForwardTileQueries);
 }
 
-// Strides of 0, as expanded tensors have, are none of a map's.
-template <class Tensor>
-bool mappable(const Tensor& rows, int64_t batch, int64_t heads) {
-  return aligned_rows(rows) && rows.row > 0 && (rows.head > 0 || heads == 1) && (rows.batch > 0 || batch == 1);
-}
-
 }  // namespace
 
 bool hopper_forward_takes(const AttentionForward& p, int shared_limit) {
@@ -26,7 +20,7 @@ bool hopper_forward_takes(const AttentionForward& p, int shared_limit) {
          hopper_forward_dim(p.dim_v) != 0 && hopper_forward_shared_bytes(p.dim_v) <= shared_limit && p.num_keys > 0 &&
          items_of(p) <= kMostItems && mappable(p.query, p.batch, p.query_heads) &&
          mappable(p.key, p.batch, p.key_heads) && mappable(p.value, p.batch, p.key_heads) && aligned_rows(p.out) &&
-         !hopper_is("0") && hopper_forward_is_there();
+         !hopper_is("0") && hopper_forward_is_there() && can_encode_tensor_maps();
 }
 
 cudaError_t attention_hopper_forward(const AttentionForward& problem, HopperForwardParams& p, void* workspace,

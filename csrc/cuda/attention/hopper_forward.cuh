@@ -14,7 +14,6 @@ namespace gistkit::cuda {
 // ---- the copying warp
 
 // A tile of rows that see nothing.
-template <class Shape>
 GISTKIT_DEVICE void write_nothing(const ForwardParams& p, const ForwardWork& work, int lane) {
   const int chunks = p.dim_v / 8, rows = min(kForwardTileQueries, p.num_queries - work.first_row);
   char* out = head_data(p.out, work.batch, work.head) + work.first_row * p.out.row;
@@ -45,7 +44,7 @@ class HopperForwardCopier {
       const ForwardWork work(p_, item);
       const int count = p_.tiles.count(work.list);
       if (count == 0) {
-        write_nothing<Shape>(p_, work, lane_);
+        write_nothing(p_, work, lane_);
       } else {
         copy_item(work, count);
       }

@@ -28,7 +28,7 @@ static __global__ void __launch_bounds__(kTileThreads) key_lists_kernel(const __
   const int64_t list = blockIdx.x, b = list / query_tiles;
   const int first_row = static_cast<int>(list % query_tiles) * p.query_tile;
   const int rows = min(p.query_tile, p.queries - first_row);
-  const int2* spans = reinterpret_cast<const int2*>(p.normalized) + (b * p.queries + first_row) * p.num_spans;
+  const auto* spans = reinterpret_cast<const KeyRange*>(p.normalized) + (b * p.queries + first_row) * p.num_spans;
   const int64_t offset = list * key_tiles;
   int32_t* entries = p.keys_of_queries.entries + offset;
   int count = 0;
@@ -36,10 +36,10 @@ static __global__ void __launch_bounds__(kTileThreads) key_lists_kernel(const __
     for (int i = thread; i <= kTileWindow; i += kTileThreads) touched[i] = covered[i] = 0;
     __syncthreads();
     for (int i = thread; i < rows * p.num_spans; i += kTileThreads) {
-      const int2 span = spans[i];
-      if (span.x >= span.y) continue;
-      count_tiles(touched, span.x / p.key_tile, (span.y - 1) / p.key_tile + 1, window);
-      count_tiles(covered, (span.x + p.key_tile - 1) / p.key_tile, span.y / p.key_tile, window);
+      const KeyRange span = spans[i];
+      if (span.empty()) continue;
+      count_tiles(touched, span.begin / p.key_tile, (span.end - 1) / p.key_tile + 1, window);
+      count_tiles(covered, (span.begin + p.key_tile - 1) / p.key_tile, span.end / p.key_tile, window);
     }
     __syncthreads();
 

@@ -21,9 +21,8 @@ struct TileList {
 // key tile that is cut off is never full.
 struct TileParams {
   const int32_t* spans;  // [batch, queries, num_spans, 2], contiguous; any order, overlaps and bounds
-  int32_t*
-      normalized;  // same shape, aligned to 8 bytes: clamped to [0, keys], sorted, merged, unused ones (keys, keys)
-  int64_t batch;   // 1 where the rows of the batch share their spans
+  int32_t* normalized;   // same shape: clamped to [0, keys], sorted, merged, unused ones (keys, keys)
+  int64_t batch;         // 1 where the rows of the batch share their spans
   int32_t queries, keys, num_spans;
   int32_t query_tile, key_tile;
   TileList keys_of_queries;  // capacity: number of key tiles
@@ -32,6 +31,9 @@ struct TileParams {
   // same batch row name the query tile. nullptr: not wanted.
   int32_t* positions;
 };
+
+// The order's time is quadratic in the lists: callers make no more.
+constexpr int64_t kMostLists = 1 << 17;
 
 // 1 or more, so that nothing is empty.
 GISTKIT_HOST_DEVICE static inline int32_t num_tiles(int64_t length, int32_t tile) {

@@ -148,6 +148,12 @@ bool aligned_rows(const Tensor& rows) {
   return aligned_rows(rows.data, rows.batch, rows.head, rows.row);
 }
 
+// Rows that maps of tensors take: strides of 0, as of expanded tensors, they do not.
+template <class Tensor>
+bool mappable(const Tensor& rows, int64_t batch, int64_t heads) {
+  return aligned_rows(rows) && rows.row > 0 && (rows.head > 0 || heads == 1) && (rows.batch > 0 || batch == 1);
+}
+
 template <class Tensor>
 GISTKIT_DEVICE auto head_data(const Tensor& rows, int64_t batch, int64_t head) {
   return rows.data + batch * rows.batch + head * rows.head;

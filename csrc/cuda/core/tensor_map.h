@@ -11,20 +11,35 @@ namespace gistkit::cuda {
 
 #ifdef GISTKIT_EMULATE
 using TensorMap = emulator::TensorMap;
+
+inline bool can_encode_tensor_maps() {
+  return true;
+}
 #else
 using TensorMap = CUtensorMap;
 
-// The driver's function, which is found when the program runs: the library is not linked to the driver.
+// The driver's function, which is found when the program runs: the library is not linked to the driver. Null where
+// there is none.
 inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   static const auto found = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
+    constexpr char kName[] = "cuTensorMapEncodeTiled";
+#if CUDART_VERSION >= 12050
+    const cudaError_t error = cudaGetDriverEntryPointByVersion(kName, &function, 12000, cudaEnableDefault, &result);
+#else
+    const cudaError_t error = cudaGetDriverEntryPoint(kName, &function, cudaEnableDefault, &result);
+#endif
+    // Other kernels serve then, and nobody may find the error later.
+    if (error != cudaSuccess) cudaGetLastError();
     if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) function = nullptr;
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();
   return found;
+}
+
+inline bool can_encode_tensor_maps() {
+  return tensor_map_encoder() != nullptr;
 }
 #endif
 
