@@ -38,7 +38,14 @@ def check_case(case: Case, **options: object) -> None:
 
 
 @pytest.mark.parametrize("kind", ["full", "causal", "gistpool", "dodo", "random"])
-@pytest.mark.parametrize("length,dim", [(128, 64), (200, 64), (300, 64), (203, 128), (300, 128)])
+@pytest.mark.parametrize(
+    "length,dim",
+    [
+        (200, 64),
+        (203, 128),
+        *(pytest.param(*size, marks=pytest.mark.nightly) for size in ((128, 64), (300, 64), (300, 128))),
+    ],
+)
 def test_parity(length: int, dim: int, kind: str) -> None:
     check_case(Case(length, kind=kind, batch=1, heads=1, dim=dim, **BF16))
 
@@ -132,6 +139,7 @@ def test_spans_of_any_values_read_nothing_else() -> None:
     backward(case, lists=lists, results=results)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("build", ["plain"], indirect=True)
 @pytest.mark.parametrize("name", ["gqa", "mqa", "float16, 128", "many tiles"])
 def test_sums_that_start_from_what_is_subtracted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ MMA, WGMMA = 0, 1
 TRIALS = {"default": (), "sums": ("GISTKIT_TRIALS",)}
 
 
-@pytest.fixture(params=TRIALS)
+@pytest.fixture(params=["default", pytest.param("sums", marks=pytest.mark.nightly)])
 def defines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """The default kernel, and the one that is not."""
     if TRIALS[request.param]:
