@@ -302,11 +302,11 @@ def _waits(device: str) -> Iterator[list[Any]]:
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_norms_are_one_operation_each(device: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(family).float().to(device)
-    ids = there(torch.arange(2 * 9).view(2, 9) + 3, device)
+    ids = (torch.arange(2 * 9).view(2, 9) + 3).to(device)
     wanted = model(ids).logits
     norm = type(model.model.norm)
-    monkeypatch.setattr(norm, "forward", None)
     with hf.attach(model):
+        monkeypatch.setattr(norm, "forward", None)
         torch.testing.assert_close(model(ids).logits, wanted, rtol=1e-4, atol=1e-5)
 
 

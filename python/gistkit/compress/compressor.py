@@ -281,7 +281,7 @@ class Compressor(nn.Module, ABC):
     def fingerprints(self) -> tuple[str, str]:
         """`fingerprint` and `own_fingerprint`, from one look at the weights."""
         with self.lm.turn():
-            weights, (base_version, own_version) = self._weights(), self.versions()
+            weights, (base_version, own_version) = self._weights(), self.versions(anywhere=False)
             if self._fingerprint is None or self._fingerprint[0] != base_version:
                 self._fingerprint = base_version, hf.fingerprint(self.model)
                 self._identity = hf.identity(self.model)
@@ -295,16 +295,14 @@ class Compressor(nn.Module, ABC):
             self._own_fingerprint = None
             self._fingerprint = None if self.adapters is None else self._fingerprint
 
-    def versions(self) -> tuple[Any, Any]:
-        """What changes with the base model's weights, and with the compressor's own."""
+    def versions(self, *, anywhere: bool = True) -> tuple[Any, Any]:
+        """What changes with the base model's weights, and with the compressor's own; a GPU is waited for `anywhere`."""
         # Another thread may have the model without its upper layers.
         with self.lm.turn():
             weights = self._weights()
-            # An answer waits for its tokens anyway.
-            return (
-                _versions(weights.base_weights, anywhere=True),
-                _versions(weights.own_weights.values(), anywhere=True),
-            )
+            parts = weights.base_weights, weights.own_weights.values()
+            base, own = (_versions(part, anywhere=anywhere) for part in parts)
+            return base, own
 
     def _weights(self) -> _Weights:
         """The base model's weights and the compressor's own, collected again only when a parameter is replaced."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +15,6 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from gistkit.hf.cache import MemoryCache, MemoryLayer
 from gistkit.layouts import Plan
 from gistkit.ops.attention import keep_lists
-
-if TYPE_CHECKING:
-    from gistkit.compress.model import SharedModel
 
 # Fewer tokens than these do not pay for folded weights, or for a capture.
 LEAST = 8
@@ -131,9 +128,7 @@ class Step:
         layers: keys and values of each layer, [B, H, room, D].
     """
 
-    def __init__(
-        self, lm: SharedModel, role: str | None, shape: Shape, layers: Sequence[tuple[Tensor, Tensor]]
-    ) -> None:
+    def __init__(self, lm: Any, role: str | None, shape: Shape, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
         self.shape, self.layers = shape, [_Layer(*layer) for layer in layers]
         device = layers[0][0].device
         columns = 1 + shape.positions + sum(rows * count * 2 for _, rows, count in shape.spans)
@@ -160,7 +155,7 @@ class Step:
             self.replay = capture(self.replay)
 
 
-def _read(lm: SharedModel, role: str | None, step: Step) -> Tensor:
+def _read(lm: Any, role: str | None, step: Step) -> Tensor:
     """Hidden states [B, 1, d] of the tokens of a step."""
     place, plan = step.shape.plan(step.columns)
     for layer in step.layers:
@@ -252,7 +247,7 @@ class Steps:
                     self.clear()
 
     def behind(
-        self, lm: SharedModel, role: str | None, versions: Any, cache: MemoryCache, plan: Plan, first: int
+        self, lm: Any, role: str | None, versions: Any, cache: MemoryCache, plan: Plan, first: int
     ) -> Tail | None:
         """What reads single tokens, the rows of a plan from `first` on, behind a cache; None: the caller does.
 
@@ -312,7 +307,7 @@ class Steps:
         return list(zip(views[::2], views[1::2], strict=True))
 
 
-def _state(lm: SharedModel, plan: Plan, device: torch.device) -> tuple[Any, ...] | None:
+def _state(lm: Any, plan: Plan, device: torch.device) -> tuple[Any, ...] | None:
     """What decides the course of a pass beside weights and shapes; None where a captured one would miss some of it."""
     positions = plan.positions
     if (
