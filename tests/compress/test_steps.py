@@ -304,6 +304,13 @@ def test_a_model_that_cannot_be_captured_is_not_tried_again():
     assert compressor.lm.steps.refused == "operation not permitted when stream is capturing"
     captures.error = None
     assert torch.equal(written(compressor, memory, prompt, captures), expected) and not captures.made
+    # With other weights it is another model.
+    with torch.no_grad():
+        next(parameter for _, parameter in compressor.trainable()).mul_(1.5)
+    memory = memories(compressor, 9)
+    expected = written(compressor, memory, prompt)
+    assert torch.equal(written(compressor, memory, prompt, captures), expected) and captures.made
+    assert compressor.lm.steps.refused is None
 
 
 def test_an_answer_without_room_is_read_by_the_models_own_loop():

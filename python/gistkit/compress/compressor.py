@@ -289,11 +289,11 @@ class Compressor(nn.Module, ABC):
                 self._own_fingerprint = own_version, hf.digest(weights.own_weights.items())
             return self._fingerprint[1], self._own_fingerprint[1]
 
-    def _forget(self, trains: bool) -> None:
-        """Forgets the fingerprints of what trains, where a step follows that a GPU's host could not see."""
-        if trains:
-            self._own_fingerprint = None
-            self._fingerprint = None if self.adapters is None else self._fingerprint
+    def _forget(self) -> None:
+        """Forgets the fingerprints of what trains: a step follows, which a GPU's host could not see."""
+        self._own_fingerprint = None
+        if self.adapters is None:
+            self._fingerprint = None
 
     def versions(self, *, anywhere: bool = True) -> tuple[Any, Any]:
         """What changes with the base model's weights, and with the compressor's own; a GPU is waited for `anywhere`."""
@@ -341,7 +341,8 @@ class Compressor(nn.Module, ABC):
             gradient: the memory keeps the graph of its pass, for losses of one's own on what `decode` returns; the
                 graph takes many times the memory's bytes.
         """
-        self._forget(gradient and torch.is_grad_enabled())
+        if gradient and torch.is_grad_enabled():
+            self._forget()
         # Not inference mode, whose tensors no later graph could use.
         with torch.set_grad_enabled(gradient and torch.is_grad_enabled()):
             memory, _, compressed = self.compress_rows(self.contexts(input_ids, attention_mask))
@@ -637,7 +638,8 @@ class Compressor(nn.Module, ABC):
             fp32 scalars in nats a token, one for each loss and "loss".
         """
         self._thaw()
-        self._forget(self.training and torch.is_grad_enabled())
+        if self.training and torch.is_grad_enabled():
+            self._forget()
         rows = self.contexts(input_ids, attention_mask)
         answers = next((name for name in ("qa", "kl") if name in self.loss_weights), "")
         labels = {"continuation_ids": ("lm", continuation_ids), "question_ids": (answers, question_ids),

@@ -213,7 +213,7 @@ class Steps:
     def __init__(self) -> None:
         # Takes the place of a GPU's.
         self.capture: Capture | None = None
-        # Why the model's pass could not be captured.
+        # Why the model's pass could not be captured, until the model is another.
         self.refused: str | None = None
         self._free = True
         self.clear()
@@ -229,8 +229,7 @@ class Steps:
 
     def serves(self, device: torch.device) -> bool:
         """Whether passes may be captured on a device for the next answer."""
-        able = self.capture is not None or device.type == "cuda"
-        return able and self.refused is None and self._free
+        return self._free and (self.capture is not None or device.type == "cuda")
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -283,7 +282,6 @@ class Steps:
             return None
         except (RuntimeError, NotImplementedError) as error:
             self.clear()
-            # Until the model is another.
             self._key, self.refused = key, str(error)
             return None
         self._kept[shape] = step
