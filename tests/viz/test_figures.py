@@ -33,7 +33,7 @@ def test_a_picture_of_one_panel_goes_into_given_axes():
     *own, other = figure.subplots(1, len(ONE_PANEL) + 1)
     for axes, (name, arguments) in zip(own, ONE_PANEL.items(), strict=True):
         options = {
-            "draw_loss_curves": {"goal": 1.0}, "draw_layout": {"order": "logical", "positions": False},
+            "draw_layout": {"order": "logical", "positions": False},
         }.get(name, {})  # fmt: skip
         alone = getattr(viz, name)(*arguments, **options)
         assert isinstance(alone, Picture), name
