@@ -10,9 +10,9 @@ namespace {
 
 // Of tiles of kQueries rows, or of all rows together (0), by kKeys keys.
 template <class T, int kQueries, int kKeys>
-class SeenTiles {
+class VisibleTiles {
  public:
-  SeenTiles(const Setup<T>& setup, const Parallel& pool)
+  VisibleTiles(const Setup<T>& setup, const Parallel& pool)
       : shared_(setup.problem.spans_shared),
         batches_(setup.span_batches),
         num_spans_(setup.problem.num_spans),
@@ -36,8 +36,8 @@ class SeenTiles {
     for_each(pool, batches_ * turns, [&](int64_t item, int worker) {
       const int64_t b = item / turns, first = item % turns * kTurn;
       uint8_t* seen = seen_ + (worker * batches_ + b) * tiles_;
-      for (int64_t row = first * step; row < smaller((first + kTurn) * step, rows); row += step)
-        for_each_run(setup.row_spans(b, row), smaller(step, rows - row), worker,
+      for (int64_t row = first * step; row < min((first + kTurn) * step, rows); row += step)
+        for_each_run(setup.row_spans(b, row), min(step, rows - row), worker,
                      [&](int32_t begin, int32_t end, bool) { std::memset(seen + begin, 1, end - begin); });
     });
     most_ = 0;
@@ -51,7 +51,7 @@ class SeenTiles {
         list_[b * tiles_ + count++] = tile;
       }
       counts_[b] = count;
-      most_ = larger<int64_t>(most_, count);
+      most_ = max<int64_t>(most_, count);
     }
   }
 

@@ -1,4 +1,5 @@
-// The names of CUDA that kernels use, for a plain C++ compiler. `__shared__` is missing on purpose: see platform.cuh.
+// The names of CUDA that kernels and launchers use, for a plain C++ compiler. `__shared__` is missing on purpose: see
+// platform.cuh.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -7,11 +8,11 @@
 
 #include "emulator/emulator.h"
 
+#define CUDART_VERSION 13000
 #define __global__
 #define __device__
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
-#define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 #define __grid_constant__

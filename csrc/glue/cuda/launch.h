@@ -1,5 +1,7 @@
 // What every launch on torch's CUDA tensors needs: the tensor's device, torch's current stream, memory, and errors.
 #pragma once
+#include <cuda_runtime.h>
+
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/ops.h>
@@ -10,18 +12,8 @@
 #include <cstdint>
 
 #include "cuda/core/attributes.h"
-#include "cuda/core/runtime.h"
-
-// Registers implementations for the tensors that the kernels run on: CUDA's, or a CPU's where the runtime is emulated.
-#define GISTKIT_LIBRARY(m) STABLE_TORCH_LIBRARY_IMPL(gistkit, GISTKIT_TENSORS, m)
 
 namespace gistkit::ops {
-
-// Where tensors must be, for the checks that both devices share.
-struct OnDevice {
-  static constexpr const char* kName = C10_STRINGIZE(GISTKIT_TENSORS);
-  static bool holds(const torch::stable::Tensor& t) { return t.GISTKIT_IS_THERE(); }
-};
 
 // While it lives the tensor's device is the current one.
 class Launch {

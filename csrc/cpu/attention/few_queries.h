@@ -2,8 +2,8 @@
 // parts are merged by their maxima and totals. Splits that no query sees have no part.
 #pragma once
 #include "cpu/attention/pairwise.h"
-#include "cpu/attention/seen_tiles.h"
 #include "cpu/attention/softmax.h"
+#include "cpu/attention/visible_tiles.h"
 
 namespace gistkit {
 namespace {
@@ -35,15 +35,15 @@ class FewQueriesKernel {
     });
     setup_.fill();
     seen_.find(setup_, pool_);
-    splits_ = larger<int64_t>(1, seen_.most());
+    splits_ = max<int64_t>(1, seen_.most());
     const int64_t heads = p_.batch * p_.key_heads;
     // Waking others for a few sums costs more than the sums.
     merging_ = suited_pool(pool_, heads * splits_ * rows_ * v_pad_ < 100000 ? 1 : pool_.num_threads);
     const Scratch parts([this](Arena& arena) { carve(arena); }, Scratch::kSecond);
     // Splits that follow each other go to one worker, which fetches ahead; with 8 turns a worker none waits for long.
-    const int64_t items = heads * splits_, run = larger<int64_t>(1, items / (8 * pool_.num_threads));
+    const int64_t items = heads * splits_, run = max<int64_t>(1, items / (8 * pool_.num_threads));
     for_each(pool_, divide_up(items, run), [&](int64_t turn, int worker) {
-      for (int64_t item = turn * run; item < smaller(items, (turn + 1) * run); ++item)
+      for (int64_t item = turn * run; item < min(items, (turn + 1) * run); ++item)
         if (item % splits_ < seen_.count(item / splits_ / p_.key_heads)) attend(item, worker);
     });
     for_each(merging_, heads, [&](int64_t head, int worker) { merge(head, worker); });
@@ -57,7 +57,7 @@ class FewQueriesKernel {
     maximum_ = arena.take<T>(parts);
     total_ = arena.take<T>(parts);
     scores_ = arena.take<T>(int64_t{pool_.num_threads} * rows_ * kChunk);
-    converted_ = arena.take<T>(int64_t{pool_.num_threads} * kChunk * larger(qk_pad_, v_pad_));
+    converted_ = arena.take<T>(int64_t{pool_.num_threads} * kChunk * max(qk_pad_, v_pad_));
     pairwise_ = arena.take<double>(merging_.num_threads * Pairwise<T>::room(p_));
   }
 
@@ -143,8 +143,8 @@ class FewQueriesKernel {
 
   // What the queries see of the chunk that starts at key `first`.
   KeyRange seen(const int32_t* spans, int64_t first) const {
-    const auto from = static_cast<int32_t>(smaller(first, p_.num_keys));
-    const auto to = static_cast<int32_t>(smaller(first + kChunk, p_.num_keys));
+    const auto from = static_cast<int32_t>(min(first, p_.num_keys));
+    const auto to = static_cast<int32_t>(min(first + kChunk, p_.num_keys));
     return visible_range(spans, p_.num_queries, p_.num_spans, from, to);
   }
 
@@ -154,7 +154,7 @@ class FewQueriesKernel {
     T* queries = queries_ + int64_t{worker} * rows_ * qk_pad_;
     T *out = out_ + item * rows_ * v_pad_, *maximum = maximum_ + item * rows_, *total = total_ + item * rows_;
     T* scores = scores_ + int64_t{worker} * rows_ * kChunk;
-    T* room = converted_ + int64_t{worker} * kChunk * larger(qk_pad_, v_pad_);
+    T* room = converted_ + int64_t{worker} * kChunk * max(qk_pad_, v_pad_);
     pack_queries(queries, b, h);
     std::memset(out, 0, sizeof(T) * rows_ * v_pad_);
     for (int r = 0; r < rows_; ++r) {
@@ -163,7 +163,7 @@ class FewQueriesKernel {
     }
     T factors[Tile<T>::kFewQueries];
     const int32_t* spans = setup_.row_spans(b, 0);
-    const int32_t stop = static_cast<int32_t>(smaller((split + 1) * kSplit, p_.num_keys));
+    const int32_t stop = static_cast<int32_t>(min((split + 1) * kSplit, p_.num_keys));
     KeyRange ahead = seen(spans, split * kSplit);
     for (int32_t first = static_cast<int32_t>(split * kSplit); first < stop; first += kChunk) {
       const KeyRange range = ahead;
@@ -313,7 +313,7 @@ class FewQueriesKernel {
   const Parallel pool_;
   Parallel merging_{};
   Setup<T> setup_;
-  SeenTiles<T, 0, kSplit> seen_;
+  VisibleTiles<T, 0, kSplit> seen_;
   int qk_pad_, v_pad_, rows_;
   int64_t splits_ = 1;  // parts of a key head, of which each has as many as its sequence sees
   T *queries_ = nullptr, *out_ = nullptr, *maximum_ = nullptr, *total_ = nullptr, *scores_ = nullptr,
