@@ -76,12 +76,7 @@ ORDER = [
         "_planner",
         "_compiled",
         "_gpu",
-        "_checks",
-        "_messages",
-        "_files",
-        "_signals",
-        "_trained",
-        "_processes",
+        "common",
         "inspect",
         "formats",
     ),
@@ -101,7 +96,7 @@ ORDER = [
     ),
     "cli",
 ]
-SEEN_BY_VIZ = {"_checks", "inspect", "layouts", "viz"}
+SEEN_BY_VIZ = {"common", "inspect", "layouts", "viz"}
 # {who: what it imports against the order}, each only when it is used.
 DOORS = {
     # Layout.draw: a layout shows itself, and what draws it has to know layouts.
@@ -161,6 +156,13 @@ def test_the_library_imports_nothing_of_the_lab_and_the_server_and_these_nothing
         foreign = {*OTHERS.values(), "tests", "benchmarks"} - {own}
         for file in files:
             assert not {name.split(".")[0] for name in names_imported(file)} & foreign, file
+
+
+@pytest.mark.parametrize("folder", [*OTHERS, "lab/models"])
+def test_what_the_lab_and_the_server_take_of_the_library_is_public(folder):
+    for file in (REPOSITORY / folder).rglob("*.py"):
+        taken = [name for name in names_imported(file) if name.startswith("gistkit.")]
+        assert not [name for name in taken if any(part.startswith("_") for part in name.split("."))], file
 
 
 @pytest.mark.parametrize("folder", OTHERS)

@@ -8,11 +8,11 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from gistkit._messages import one_line
-from gistkit._signals import terminable
 from gistkit.cli import ask, compress, evaluate, info, judge, lm_eval, nuggets, train, view
 from gistkit.cli.overview import command_map
 from gistkit.cli.plugins import add_plugins
+from gistkit.common.messages import one_line
+from gistkit.common.signals import terminable
 from gistkit.options.arguments import LateParser, Parser
 from gistkit.options.messages import MOST, one_line_warnings, out_of_memory
 

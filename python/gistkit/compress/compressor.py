@@ -19,8 +19,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit._checks import IGNORE, POSITIONS, placed, whole
-from gistkit._trained import find
+from gistkit.common.checks import IGNORE, POSITIONS, placed, whole
+from gistkit.common.trained import find
 from gistkit.compress.files import download, load_compressor, load_tokenizer, push_compressor, save_compressor
 from gistkit.compress.generation import ask, generate, to_cache
 from gistkit.compress.losses import (

@@ -22,9 +22,9 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from gistkit import hf
-from gistkit._checks import POSITIONS
-from gistkit._files import read_json, read_tensors, replacing_files, write_tensors, write_text
-from gistkit._messages import one_line, shown
+from gistkit.common.checks import POSITIONS
+from gistkit.common.files import read_json, read_tensors, replacing_files, write_tensors, write_text
+from gistkit.common.messages import one_line, shown
 from gistkit.compress.folder import (
     ADAPTER_WEIGHTS,
     check_adapters,

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit._checks import placed
+from gistkit.common.checks import placed
 from gistkit.compress.methods.in_place import InPlace, InPlaceOptions
 from gistkit.compress.tokens import Rows
 

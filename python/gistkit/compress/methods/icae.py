@@ -14,7 +14,7 @@ from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit._checks import POSITIONS, flag, number, whole
+from gistkit.common.checks import POSITIONS, flag, number, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like, embedding_statistics
 from gistkit.compress.losses import HEAD
 from gistkit.compress.memory import Memory

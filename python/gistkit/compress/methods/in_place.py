@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf, ops
-from gistkit._checks import POSITIONS, moved, placed, whole
+from gistkit.common.checks import POSITIONS, moved, placed, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like
 from gistkit.compress.files import ADDED_SETTINGS
 from gistkit.compress.losses import HEAD

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gistkit import hf, ops
-from gistkit._checks import placed, whole
+from gistkit.common.checks import placed, whole
 from gistkit.compress.memory import Memory
 from gistkit.compress.methods.in_place import TEXT, InPlace, InPlaceOptions
 from gistkit.compress.plans import ReadingRow, decoder_plan

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit._checks import POSITIONS, flag, whole
+from gistkit.common.checks import POSITIONS, flag, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like
 from gistkit.compress.memory import Memory
 from gistkit.compress.plans import ImageLayout, ImagePass, ImageRow, image_pass, image_row
