@@ -52,9 +52,11 @@ def path_of(folder: Path, name: object) -> Path:
     Raises:
         Missing: for what is no name.
     """
-    if not isinstance(name, str) or not 0 < len(file := quote(name, safe=" ") + ".safetensors") <= _LONGEST:
-        raise Missing(f"memory: expected the name of one, got {name!r:.80}")
-    return folder / file
+    # Halves of surrogate pairs are no characters of a name.
+    file = quote(name, safe=" ", errors="replace") if isinstance(name, str) else ""
+    if not 0 < len(file) <= _LONGEST:
+        raise Missing(f"memory: expected the name of one, got {name!a:.80}")
+    return folder / f"{file}.safetensors"
 
 
 def add(folder: Path, name: str, values: Tensor, **about: Any) -> About:
