@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gistkit.cli.plugins import missing, stores
 from gistkit.options.arguments import add_command, device, path
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
 from gistkit_vllm.template import chat_template
@@ -131,18 +132,24 @@ def _check_folder(folder: Path, settings: Mapping[str, Any]) -> None:
 def _memories(paths: list[Path]) -> Iterator[tuple[str, Memory]]:
     """Memories by name."""
     from gistkit.compress import Memory
-    from gistkit.store import Store
 
     seen = set()
     for place in paths:
-        named = Store(place).items() if place.is_dir() else [(place.name.removesuffix(".gist"), Memory.load(place))]
+        named = [(place.name.removesuffix(".gist"), place)] if place.is_file() else _store(place).items()
         for name, memory in named:
+            memory = Memory.load(memory) if isinstance(memory, Path) else memory
             if name in seen:
                 raise ValueError(f"--memories: expected names that differ, got {name} twice")
             if memory.batch_size != 1:
                 raise ValueError(f"{name}: expected the memory of one text, got {memory.batch_size} rows")
             seen.add(name)
             yield name, memory
+
+
+def _store(folder: Path) -> Mapping[str, Memory]:
+    if (plugin := stores()) is None:
+        raise missing("--memories: a store", "apps/serve")
+    return plugin.open_store(folder)  # type: ignore[no-any-return]
 
 
 def _values(compressor: Compressor, memory: Memory, arguments: argparse.Namespace) -> torch.Tensor:

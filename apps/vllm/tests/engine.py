@@ -1,7 +1,7 @@
 """Run by vLLM's Python: answers batches of requests by an engine with the connector, and no server before it.
 
-Standard input has {"model", "store", "options", "batches"}; a request is {"ids", "memory", "sampling"}. The last line of
-standard output has {"answers": [[{"tokens", "reason"}]], "preemptions"}.
+Standard input has {"model", "store", "options", "batches"}; a request is {"ids", "memory", "sampling"}. The last line
+of standard output has {"answers": [[{"tokens", "reason"}]], "preemptions"}.
 """
 
 import json

@@ -11,7 +11,7 @@ from gistkit.ask.turns import chat_turns
 from gistkit.compress import ICAE, AvgPool, FiveHundredX, Select
 from gistkit.compress.tokens import QUESTION, filled_ids
 from gistkit.hf import CACHE
-from gistkit.store import Document, compress_documents
+from gistkit_serve.store import Document, compress_documents
 from gistkit_vllm import shelf
 from tests.helpers.models import byte_tokenizer, tiny_llama
 
@@ -148,7 +148,7 @@ def test_an_adapter_is_a_folder_that_peft_reads(made):
 
 @pytest.mark.parametrize("made", ["avgpool"], indirect=True)
 def test_stores_keep_their_names_and_other_readers_are_refused(made):
-    compressor, memory, place = made
+    compressor, _, place = made
     compress_documents(
         compressor, compressor.tokenizer, [Document("2026/märz.md", len(TEXT), lambda: TEXT)], place / "notes.store"
     )
