@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from manual_questions import examples
+from manual_questions import PAGE, examples
 from passages import Passages
 from texts import manuals, other_domain
 
@@ -24,8 +24,6 @@ from gistkit.train import Corpus
 
 # Tokens of a context, of what follows it, and of an answer.
 CONTEXT, FOLLOWING, ANSWER = 128, 64, 24
-# Tokens of the part of a page that a question written by hand is about.
-PAGE = 512
 
 
 def measure(compressor: Compressor, corpus: Corpus, count: int, *, progress: bool = True) -> dict[str, float]:
