@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import gistkit
-from gistkit import layouts, nn
 
 PACKAGE = Path(gistkit.__file__).parent
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -102,8 +101,6 @@ SEEN_BY_VIZ = {"common", "inspect", "layouts", "viz"}
 DOORS = {
     # Layout.draw: a layout shows itself, and what draws it has to know layouts.
     "gistkit.layouts.layout": {"gistkit.viz.layout"},
-    # gistkit.layouts.DigitTrie is a public name of what belongs to SeqPE.
-    "gistkit.layouts": {"gistkit.nn.seqpe.trie"},
     # `import gistkit` is enough for gistkit.compress and the others.
     "gistkit": {f"gistkit.{name}" for name in ("nn", "hf", "compress", "evaluate", "ask", "train", "viz")},
 }
@@ -175,13 +172,6 @@ def test_the_lab_and_the_server_have_no_circles_and_find_what_they_import(folder
         for node in ast.walk(tree(file)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gistkit"):
                 assert node.module in known, f"{file} imports {node.module}"
-
-
-def test_doors_open_when_used():
-    assert layouts.DigitTrie is nn.DigitTrie
-    assert {name for name in layouts.__all__ if not hasattr(layouts, name)} == set()
-    with pytest.raises(AttributeError, match=r"module 'gistkit\.layouts' has no attribute 'trie_of'"):
-        layouts.trie_of  # noqa: B018
 
 
 def test_what_the_package_loads_late_is_typed():
