@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib import import_module
 from statistics import median
 
 import pytest
@@ -34,6 +35,12 @@ def loaded(code: str) -> list[str]:
 def test_the_import_and_the_version_load_no_other_package_and_no_metadata_of_packages() -> None:
     code = "import gistkit; assert gistkit.__version__; dir(gistkit); assert 'importlib.metadata' not in sys.modules"
     assert loaded(code) == ["gistkit"]
+
+
+@pytest.mark.parametrize("name", ["layouts", "train"])
+def test_what_is_loaded_late_is_listed_all_the_same(name: str) -> None:
+    package = import_module(f"gistkit.{name}")
+    assert set(dir(package)) == set(package.__all__)
 
 
 def test_help_loads_no_other_package() -> None:
