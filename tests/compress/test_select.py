@@ -291,11 +291,48 @@ def test_wrong_scores_are_named():
     ):
         with pytest.raises((ValueError, TypeError), match=message):
             wrong()
-    memory = made("key_norm").encode([IDS])
-    with pytest.raises(
-        ValueError, match="memory: expected one whose tokens stand for parts of the text, got one of sel"
-    ):
-        made("key_norm").stands_for(memory)
+
+
+def of_places(compressor, ids, start=0):
+    """The kept keys of each layer and head of a text, as transformers makes them from position `start` on."""
+    memory = compressor.encode([ids])
+    with torch.no_grad(), double_angles(compressor.model):
+        whole = compressor.model(
+            torch.tensor([[BOS, *ids]]),
+            position_ids=start + torch.arange(len(ids) + 1)[None],
+            **{CACHE: DynamicCache()},
+        ).past_key_values
+    places = memory.positions[0].mT.unflatten(0, (2, -1))
+    kept = [
+        layer.keys[0].take_along_dim(index[..., None], 1) for layer, index in zip(whole.layers, places, strict=True)
+    ]
+    return memory, kept
+
+
+def test_joined_texts_are_read_one_behind_the_other(tmp_path):
+    compressor = made("expected_attention")
+    first, kept = of_places(compressor, IDS)
+    second, later = of_places(compressor, IDS[::-1][:40], len(IDS) + 1)
+    memory = compressor.join([first, second])
+    for layer, (key, value) in enumerate(memory.layers):
+        torch.testing.assert_close(key[0], torch.cat([kept[layer], later[layer]], 1), rtol=1e-6, atol=1e-6)
+        assert torch.equal(value, torch.cat([first.layers[layer][1], second.layers[layer][1]], 2))
+    assert memory.starts == (91 + 41,) and memory.context_lengths == (130,)
+    assert memory.ordinals.tolist() == [[*range(61, 91), *range(91 + 28, 91 + 41)]]
+    # All tokens but BOS, which is none of a text's, count from the first text on.
+    memory.save(tmp_path / "m.gist")
+    spans = compressor.stands_for(Memory.load(tmp_path / "m.gist"))[0]
+    own = compressor.stands_for(second)[0]
+    assert torch.equal(spans[30:], (own + 90).where(own[..., 1:] > 0, 0)) and (own[0] == 0).any()
+    closed = made("expected_attention", positions="closed")
+    memory = closed.join([closed.encode([IDS]), closed.encode([IDS[:40]])])
+    assert memory.starts == memory.lengths == (43,) and memory.ordinals.tolist() == [[*range(43)]]
+
+
+def test_models_whose_keys_cannot_move_refuse_to_join():
+    compressor = made("key_norm", tiny("gpt2", bos_token_id=1))
+    with pytest.raises(TypeError, match="model: expected"):
+        compressor.join([compressor.encode([[3, 4, 5, 6]])] * 2)
 
 
 def test_a_score_of_ones_own():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from gistkit import hf, ops
 from gistkit._checks import placed, whole
 from gistkit.compress.memory import Memory
+from gistkit.compress.memory_join import join_selected
 from gistkit.compress.methods.in_place import TEXT, InPlace, InPlaceOptions
 from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.scores import Heads, Score, description, score_of
@@ -102,21 +103,38 @@ class Select(InPlace):
         count = torch.tensor(counts)[:, None]
         first = 0 if self.closed else torch.tensor(lengths)[:, None] - count
         hidden_states = out.last_hidden_state
+        places = torch.cat([keep.places[layer] for layer in sorted(keep.places)], 1).mT.cpu()
+        # A BOS of the context's own is one of its tokens.
+        own_bos = torch.tensor(self._begins_with_bos(rows))[:, None, None]
         memory = Memory(
             source=self.source,
             lengths=counts,
             context_lengths=rows.lengths,
+            positions=(places + own_bos).where((columns < count)[..., None], 0),
             # Those of the last tokens, which layers with a sliding window keep; other layers see all keys anyway.
-            positions=(first + columns).where(columns < count, 0),
+            ordinals=(first + columns).where(columns < count, 0),
             starts=counts if self.closed else lengths,
             layers=keep.close(),
             last=hidden_states[torch.arange(rows.batch_size), placed(lengths, self.device) - 1],
         )
         return memory, hidden_states[:, :0]
 
-    def stands_for(self, memory: Memory) -> NoReturn:
-        """Refused: a column of the memory is another token in each head."""
-        raise ValueError(f"memory: expected one whose tokens stand for parts of the text, got one of {self.method}")
+    def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
+        """See `Compressor.ordinals`."""
+        # A file of an earlier release has them as positions.
+        return memory.positions if memory.ordinals is None else memory.ordinals, memory.starts
+
+    def join(self, memories: Sequence[Memory]) -> Memory:
+        """See `Compressor.join`: each document was read by itself, and its keys are moved behind those before it."""
+        for memory in memories:
+            self.stands_for(memory)
+        return join_selected(self, memories)
+
+    def stands_for(self, memory: Memory) -> Tensor:
+        """The token itself, int64 [B, K, A, 2], as each of A layers and key heads keeps its own tokens."""
+        if memory.positions.dim() == 2:
+            raise ValueError("memory: expected one that knows its tokens, got one of an earlier release")
+        return torch.stack([(memory.positions - 1).clamp(min=0), memory.positions], -1)
 
     def _frequencies(self, layer: int) -> Tensor | None:
         inv_freqs = frequencies_of(decoder_of(self.model))
@@ -169,6 +187,8 @@ class Selection(hf.Keeper):
         super().__init__()
         self.lengths, self.counts, self.score = lengths, counts, score
         self.closed, self.frequencies = closed, frequencies
+        # Of each layer, what was chosen, int64 [B, Hk, K].
+        self.places: dict[int, Tensor] = {}
 
     def attend(
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
@@ -203,6 +223,7 @@ class Selection(hf.Keeper):
         return index
 
     def _take(self, layer_idx: int, key: Tensor, value: Tensor, index: Tensor, inv_freq: Tensor | None) -> None:
+        self.places.setdefault(layer_idx, index)
         key, value = (tensor.take_along_dim(index[..., None], 2) for tensor in (key, value))
         if self.closed and inv_freq is not None:
             delta = torch.arange(index.shape[-1], device=index.device) - index
