@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 from gistkit.compress import Memory, Select
 from gistkit.compress.scores import SCORES, ExpectedAttention, KVzip, Score, SnapKV, Streaming
+from gistkit.compress.tokens import QUESTION
 from gistkit.hf import CACHE
 from tests.helpers.models import byte_tokenizer, double_angles, tiny, tiny_llama
 from tests.helpers.tiers import tiers
@@ -24,6 +25,7 @@ def model_of(**changes):
 
 
 def made(by, model=None, **settings):
+    torch.manual_seed(0)
     compressor = Select(model_of() if model is None else model, ratio=3, by=by, **settings).eval()
     compressor.tokenizer = byte_tokenizer(start=True)
     return compressor
@@ -99,6 +101,19 @@ def snapkv(model, layer, query, key, value, ids):
     return scores.tolist()
 
 
+def asked(model, layer, query, key, value, ids):
+    """SnapKV's scores of a text by the attention of the last 32 tokens, which are no part of it."""
+    n, group = key.shape[1] - 32, len(query) // len(key)
+    scores = torch.zeros(len(key), n).double()
+    for head, own in enumerate(query):
+        seen = torch.zeros(n).double()
+        for place in range(n, n + 32):
+            q = rotated(own[place], place, model.model.rotary_emb.inv_freq)
+            seen += (key[head // group, : place + 1] @ q / q.shape[0] ** 0.5).softmax(0)[:n] / 32
+        scores[head // group] += torch.stack([sum(seen[max(i - 2, 0) : i + 3]) / 5 for i in range(n)])
+    return scores.tolist()
+
+
 def streaming(model, layer, query, key, value, ids):
     n = key.shape[1]
     return [[math.inf if i < 4 else i for i in range(n)]] * len(key)
@@ -149,6 +164,27 @@ def test_the_kept_keys_are_those_of_the_highest_scores(by):
         for head, own in enumerate(places):
             for kept, whole in zip(memory.layers[layer], (key, value), strict=True):
                 torch.testing.assert_close(kept[0, head], whole[head, own], rtol=1e-9, atol=1e-9)
+
+
+def test_a_question_decides_what_is_kept(tmp_path):
+    question, model = "Who?", model_of()
+    compressor = made(None, model, question=question)
+    assert compressor.title == "Select snapkv 3x, for a question"
+    whole = [BOS, *IDS, *byte_tokenizer()(QUESTION.format(question=question))["input_ids"]]
+    assert len(whole) == len(IDS) + 1 + 32
+    memory = compressor.encode([IDS, IDS[:9]])
+    assert memory.lengths == (30, 3) and memory.starts == (91, 10)
+    for layer, (query, key, value) in enumerate(cached(model, whole)):
+        for head, own in enumerate(chosen(asked(model, layer, query, key, value, whole), 30)):
+            torch.testing.assert_close(memory.layers[layer][0][0, head], key[head, own], rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(memory.layers[layer][1][0, head], value[head, own], rtol=1e-9, atol=1e-9)
+    # Another compressor reads it only if it is for that question.
+    memory.save(tmp_path / "m.gist")
+    again = made(None, model, question=question)
+    assert torch.equal(again.generate(Memory.load(tmp_path / "m.gist"), max_new_tokens=3),
+                       compressor.generate(memory, max_new_tokens=3))  # fmt: skip
+    with pytest.raises(ValueError, match="memory: expected one made with"):
+        made("snapkv", model).generate(memory)
 
 
 def test_kvzip_repeats_long_texts_in_parts():
@@ -275,6 +311,8 @@ def test_a_users_adapter_stays_active():
         ({"by": 3}, "by: expected one of"),
         ({"positions": "both"}, "positions: expected kept or closed, got 'both'"),
         ({"budget": 0}, "budget: expected"),
+        ({"by": "kvzip", "question": "Who?"}, "question: expected by snapkv, which reads it, got by kvzip"),
+        ({"question": ""}, "question: expected a text, got ''"),
         ({"losses": ("kl",)}, "losses: expected 'kl' beside LoRA"),
     ],
 )
