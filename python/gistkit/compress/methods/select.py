@@ -102,7 +102,7 @@ class Select(InPlace):
             input_rows = join_rows(input_rows, pad([asked] * rows.batch_size, self.device))
         self.lm.check_positions("input_ids", max(input_rows.lengths) - 1)
         kind = Whole if self.score.reads_again else Selection
-        keep = kind(lengths, counts, self.score, self.closed, self._frequencies, len(asked))
+        keep = kind(lengths, counts, self.score, self.closed, self.frequencies, len(asked))
         out = self.lm.run(
             TEXT,
             inputs_embeds=self.lm.embedded(TEXT, input_rows.ids),
@@ -110,7 +110,7 @@ class Select(InPlace):
             keep=keep,
         )
         if isinstance(keep, Whole):
-            keep.select(self._repetition(input_rows, keep.layers))
+            keep.select(self.repetition(input_rows, keep.layers))
         columns = torch.arange(max(counts))
         count = torch.tensor(counts)[:, None]
         first = 0 if self.closed else torch.tensor(lengths)[:, None] - count
@@ -148,12 +148,13 @@ class Select(InPlace):
             raise ValueError("memory: expected one that knows its tokens, got one of an earlier release")
         return torch.stack([(memory.positions - 1).clamp(min=0), memory.positions], -1)
 
-    def _frequencies(self, layer: int) -> Tensor | None:
+    def frequencies(self, layer: int) -> Tensor | None:
+        """Those [R/2] of a layer's RoPE; None where gistkit does not know it."""
         inv_freqs = frequencies_of(decoder_of(self.model))
         return None if inv_freqs is None else inv_freqs[layer]
 
     @torch.no_grad()
-    def _repetition(self, rows: Rows, layers: Layers) -> list[dict[int, Tensor]]:
+    def repetition(self, rows: Rows, layers: Layers) -> list[dict[int, Tensor]]:
         """For each row the scores [Hk, n] of each layer's keys, from passes that repeat the text."""
         score: Any = self.score
         found = []
