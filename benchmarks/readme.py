@@ -55,7 +55,7 @@ def lengths_table() -> str:
 
 
 def presses_tables() -> str:
-    """Trained compressors beside selections without training: all rows, differences, kinds of questions, the picture."""
+    """Trained compressors beside selections without training: rows, differences, kinds of questions, the picture."""
     parts = []
     for path in PRESSES:
         found = Comparison.load(path)
