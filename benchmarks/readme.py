@@ -22,6 +22,9 @@ from lengths import read_runs as lengths_runs
 from masks import FEW
 from roof import UNRATED, Roof
 
+from gistkit.compress.scores import SCORES
+from gistkit.evaluate.press_report import pairs_table, parts_table, percent, presses_table, trained_names
+from gistkit.evaluate.presses import FULL, NONE, PLAIN, Comparison, shown
 from gistkit.evaluate.report import format_table
 from gistkit.train.presets import find_preset
 from gistkit_lab.studies.pages import committed, machine_line, machines_line
@@ -29,6 +32,8 @@ from gistkit_lab.studies.registry import STUDIES, find
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+# Of `gistkit evaluate --against presses`.
+PRESSES = sorted(RESULTS.glob("presses-*.jsonl"))
 Content = Mapping[str, Any]
 """A suite's figures."""
 
@@ -47,6 +52,53 @@ def lengths_table() -> str:
         f"{' in bfloat16' if training.get('precision') == 'bf16' else ''}; {contexts} held-out ones a length. "
         f"{machines_line([run['machine'] for run in found])}."
     )
+
+
+def presses_tables() -> str:
+    """Trained compressors beside selections without training: rows, differences, kinds of questions, the picture."""
+    parts = []
+    for path in PRESSES:
+        found = Comparison.load(path)
+        chosen = lambda one, found=found: (  # noqa: E731
+            one.entry.memory in (FULL, "kvzip", *trained_names(found)) and one.entry.ratio in (1, 2, 4, 8)
+        )
+        parts += [presses_table(found), presses_note(found), pairs_table(found), parts_table(found, chosen)]
+        if path.with_suffix(".png").exists():
+            parts.append(f"![exact answers against the share of tokens kept]({path.stem}.png)")
+    return "\n\n".join(part for part in parts if part)
+
+
+def presses_note(found: Comparison) -> str:
+    """What the figures of a comparison are of."""
+    short, long = min(found.lengths), max(found.lengths)
+    said = f"{len(found.sets)} questions about {len(found.lengths)} contexts of {short} to {long:,} tokens"
+    given = found.settings
+    return f"{given['model']} in {given['dtype']}; {said}; in brackets 95% intervals. {machine_line(given['machine'])}."
+
+
+def presses_summary() -> str:
+    """Full and no context, the trained compressors, and the best selections made without the question."""
+    parts = []
+    for path in PRESSES:
+        found = Comparison.load(path)
+        rows = [["SmolLM2-135M reads", "tokens kept", "exact answers, %", "with the right one within, %"]]
+        adapters = {one.entry.reader for one in found.outcomes} - {PLAIN}
+        for reader in (*sorted(adapters), PLAIN):
+            ours = [one for one in found.outcomes if one.entry.reader == reader]
+            chosen = [one for one in ours if one.entry.memory in (FULL, NONE, *trained_names(found))]
+            for ratio in (2, 4, 8, 16):
+                selected = [one for one in ours if one.entry.ratio == ratio and one.entry.memory in SCORES]
+                unasked = [one for one in selected if not one.entry.aware]
+                chosen += sorted(unasked, key=lambda one: -sum(one.exact))[:1] if reader != PLAIN else []
+            for one in chosen:
+                name = shown(one.entry) + ("" if reader == PLAIN else ", with the adapter")
+                name += ", no training" if one.entry.memory in SCORES else ""
+                kept = sum(one.tokens[owner] for owner in found.contexts) / len(found.contexts)
+                exact, within = (percent(found, values) for values in (one.exact, one.within))
+                cells = [f"{each.mean:.0f} ({each.low:.0f}-{each.high:.0f})" for each in (exact, within)]
+                rows.append([name, f"{kept:.0f}", *cells])
+        parts.append(f"{format_table(rows)}\n\n{presses_note(found)}")
+    return "\n\n".join(parts)
 
 
 def in_milliseconds(value: float) -> str:
@@ -323,12 +375,16 @@ def pages() -> dict[Path, dict[str, Callable[[str], str]]]:
     for name in STUDIES:
         if (groups := committed(RESULTS, name)) and name != "epl":
             tables[name] = lambda _, name=name, groups=groups: find(name).page(groups)
+    if PRESSES:
+        tables["presses"] = lambda _: presses_tables()
     if lengths_runs():
         tables["lengths"] = lambda _: lengths_table()
     readme: dict[str, Callable[[str], str]] = {
         "demo": lambda _: find("epl").page(committed(RESULTS, "epl")), "summary": summary_table,
         "gpu": lambda _: gpu_table(GPU_SUMMARY),
     }  # fmt: skip
+    if PRESSES:
+        readme["presses"] = lambda _: presses_summary()
     return {ROOT / "README.md": readme, RESULTS / "README.md": tables}
 
 
