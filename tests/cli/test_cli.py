@@ -17,15 +17,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from gistkit import cli, compress
 from gistkit.cli import overview
 from gistkit.compress import Compressor, Dodo, FiveHundredX, Memory, Select, language_model
+from gistkit.compress.tokens import batches
 from gistkit.evaluate import Markers, SummaryContext
 from gistkit.evaluate.data import QUESTION
 from gistkit.layouts.positions import SCHEMES
 from gistkit.options import arguments
 from gistkit.options.models import METHODS, new_compressor
-from gistkit.store import Store
-from gistkit.store.documents import batches
-from gistkit.studies.epl import PURPOSE as EPL
 from gistkit.train import read_metrics
+from gistkit_lab.studies.epl import PURPOSE as EPL
+from gistkit_serve.store import Store
 from tests.helpers.models import byte_tokenizer
 from tests.helpers.programs import printed
 
@@ -283,7 +283,7 @@ def test_warnings_are_one_line(folder, run, report, monkeypatch):
     import warnings
 
     monkeypatch.setattr(
-        "gistkit.store.documents.batches", lambda *_: [warnings.warn("two\nlines", stacklevel=2) or [0]]
+        "gistkit.compress.tokens.batches", lambda *_: [warnings.warn("two\nlines", stacklevel=2) or [0]]
     )
     before = warnings.showwarning
     status, _, complaints = run("compress", report, "--compressor", folder / "x500")
@@ -790,7 +790,7 @@ def test_the_parser_loads_nothing_heavy():
 
 def test_the_demo_of_smollm2_is_the_studys(monkeypatch, tmp_path, capsys):
     calls = []
-    monkeypatch.setattr("gistkit.cli.study.run", lambda options: calls.append(vars(options)) or 0)
+    monkeypatch.setattr("gistkit_lab.cli.study.run", lambda options: calls.append(vars(options)) or 0)
     assert cli.main(["demo", "--model", "smollm2", "--preset", "short", "--out", str(tmp_path), "--resume"]) == 0
     common = {"study": "smollm2", "out": tmp_path, "device": None, "seeds": 1, "method": None, "learning_rate": None}
     expected = {**common, "layouts": ["dpl", "upl", "epl"], "text": None, "preset": "short", "resume": True}

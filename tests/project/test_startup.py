@@ -37,7 +37,8 @@ def test_the_import_and_the_version_load_no_other_package_and_no_metadata_of_pac
 
 def test_help_loads_no_other_package() -> None:
     every = [["--help"], *([command, "--help"] for command in COMMANDS)]
-    assert loaded("".join(HELP.format(words=words) for words in every)) == ["gistkit"]
+    found = loaded("".join(HELP.format(words=words) for words in every))
+    assert found == ["gistkit", "gistkit_lab", "gistkit_serve"]
 
 
 @pytest.mark.slow

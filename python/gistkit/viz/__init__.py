@@ -17,9 +17,7 @@ from gistkit.viz.gallery import draw_gallery
 from gistkit.viz.layout import draw_layout
 from gistkit.viz.learned_positions import draw_position_similarity, draw_relative_bias
 from gistkit.viz.nuggets import draw_attention_to_nuggets, draw_bleu_by_length, draw_perplexity, draw_token_types
-from gistkit.viz.pooling import draw_gist_attention
 from gistkit.viz.seqpe import draw_grid_similarity, draw_similarity
-from gistkit.viz.studies import draw_loss_curves
 from gistkit.viz.text import draw_text, text_html, text_page
 
 __all__ = [
@@ -28,10 +26,8 @@ __all__ = [
     "draw_attention_to_nuggets",
     "draw_bleu_by_length",
     "draw_gallery",
-    "draw_gist_attention",
     "draw_grid_similarity",
     "draw_layout",
-    "draw_loss_curves",
     "draw_memory_attention",
     "draw_memory_map",
     "draw_perplexity",
