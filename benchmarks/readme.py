@@ -304,7 +304,9 @@ def overview_table(machine: str) -> str:
 
 
 def _cells(table: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")
+    ]
 
 
 def gpu_table(only: str = "") -> str:
@@ -386,7 +388,9 @@ def main() -> int:
     for path, tables in pages().items():
         before = path.read_text()
         chosen = rf"\1 table of {arguments.machine} -->"
-        after = re.sub(r"(speed|summary|overview) table of [a-z0-9-]+ -->", chosen, before) if arguments.machine else before
+        after = (
+            re.sub(r"(speed|summary|overview) table of [a-z0-9-]+ -->", chosen, before) if arguments.machine else before
+        )
         after = updated(after, tables, str(path.relative_to(ROOT)))
         stale |= before != after
         if not arguments.check:

@@ -54,7 +54,10 @@ def add(commands: Any) -> None:
     )
     add_model(parser)
     parser.add_argument(
-        "--out", type=path, default=Path("runs/demo"), help="folder for the memory and the picture (default: %(default)s)"
+        "--out",
+        type=path,
+        default=Path("runs/demo"),
+        help="folder for the memory and the picture (default: %(default)s)",
     )
     parser.set_defaults(compressor=None, method=None, layout=None, ratio=None, chunk=None, option=[])
 
@@ -102,7 +105,9 @@ def _ways(compressor: Compressor, memory: Memory, text: str, questions: list[str
     model, tokenizer = compressor.model, compressor.tokenizer
     context = torch.tensor([text_ids(text, tokenizer)], device=compressor.device)
     prompts = [
-        torch.tensor([text_ids(QUESTION.format(question=question), tokenizer, special_tokens=False)], device=context.device)
+        torch.tensor(
+            [text_ids(QUESTION.format(question=question), tokenizer, special_tokens=False)], device=context.device
+        )
         for question in questions
     ]
     with torch.no_grad(), compressor.using(compressor.reader), compressor.folded():
@@ -118,7 +123,9 @@ def _ways(compressor: Compressor, memory: Memory, text: str, questions: list[str
 
         ways = {
             FULL: _timed(lambda i: full(prompts[i]), len(questions), memory.full_cache_bytes),
-            CACHED: _timed(lambda i: full(prompts[i], **{CACHE: deepcopy(kept)}), len(questions), memory.full_cache_bytes),
+            CACHED: _timed(
+                lambda i: full(prompts[i], **{CACHE: deepcopy(kept)}), len(questions), memory.full_cache_bytes
+            ),
         }
     ask = lambda i: str(compressor.ask(memory, questions[i], max_new_tokens=ANSWER))  # noqa: E731
     return {**ways, MEMORY: _timed(ask, len(questions), memory.nbytes)}
@@ -146,5 +153,7 @@ def _savings(ways: dict[str, Way], tokens: int, kept: int) -> str:
 
     read = {FULL: tokens, CACHED: tokens, MEMORY: kept}
     rows = [["", "tokens", "KV cache", "an answer"]]
-    rows += [[name, str(read[name]), f"{way.nbytes / 1e6:.1f} MB", f"{way.seconds:.2f} s"] for name, way in ways.items()]
+    rows += [
+        [name, str(read[name]), f"{way.nbytes / 1e6:.1f} MB", f"{way.seconds:.2f} s"] for name, way in ways.items()
+    ]
     return format_table(rows)
