@@ -288,7 +288,7 @@ BOTH = "forward + backward"
 
 
 def overview_table(machine: str) -> str:
-    """Attention's forward and backward passes on a CPU and on a GPU, each beside the best other form of the same run."""
+    """Attention's forward and backward passes on a CPU and a GPU, each beside the best other form of the same run."""
     summary, gpu = (_cells(table) for table in (summary_table(machine), gpu_table(GPU_SUMMARY)))
     rows = [["forward and backward", "CPU", "", "GPU", ""]]
     for name, case, start in OVERVIEW:
@@ -298,7 +298,8 @@ def overview_table(machine: str) -> str:
     content, one = of(machine)["attention"], next(RESULTS.glob("*/gpu.jsonl"))
     device_line = json.loads(one.read_text().splitlines()[0])
     return (
-        f"{format_table(rows)}\n\nSpeed beside the fastest other form. CPU: float32, {machine_line(content['machine'])}. "
+        f"{format_table(rows)}\n\nSpeed beside the fastest other form. "
+        f"CPU: float32, {machine_line(content['machine'])}. "
         f"GPU: bfloat16, {device_line['gpu']}, torch {device_line['torch']}, commit {device_line['commit']}."
     )
 
@@ -359,8 +360,10 @@ def pages() -> dict[Path, dict[str, Callable[[str], str]]]:
     tables["demo"] = lambda _: find("epl").page(committed(RESULTS, "epl"))
     speed: dict[str, Callable[[str], str]] = {"summary": summary_table, "gpu": lambda _: gpu_table(GPU_SUMMARY)}
     return {
-        ROOT / "README.md": {"overview": overview_table}, ROOT / "docs" / "speed.md": speed, RESULTS / "README.md": tables
-    }  # fmt: skip
+        ROOT / "README.md": {"overview": overview_table},
+        ROOT / "docs" / "speed.md": speed,
+        RESULTS / "README.md": tables,
+    }
 
 
 def updated(page: str, tables: dict[str, Callable[[str], str]], name: str) -> str:

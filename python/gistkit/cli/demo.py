@@ -96,7 +96,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _ways(compressor: Compressor, memory: Memory, text: str, questions: list[str]) -> dict[str, Way]:
-    """Answers to the same questions in the same prompt, with the reader's adapter, from the full text and the memory."""
+    """Answers from the full text and from the memory: the same prompt, with the reader's adapter."""
     import torch
 
     from gistkit.compress.tokens import QUESTION, text_ids
