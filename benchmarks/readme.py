@@ -412,9 +412,12 @@ def pages() -> dict[Path, dict[str, Callable[[str], str]]]:
     if lengths_runs():
         tables["lengths"] = lambda _: lengths_table()
     tables["demo"] = lambda _: find("epl").page(committed(RESULTS, "epl"))
+    readme: dict[str, Callable[[str], str]] = {"overview": overview_table}
+    if PRESSES:
+        readme["presses"] = lambda _: presses_summary()
     speed: dict[str, Callable[[str], str]] = {"summary": summary_table, "gpu": lambda _: gpu_table(GPU_SUMMARY)}
     return {
-        ROOT / "README.md": {"overview": overview_table} | ({"presses": lambda _: presses_summary()} if PRESSES else {}),
+        ROOT / "README.md": readme,
         ROOT / "docs" / "speed.md": speed,
         RESULTS / "README.md": tables,
     }
