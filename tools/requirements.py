@@ -15,9 +15,9 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = {"gistkit": ".", "gistkit-lab": "lab", "gistkit-serve": "apps/serve", "gistkit-vllm": "apps/vllm"}
 PROJECTS = {
-    name: tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
-    for name, folder in (("gistkit", "."), ("gistkit-lab", "lab"), ("gistkit-serve", "apps/serve"))
+    name: tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"] for name, folder in FOLDERS.items()
 }
 EXTRAS = PROJECTS["gistkit"]["optional-dependencies"]
 

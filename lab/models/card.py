@@ -12,18 +12,15 @@ from text import OUT as TEXT
 from gistkit._trained import DEFAULTS
 from gistkit.evaluate.report import format_table
 
-HEADINGS = {
-    "bleu4": "BLEU-4 of reconstruction",
-    "accuracy": "tokens right",
-    "none": "perplexity of what follows: no context",
-    "memory": "behind the memory",
-    "full": "full context",
-    "way": "share of the way",
-    "facts_none": "exact answers about facts: no context",
-    "facts": "behind the memory",
-    "facts_full": "full context",
+# Of the rows of `measure.rows`.
+READ = {
+    "none": "no context, the model without the adapter",
+    "full": "full context, the model without the adapter",
+    "adapter_none": "no context, with the adapter",
+    "adapter_full": "full context, with the adapter",
+    "kvzip": "KVzip, a selection without training, of as many bytes",
+    "memory": "the memory",
 }
-READ = {"none": "no context", "memory": "the memory", "full": "full context"}
 
 
 def write_card(folder: Path, name: str, model: Any, sittings: Sequence[Any]) -> None:
@@ -98,20 +95,29 @@ is not trained on at all. Each context has a made-up fact in it, about which a q
 
 
 def _figures(measured: dict[str, dict[str, float]]) -> str:
-    """The table of passages, and that of the questions."""
+    """The tables of passages, and that of the questions: one row for whatever is read, with the same prompt."""
     if not measured:
         return ""
-    rows = [["held-out contexts of 128 tokens", *HEADINGS.values()]]
-    names = {"manuals": "pages of the manuals", "other": "another domain"}
+    parts = ["## Figures"]
+    names = {"manuals": "pages of the manuals", "other": "pages of another domain"}
     for domain, title in names.items():
-        if domain in measured:
-            rows.append([title, *(f"{measured[domain][name]:.3g}" for name in HEADINGS)])
-    page = f"## Figures\n\n{format_table(rows)}\n\n"
-    if "questions" not in measured:
-        return page
-    figures = measured["questions"]
-    title = f"{figures['count']} questions written by hand, about 512 tokens of a held-out page"
-    rows = [[title, "exact answers, %", "answers with it within, %", "F1 of words, %"]]
-    for name, read in READ.items():
-        rows.append([read, *(f"{figures[f'{name}{kind}']:.3g}" for kind in ("", "_within", "_f1"))])
-    return f"{page}{format_table(rows)}\n\n"
+        if found := measured.get(domain):
+            rows = [[f"128 tokens of held-out {title}", "perplexity of what follows", "exact answers about facts, %"]]
+            rows += [
+                [read, f"{found[name]:.3g}", f"{found[f'{name}_facts']:.3g}"]
+                for name, read in READ.items()
+                if name in found
+            ]
+            kept = f"Reconstruction: BLEU-4 {found['bleu4']:.3g}, {found['accuracy']:.1%} of tokens right."
+            if "way" in found:
+                between = "both with the adapter" if "adapter_none" in found else "which no adapter reads"
+                kept += f" In what follows it goes {found['way']:.2f} of the way from no to full context, {between}."
+            parts += [format_table(rows), kept]
+    if figures := measured.get("questions"):
+        title = f"{figures['count']} questions written by hand, about 512 tokens of a held-out page"
+        rows = [[title, "exact answers, %", "answers with it within, %", "F1 of words, %"]]
+        for name, read in READ.items():
+            if name in figures:
+                rows.append([read, *(f"{figures[f'{name}{kind}']:.3g}" for kind in ("", "_within", "_f1"))])
+        parts.append(format_table(rows))
+    return "\n\n".join(parts) + "\n\n"

@@ -1,8 +1,12 @@
-"""Questions written by hand about held-out pages of the manuals: our own words, and where on its page an answer is."""
+"""Questions written by hand about held-out pages of the manuals: our own words, and where on its page an answer is.
+
+example: python models/manual_questions.py runs/models/manual.jsonl     # for gistkit evaluate --questions
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,8 +14,11 @@ from texts import held_out_pages
 
 from gistkit.evaluate import Example
 from gistkit.evaluate.data import QUESTION
+from gistkit.hf.smollm2 import load_smollm2_tokenizer
 
 FILE = Path(__file__).with_name("manual_questions.jsonl")
+# Tokens of the part of a page that a question is about.
+PAGE = 512
 
 
 class Question(NamedTuple):
@@ -34,8 +41,15 @@ def read(path: Path = FILE) -> list[Question]:
     return [Question(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
-def examples(tokenizer: Any, length: int, path: Path = FILE) -> list[Example]:
-    """The questions as examples, each about up to `length` tokens of its page with the answer in their middle.
+class About(NamedTuple):
+    """A question and the token ids that it is about."""
+
+    context: list[int]
+    asked: Question
+
+
+def about(tokenizer: Any, length: int, path: Path = FILE) -> list[About]:
+    """The questions, each about up to `length` tokens of its page with the answer in their middle.
 
     Those whose page is not held out, or has no such answer, are left out: other versions of the packages differ.
     """
@@ -50,13 +64,37 @@ def examples(tokenizer: Any, length: int, path: Path = FILE) -> list[Example]:
                 continue
             before, after = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (text[:at], text[at:]))
             first = max(0, len(before) - length // 2)
-            context = [*before[first:], *after][:length]
-            question = tokenizer(QUESTION.format(question=one.question), add_special_tokens=False)["input_ids"]
-            found.append(Example(context, question=question, answers=[one.answer]))
+            found.append(About([*before[first:], *after][:length], one))
     return found
+
+
+def examples(tokenizer: Any, length: int, path: Path = FILE) -> list[Example]:
+    """The questions as examples; arguments as in `about`."""
+    ids = lambda question: tokenizer(QUESTION.format(question=question), add_special_tokens=False)["input_ids"]  # noqa: E731
+    return [
+        Example(context, question=ids(one.question), answers=[one.answer])
+        for context, one in about(tokenizer, length, path)
+    ]
 
 
 def nearest(text: str, answer: str, at: int) -> int | None:
     """Where in `text` the answer is, as near to `at` as there is one; None if there is none."""
     places = [index for index in range(len(text)) if text.startswith(answer, index)]
     return min(places, key=lambda index: abs(index - at), default=None)
+
+
+def main() -> int:
+    """Writes the questions with their contexts as JSON lines."""
+    out, tokenizer = Path(sys.argv[1]), load_smollm2_tokenizer()
+    lines = [
+        {"context": tokenizer.decode(context), "question": one.question, "answers": [one.answer]}
+        for context, one in about(tokenizer, PAGE)
+    ]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    print(f"{len(lines)} questions: {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

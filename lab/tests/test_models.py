@@ -26,7 +26,7 @@ from passages import Passages
 from questions import draw_fact, plant
 
 from gistkit._signals import Interrupted
-from gistkit.compress import Compressor
+from gistkit.compress import AvgPool, Compressor
 from gistkit.evaluate import Example
 from gistkit.train import Corpus
 from tests.cli.test_cli import small_llama
@@ -299,31 +299,52 @@ def test_questions_are_about_the_part_of_a_held_out_page_with_the_answer(tmp_pat
     assert "Which port?" in tokenizer.decode(found.question)
 
 
-def test_questions_are_measured_beside_no_and_full_context(untrained, corpus):
+@pytest.fixture
+def with_adapter():
+    """AvgPool with an adapter that changes what the model reads."""
+    compressor = AvgPool(small_llama(), ratio=2, lora=2).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in compressor.trainable():
+            if "lora_B" in name:
+                parameter.normal_(std=0.3)
+    return compressor
+
+
+def test_questions_are_measured_beside_no_and_full_context_with_and_without_the_adapter(
+    untrained, with_adapter, corpus
+):
     ids = corpus.tokenizer
     example = Example(ids(SENTENCE)["input_ids"], question=ids("Who?")["input_ids"], answers=["a worker"])
-    figures = measure.asked(untrained, [example] * 3, ids, progress=False)
-    assert figures["count"] == 3 and set(figures) == {"count"} | {
-        f"{read}{kind}" for read in card.READ for kind in ("", "_within", "_f1")
-    }
-    assert all(0 <= figures[name] <= 100 for name in figures)
-    page = card._figures({"questions": {**figures, "full": 61.0}})
-    assert "3 questions written by hand" in page and "| full context" in page and "61" in page
+    for compressor, reads in ((with_adapter, set(card.READ)), (untrained, {"none", "full", "kvzip", "memory"})):
+        figures = measure.asked(compressor, [example] * 3, ids, progress=False)
+        expected = {"count"} | {f"{read}{kind}" for read in reads for kind in ("", "_within", "_f1")}
+        assert figures["count"] == 3 and set(figures) == expected
+        assert all(0 <= figures[name] <= 100 for name in figures)
+        page = card._figures({"questions": {**figures, "full": 61.0}})
+        assert "3 questions written by hand" in page and "61" in page
+        assert sum(line.startswith("| ") for line in page.splitlines()) == 1 + len(reads)
+        assert ("full context, with the adapter" in page) == (compressor is with_adapter)
 
 
-def test_what_is_measured(untrained, place, corpus, monkeypatch):
+def test_what_is_measured(untrained, with_adapter, place, corpus, monkeypatch):
     monkeypatch.setattr(measure, "CONTEXT", 90)
     monkeypatch.setattr(measure, "FOLLOWING", 20)
-    figures = measure.measure(untrained, corpus, 4, progress=False)
-    assert set(figures) == set(card.HEADINGS)
-    none, memory, full = (figures[name] for name in ("none", "memory", "full"))
-    assert figures["way"] == pytest.approx((none - memory) / (none - full)) and min(none, memory, full) > 1
-    assert 0 <= figures["bleu4"] <= 100 and 0 <= figures["accuracy"] <= 1
-    made = make.Model("x500", {"chunk": 30}, ())
-    machine = {"processor": "some", "threads": 1, "instruction_set": "avx2", "commit": "0"}
-    sitting = make.Sitting(0, 2, 2, measured={"manuals": figures}, machine=machine)
-    card.write_card(place / "models", "tiny", made, [sitting])
-    assert f"{figures['memory']:.3g}" in (place / "models" / "README.md").read_text()
+    for compressor, own in ((untrained, ""), (with_adapter, "adapter_")):
+        figures = measure.measure(compressor, corpus, 4, progress=False)
+        names = {name for name in card.READ if own or not name.startswith("adapter")}
+        assert set(figures) == {"bleu4", "accuracy", "way"} | names | {f"{name}_facts" for name in names}
+        none, memory, full = (figures[name] for name in (f"{own}none", "memory", f"{own}full"))
+        assert figures["way"] == pytest.approx((none - memory) / (none - full)) and min(none, memory, full) > 1
+        assert 0 <= figures["bleu4"] <= 100 and 0 <= figures["accuracy"] <= 1
+        assert own == "" or figures["adapter_full"] != figures["full"]
+        made = make.Model("x500", {"chunk": 30}, ())
+        machine = {"processor": "some", "threads": 1, "instruction_set": "avx2", "commit": "0"}
+        sitting = make.Sitting(0, 2, 2, measured={"manuals": figures}, machine=machine)
+        card.write_card(place / "models", "tiny", made, [sitting])
+        page = (place / "models" / "README.md").read_text()
+        assert f"{figures['memory']:.3g}" in page and ("both with the adapter" in page) == bool(own)
+        assert "| KVzip" in page and f"{figures['way']:.2f} of the way" in page
 
 
 @pytest.mark.parametrize(("last", "stage", "answers"), [(1, 1, False), (2, 1, False), (3, 2, True), (9, 2, True)])

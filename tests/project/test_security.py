@@ -10,6 +10,7 @@ import torch
 import gistkit
 import gistkit_lab
 import gistkit_serve
+import gistkit_vllm
 from gistkit.compress import Memory
 from gistkit.train import checkpoint
 from gistkit_lab.studies.results import load as load_results
@@ -30,7 +31,7 @@ def called(node):
 
 def test_no_file_of_the_package_reads_pickles_or_runs_texts():
     found = set()
-    packages = [PACKAGE, Path(gistkit_lab.__file__).parent, Path(gistkit_serve.__file__).parent]
+    packages = [PACKAGE, *(Path(other.__file__).parent for other in (gistkit_lab, gistkit_serve, gistkit_vllm))]
     for file in (file for package in packages for file in package.rglob("*.py")):
         name = "/".join(file.parts[-2:])
         for node in ast.walk(ast.parse(file.read_text())):

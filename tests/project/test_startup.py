@@ -8,7 +8,8 @@ from statistics import median
 
 import pytest
 
-COMMANDS = ("study", "train", "evaluate", "judge", "lm-eval", "compress", "ask", "serve", "nuggets", "view", "info")
+COMMANDS = ("study", "train", "evaluate", "judge", "lm-eval", "compress", "ask", "serve", "export", "nuggets", "view")
+COMMANDS += ("info",)
 # Every package that is loaded and came neither with Python nor at its start (a .pth file may load some).
 LOADED = """
 import sys
@@ -45,7 +46,7 @@ def test_what_is_loaded_late_is_listed_all_the_same(name: str) -> None:
 def test_help_loads_no_other_package() -> None:
     every = [["--help"], *([command, "--help"] for command in COMMANDS)]
     found = loaded("".join(HELP.format(words=words) for words in every))
-    assert found == ["gistkit", "gistkit_lab", "gistkit_serve"]
+    assert found == ["gistkit", "gistkit_lab", "gistkit_serve", "gistkit_vllm"]
 
 
 @pytest.mark.slow

@@ -8,11 +8,12 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from gistkit import __version__
-from gistkit._messages import one_line
+from gistkit._messages import one_line, plain_terminals
 from gistkit._signals import terminable
-from gistkit.cli import ask, compress, evaluate, info, judge, lm_eval, nuggets, train, view
+from gistkit.cli import ask, compress, demo, evaluate, info, judge, lm_eval, nuggets, train, view
 from gistkit.cli.overview import command_map
 from gistkit.cli.plugins import add_plugins
 from gistkit.options.arguments import LateParser, Parser
@@ -25,7 +26,7 @@ example: gistkit ask report.txt "Who wrote it?"
          gistkit compress report.txt -o report.gist
          gistkit ask report.gist "Who wrote it?" "When?"
          gistkit COMMAND --help lists a command's options"""
-COMMANDS = (compress, ask, view, info, nuggets, train, evaluate, judge, lm_eval)
+COMMANDS = (demo, compress, ask, view, info, nuggets, train, evaluate, judge, lm_eval)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,11 +48,16 @@ class _Map(Parser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command.
+    """Runs one command, whose output holds nothing that a terminal obeys.
 
-    A user's mistake ends in one line on standard error and exit status 2, a warning is a line; SIGINT and SIGTERM end
-    in one that says what is saved, and 130 or 143.
+    A user's mistake ends in one line on standard error and exit status 2, a warning is a line; SIGINT, SIGTERM and
+    SIGHUP end in one that says what is saved, and 130, 143 or 129.
     """
+    with plain_terminals():
+        return _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     options = argparse.Namespace()
     try:
         with terminable(), one_line_warnings():
@@ -69,9 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         number = getattr(error, "number", signal.SIGINT)
         # One line for all processes of a launcher.
         if os.environ.get("RANK", "0") == "0":
-            word = "terminated" if number == signal.SIGTERM else "interrupted"
+            word = "interrupted" if number == signal.SIGINT else "terminated"
             saved = f"; {options.saved(options)}" if "saved" in options else ""
-            print(f"\ngistkit: {word}{saved}", file=sys.stderr)
+            # The terminal may be gone.
+            with suppress(OSError):
+                print(f"\ngistkit: {word}{saved}", file=sys.stderr, flush=True)
         return 128 + number
 
 

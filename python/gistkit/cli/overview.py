@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 # A command that no group names is listed under the last one.
 GROUPS: Mapping[str, Sequence[str]] = {
-    "compress a text, and ask it": ("compress", "ask", "serve"),
+    "compress a text, and ask it": ("compress", "ask", "serve", "demo", "export"),
     "look": ("view", "info", "nuggets"),
     "train and measure": ("train", "evaluate", "judge", "lm-eval"),
-    "the papers' experiments": ("demo", "study"),
+    "the papers' experiments": ("study",),
 }
 WIDTH = 100
 

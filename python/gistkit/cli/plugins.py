@@ -1,4 +1,4 @@
-"""Commands that other distributions bring, as entry points: the lab's and the server's."""
+"""Commands that other distributions bring, as entry points: the lab's, the server's and vLLM's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 # {group of entry points: {name: the folder of this repository that brings it}}
 BROUGHT = {
-    "gistkit.commands": {"demo": "lab", "study": "lab", "serve": "apps/serve"},
+    "gistkit.commands": {"study": "lab", "serve": "apps/serve", "export": "apps/vllm"},
     "gistkit.view": {"results": "lab"},
     "gistkit.stores": {"stores": "apps/serve"},
 }

@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from gistkit_serve.store.store import Entry
 
 
+def open_store(folder: Path) -> Store:
+    """The memories of a store by name."""
+    from gistkit_serve.store import Store
+
+    return Store(folder)
+
+
 def document_memories(arguments: argparse.Namespace) -> Named:
     """Documents of a store, and then the memories of --with.
 
