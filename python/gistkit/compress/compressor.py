@@ -499,6 +499,13 @@ class Compressor(nn.Module, ABC):
         """The parameters that train, by name, without other adapters in the model."""
         return training.trainable(self)
 
+    def print_trainable_parameters(self) -> None:
+        """Prints how many parameters train, of how many, in one line as PEFT's models do."""
+        trained = {id(parameter): parameter.numel() for _, parameter in self.trainable()}
+        total = sum(parameter.numel() for parameter in self.parameters())
+        count = sum(trained.values())
+        print(f"trainable params: {count:,} || all params: {total:,} || trainable%: {100 * count / total:.4f}")
+
     def parameter_groups(self, learning_rate: float, memory_factor: float = 3.0) -> list[dict[str, Any]]:
         """The parameters as an optimizer takes them; those of the gists have `memory_factor` times the learning rate.
 
@@ -543,10 +550,10 @@ class Compressor(nn.Module, ABC):
         return join(self, memories)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes what training changed: safetensors, the PEFT adapter, and compressor.json with the settings.
+        """Writes what training changed: safetensors, the PEFT adapter, compressor.json with the settings, and a card.
 
-        The tokenizer is written too where one is set or has been used. Each adapter is a folder that
-        `peft.PeftModel.from_pretrained` reads.
+        A card that the folder has stays. The tokenizer is written too where one is set or has been used. Each adapter
+        is a folder that `peft.PeftModel.from_pretrained` reads.
         """
         save_compressor(self, Path(folder))
 
