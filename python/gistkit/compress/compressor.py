@@ -81,7 +81,7 @@ class Compressor(nn.Module, ABC):
         # Registered here, because parameters have its name in checkpoints.
         self.model = model
         self.copies: Copies | None = None
-        self.identity = Identity(self, self.lm)
+        self.identity = Identity(self)
         self._tokenizer: Any = None
         # Where it was read from.
         self._home: Path | None = None

@@ -27,16 +27,20 @@ class Identity:
 
     Args:
         compressor: the module with all parameters; those of the base model begin with "model.".
-        lm: its model.
     """
 
-    def __init__(self, compressor: nn.Module, lm: SharedModel) -> None:
-        self.compressor, self.lm = compressor, lm
+    def __init__(self, compressor: Any) -> None:
+        self.compressor = compressor
         self._base: tuple[Any, str] | None = None
         self._own: tuple[Any, str] | None = None
         self._weights: Weights | None = None
         # The base model for messages, see `gistkit.hf.identity`.
         self.model: dict[str, Any] | None = None
+
+    @property
+    def lm(self) -> SharedModel:
+        """The compressor's model."""
+        return self.compressor.lm  # type: ignore[no-any-return]
 
     def fingerprints(self) -> tuple[str, str]:
         """The base model's fingerprint and that of the compressor's own weights, from one look at them."""

@@ -83,7 +83,7 @@ class VoCoConfig(Config):
         values = self.separators
         ids = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else None
         if ids is None or not all(isinstance(each, int) and each >= 0 for each in ids):
-            raise ValueError(f"separators: expected token ids, got {values!r}")
+            raise ValueError(f"separators: expected token ids of at least 0, got {values!r}")
         self._set("separators", tuple(sorted({*ids})))
 
     @property
@@ -167,6 +167,11 @@ class VoCo(Compressor, config=VoCoConfig):
         if lora is None:
             _freeze_vision(vision, **training)
         self.add_parts()
+
+    @property
+    def separators(self) -> frozenset[int]:
+        """Token ids that join the image tokens around them."""
+        return frozenset(self.options.separators)
 
     def rows(self, name: str, ids: Any, attention_mask: Any = None, shortest: int = 0) -> Rows:
         """A user's token ids of a text without images, checked and padded at the end of rows."""
@@ -340,7 +345,7 @@ class VoCo(Compressor, config=VoCoConfig):
         for start, end in parts:
             if images:
                 between = tokens[images[-1][1] : start]
-                if between and {*self.options.separators}.issuperset(between):
+                if between and self.separators.issuperset(between):
                     images[-1] = images[-1][0], end
                     continue
             images.append((start, end))
