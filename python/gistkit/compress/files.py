@@ -162,8 +162,7 @@ def load_compressor(cls: type[Any], folder: Path, model: PreTrainedModel | None,
 def load_tokenizer(folder: Path | None, model: Any) -> Any:
     """The tokenizer in a compressor's folder, or else that of the base model, see `Compressor.tokenizer`."""
     if folder is not None and (folder / TOKENIZER).is_dir():
-        for path in (folder / TOKENIZER).iterdir():
-            inside(folder, TOKENIZER, path.name)
+        _check_tokenizer(folder)
         try:
             # Not AutoTokenizer: this class reads JSON alone, whatever the files ask for.
             return PreTrainedTokenizerFast.from_pretrained(str(folder / TOKENIZER), local_files_only=True)
@@ -180,6 +179,22 @@ def load_tokenizer(folder: Path | None, model: Any) -> Any:
     except (OSError, ValueError, KeyError) as error:
         reason += f", which has none that loads ({one_line(error)})"
     raise ValueError(f"tokenizer: expected the model's own, for texts, got none: {reason}; set compressor.tokenizer")
+
+
+def _check_tokenizer(folder: Path) -> None:
+    """Refuses a tokenizer's folder that leads out of a compressor's: by links at any depth, or by names of files."""
+    place = folder / TOKENIZER
+    for path in place.rglob("*"):
+        inside(folder, *path.relative_to(folder).parts)
+    config = inside(folder, TOKENIZER, "tokenizer_config.json")
+    if not config.exists():
+        return
+    for field, value in read_json(config, "a tokenizer's settings").items():
+        # Such as fast_tokenizer_files, of which transformers chooses by its version.
+        if value is not None and field.endswith(("_file", "_files")):
+            raise ValueError(
+                f"{config}: expected no {shown(field)}, as a tokenizer's files have names, got {shown(value)}"
+            )
 
 
 def download(name: str | Path, **options: Any) -> Path | None:

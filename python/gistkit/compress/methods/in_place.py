@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -185,7 +185,7 @@ class InPlace(Compressor):
         adapter = None if self.adapters is None else self.adapters.names.get(GISTS)
         return adapter is not None and adapter in name.split(".")
 
-    def join(self, memories: Sequence[Memory]) -> NoReturn:
+    def join(self, memories: Sequence[Memory]) -> Memory:
         """Refused: documents that are compressed in place must be read together."""
         raise ValueError(
             f"memories: expected those of a method that compresses chunks by themselves, got {self.method}'s; encode "
