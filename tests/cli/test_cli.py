@@ -445,7 +445,7 @@ def test_a_method_that_compresses_in_place_from_training_to_answers(run, tmp_pat
     assert status == 0 and [row["method"] for row in rows] == ["GistPool 4x", "FullContext"]
     assert run("compress", text, *trained)[0] == 0
     memory = Memory.load(text.with_suffix(".gist"))
-    assert memory.source.method == "gistpool" and json.loads(memory.source.layout)["windows"] == 1
+    assert memory.source.method == "gistpool" and memory.source.options["windows"] == 1
     assert run("ask", text.with_suffix(".gist"), "Who?", *trained, "--max-new-tokens", 3)[0] == 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +13,9 @@ from gistkit.cli.answers import Answers, Prompts, source_ids
 from gistkit.cli.dialogue import converse
 from gistkit.cli.named import compressed, is_text, named_memories, read_files, readable
 from gistkit.cli.plugins import missing, stores
-from gistkit.options.arguments import LAYOUTS, add_command, device, number, path, positive, whole
+from gistkit.options.arguments import add_command, device, number, path, positive, whole
 from gistkit.options.models import (
     IMAGES,
-    METHODS,
     add_model,
     add_trained,
     load_compressor,
@@ -265,16 +263,15 @@ def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: M
         name = default_for(arguments.model)
         return new_compressor(model) if name is None else load_compressor(Path(name), model)
     source = memory.source
+    from gistkit.compress.config import REGISTRY
+
     if (name := maker_of(source)) is not None:
         return load_compressor(Path(name), model)
-    if source.method not in METHODS:
-        raise ValueError(f"MEMORY: expected one made by {' or '.join(METHODS)}, got method {source.method!r}")
-    if source.layout in LAYOUTS:
-        return new_compressor(model, source.method, layout=source.layout, ratio=source.ratio, chunk=source.chunk)
+    if source.method not in REGISTRY:
+        raise ValueError(f"MEMORY: expected one made by {' or '.join(REGISTRY)}, got method {source.method!r}")
     try:
-        size = {"no_context": {}, IMAGES: {"memory_tokens": source.chunk}}
-        ratio = size.get(source.method, {"ratio": source.chunk})
-        return new_compressor(model, source.method, **ratio, **json.loads(source.layout))
+        sizes = REGISTRY[source.method].sizes(source.chunk, source.memory_tokens)
+        return new_compressor(model, source.method, **sizes, **source.options)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"MEMORY: expected one whose compressor can be made again, got {source.method}: {error}"
