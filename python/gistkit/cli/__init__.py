@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from gistkit._messages import one_line, plain_terminals
 from gistkit._signals import terminable
-from gistkit.cli import ask, compress, evaluate, info, judge, lm_eval, nuggets, train, view
+from gistkit.cli import ask, compress, demo, evaluate, info, judge, lm_eval, nuggets, train, view
 from gistkit.cli.overview import command_map
 from gistkit.cli.plugins import add_plugins
 from gistkit.options.arguments import LateParser, Parser
@@ -23,7 +23,7 @@ EXAMPLES = """\
 example: gistkit demo
          gistkit compress report.txt -o report.gist --model smollm2 --compressor runs/x500
          gistkit COMMAND --help lists a command's options"""
-COMMANDS = (train, evaluate, judge, lm_eval, compress, ask, nuggets, view, info)
+COMMANDS = (demo, train, evaluate, judge, lm_eval, compress, ask, nuggets, view, info)
 
 
 def parser() -> argparse.ArgumentParser:
