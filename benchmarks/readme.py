@@ -1,5 +1,5 @@
-"""Writes the tables of README.md and benchmarks/results/README.md from the committed results; `--check` only says
-whether they agree.
+"""Writes the tables of README.md, docs/speed.md and benchmarks/results/README.md from the committed results; `--check`
+only says whether they agree.
 
 The markers of the tables of speed name the machine whose results they show, a folder of benchmarks/results.
 
@@ -330,6 +330,38 @@ def summary_table(machine: str) -> str:
     return f"{format_table(rows)}\n\n{note}. {machines_line(machines)}."
 
 
+# The rows of the README: its name, and what the summary and the GPU's table call it.
+OVERVIEW = (
+    ("attention, causal", "attention, causal", "attention, causal,"),
+    ("attention, GistPool 8x", "attention, GistPool 8x", "attention, GistPool 8x,"),
+    ("attention, Dodo 10x", "attention, Dodo 10x, tau 128", "attention, Dodo 10x, tau 128,"),
+)
+BOTH = "forward + backward"
+
+
+def overview_table(machine: str) -> str:
+    """Attention's forward and backward passes on a CPU and a GPU, each beside the best other form of the same run."""
+    summary, gpu = (_cells(table) for table in (summary_table(machine), gpu_table(GPU_SUMMARY)))
+    rows = [["forward and backward", "CPU", "", "GPU", ""]]
+    for name, case, start in OVERVIEW:
+        cpu = next(row for row in summary if row[:2] == [case, BOTH])
+        device = next(row for row in gpu if row[0].startswith(start) and row[0].endswith(BOTH))
+        rows.append([name, cpu[2], f"{cpu[5]} of {cpu[4]}", device[1], f"{device[5]} of {device[4]}"])
+    content, one = of(machine)["attention"], next(RESULTS.glob("*/gpu.jsonl"))
+    device_line = json.loads(one.read_text().splitlines()[0])
+    return (
+        f"{format_table(rows)}\n\nSpeed beside the fastest other form. "
+        f"CPU: float32, {machine_line(content['machine'])}. "
+        f"GPU: bfloat16, {device_line['gpu']}, torch {device_line['torch']}, commit {device_line['commit']}."
+    )
+
+
+def _cells(table: str) -> list[list[str]]:
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")
+    ]
+
+
 def gpu_table(only: str = "") -> str:
     """gistkit on GPUs against the best of the others in the same run; of cases whose names match the pattern `only`."""
     return "\n\n".join(gpu_times(path, only) for path in sorted(RESULTS.glob("*/gpu.jsonl")))
@@ -379,13 +411,16 @@ def pages() -> dict[Path, dict[str, Callable[[str], str]]]:
         tables["presses"] = lambda _: presses_tables()
     if lengths_runs():
         tables["lengths"] = lambda _: lengths_table()
-    readme: dict[str, Callable[[str], str]] = {
-        "demo": lambda _: find("epl").page(committed(RESULTS, "epl")), "summary": summary_table,
-        "gpu": lambda _: gpu_table(GPU_SUMMARY),
-    }  # fmt: skip
+    tables["demo"] = lambda _: find("epl").page(committed(RESULTS, "epl"))
+    readme: dict[str, Callable[[str], str]] = {"overview": overview_table}
     if PRESSES:
         readme["presses"] = lambda _: presses_summary()
-    return {ROOT / "README.md": readme, RESULTS / "README.md": tables}
+    speed: dict[str, Callable[[str], str]] = {"summary": summary_table, "gpu": lambda _: gpu_table(GPU_SUMMARY)}
+    return {
+        ROOT / "README.md": readme,
+        ROOT / "docs" / "speed.md": speed,
+        RESULTS / "README.md": tables,
+    }
 
 
 def updated(page: str, tables: dict[str, Callable[[str], str]], name: str) -> str:
@@ -413,7 +448,9 @@ def main() -> int:
     for path, tables in pages().items():
         before = path.read_text()
         chosen = rf"\1 table of {arguments.machine} -->"
-        after = re.sub(r"(speed|summary) table of [a-z0-9-]+ -->", chosen, before) if arguments.machine else before
+        after = (
+            re.sub(r"(speed|summary|overview) table of [a-z0-9-]+ -->", chosen, before) if arguments.machine else before
+        )
         after = updated(after, tables, str(path.relative_to(ROOT)))
         stale |= before != after
         if not arguments.check:

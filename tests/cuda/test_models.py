@@ -1,4 +1,4 @@
-"""Whole models on a GPU: position encodings, the recorder, compressors, training, streams, the demo.
+"""Whole models on a GPU: position encodings, the recorder, compressors, training, streams, a study.
 
 Without a GPU the same bodies run on one that is pretended (`pretend_gpu`): it is the CPU, and refuses what a GPU would.
 """
@@ -406,13 +406,17 @@ def test_reading_on(device: str, make: Callable[[], Any]) -> None:
 
 
 @pytest.mark.nightly
-def test_demo(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    demo = pytest.importorskip("gistkit_lab.cli.demo", reason="./lab is not installed")
+def test_study(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = pytest.importorskip("gistkit_lab.cli.study", reason="./lab is not installed")
     if device == NAME:
-        monkeypatch.setattr("gistkit_lab.cli.study.device", lambda name: name)
-    out, parser = tmp_path / "demo", Parser()
-    demo.add(parser.add_subparsers(parser_class=LateParser))
-    options = parser.parse_args(["demo", "--device", device, "--steps", "2", "--layouts", "epl", "--out", str(out)])
+        monkeypatch.setattr(study, "device", lambda name: name)
+    out, parser = tmp_path / "epl", Parser()
+    study.add(parser.add_subparsers(parser_class=LateParser))
+    options = parser.parse_args(
+        ["study", "epl", "--device", device, "--steps", "2", "--layouts", "epl", "--out", str(out)]
+    )
     assert options.run(options) == 0
     assert (out / "results.jsonl").exists() and "EPL" in capsys.readouterr().out
 

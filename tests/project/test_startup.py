@@ -37,7 +37,7 @@ def test_the_import_and_the_version_load_no_other_package_and_no_metadata_of_pac
     assert loaded(code) == ["gistkit"]
 
 
-@pytest.mark.parametrize("name", ["layouts", "train"])
+@pytest.mark.parametrize("name", ["train"])
 def test_what_is_loaded_late_is_listed_all_the_same(name: str) -> None:
     package = import_module(f"gistkit.{name}")
     assert set(dir(package)) == set(package.__all__)

@@ -59,11 +59,15 @@ def passages(tokenizer, count, size=96):
 def smollm2_compressor(name):
     """A compressor of SmolLM2 in float32, with its tokenizer; the test is skipped without either."""
     skip_without_smollm2()
-    from gistkit.compress import Compressor, Select
+    from gistkit.compress import Compressor
     from gistkit.hf.smollm2 import load_smollm2
+    from gistkit.options.models import new_compressor
 
     model, tokenizer = load_smollm2()
-    compressor = Select(model, ratio=4, by="snapkv") if name == "select" else Compressor.from_pretrained(name, model)
+    untrained = {"select": {"by": "snapkv"}, "icae": {"layout": "dpl", "ratio": 4}}
+    compressor = (
+        new_compressor(model, name, **untrained[name]) if name in untrained else Compressor.from_pretrained(name, model)
+    )
     compressor.eval().tokenizer = tokenizer
     return compressor
 
