@@ -16,6 +16,8 @@ from gistkit._signals import terminable
 from gistkit.cli import ask, compress, demo, evaluate, info, judge, lm_eval, nuggets, train, view
 from gistkit.cli.overview import command_map
 from gistkit.cli.plugins import add_plugins
+from gistkit.common.messages import one_line, plain_terminals
+from gistkit.common.signals import terminable
 from gistkit.options.arguments import LateParser, Parser
 from gistkit.options.messages import MOST, one_line_warnings, out_of_memory
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from gistkit._messages import one_line
+from gistkit.common.messages import one_line
 from gistkit.options.messages import MOST
 
 LAYOUTS = ("dpl", "upl", "cpl", "epl")
