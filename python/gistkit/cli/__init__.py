@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from gistkit import __version__
-from gistkit._messages import one_line, plain_terminals
-from gistkit._signals import terminable
 from gistkit.cli import ask, compress, demo, evaluate, info, judge, lm_eval, nuggets, train, view
 from gistkit.cli.overview import command_map
 from gistkit.cli.plugins import add_plugins

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit._trained import default_for
 from gistkit.cli.answers import Answers, Prompts, source_ids
 from gistkit.cli.dialogue import converse
 from gistkit.cli.named import compressed, is_text, named_memories, read_files, readable
 from gistkit.cli.plugins import missing, stores
+from gistkit.common.trained import default_for
 from gistkit.options.arguments import add_command, device, number, path, positive, whole
 from gistkit.options.models import (
     IMAGES,

@@ -259,7 +259,7 @@ def maker_of(source: Source) -> str | None:
 
 def _may_have_made(name: str, source: Source) -> bool:
     """Whether the trained compressor of a name is of the model, the method and the sizes that made a memory."""
-    from gistkit._trained import SETTINGS, find
+    from gistkit.common.trained import SETTINGS, find
     from gistkit.compress.config import REGISTRY
 
     if source.method not in REGISTRY:
