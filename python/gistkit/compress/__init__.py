@@ -1,6 +1,6 @@
 """Compressors for Hugging Face decoders: one file a method, over one interface (`pip install gistkit[hf]`)."""
 
-from gistkit._trained import trained
+from gistkit.common.trained import trained
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import REGISTRY, Config, register, setting
 from gistkit.compress.losses import CompressionHead, JointHead, token_loss

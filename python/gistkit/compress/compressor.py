@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from gistkit._trained import find
+from gistkit.common.trained import find
 from gistkit.compress import decode, training
 from gistkit.compress.config import Config
 from gistkit.compress.files import download, load_compressor, load_tokenizer, push_compressor, save_compressor

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gistkit._checks import POSITIONS, flag, whole
+from gistkit.common.checks import POSITIONS, flag, whole
 from gistkit.compress.losses import LOSSES, CompressionHead, JointHead, check_losses
 from gistkit.hf.lora import embedding_scale
 

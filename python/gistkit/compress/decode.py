@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gistkit import hf
-from gistkit._checks import placed
+from gistkit.common.checks import placed
 from gistkit.compress.memory import TASKS, Memory, Task, check_memory
 from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.tokens import Rows, check_rows, pad

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from gistkit import hf
-from gistkit._checks import POSITIONS
-from gistkit._files import read_json, read_tensors, replacing_files, write_tensors, write_text
-from gistkit._messages import one_line, shown
+from gistkit.common.checks import POSITIONS
+from gistkit.common.files import read_json, read_tensors, replacing_files, write_tensors, write_text
+from gistkit.common.messages import one_line, shown
 from gistkit.compress.config import ADDED_SETTINGS as ADDED_SETTINGS
 from gistkit.compress.config import OF_ADAPTERS, REGISTRY, Config
 from gistkit.compress.folder import (

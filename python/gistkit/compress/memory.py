@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from gistkit._checks import POSITIONS
-from gistkit._files import read_tensors, write_tensors
-from gistkit._messages import one_line
+from gistkit.common.checks import POSITIONS
+from gistkit.common.files import read_tensors, write_tensors
+from gistkit.common.messages import one_line
 from gistkit.hf.fingerprint import differing
 
 T = TypeVar("T")

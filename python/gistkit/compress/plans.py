@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gistkit import layouts
-from gistkit._checks import placed
+from gistkit.common.checks import placed
 from gistkit.layouts import Layout, Plan
 from gistkit.layouts.layout import physical_order
 from gistkit.layouts.positions import EncoderPositions, decoder_positions, encoder_positions

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gistkit._checks import IGNORE, placed
+from gistkit.common.checks import IGNORE, placed
 from gistkit.compress.losses import HEAD, divergence_loss, token_loss
 from gistkit.compress.memory import Memory, Task
 from gistkit.compress.tokens import Rows, join_rows, label_rows, pad

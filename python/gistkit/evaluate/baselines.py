@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit._files import read_tensors, write_tensors
-from gistkit._messages import shown
+from gistkit.common.files import read_tensors, write_tensors
+from gistkit.common.messages import shown
 from gistkit.compress import Compressor, Memory
 from gistkit.compress.compressor import Task
 from gistkit.compress.config import Config, draw_like, setting

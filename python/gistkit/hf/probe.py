@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from gistkit._messages import one_line
+from gistkit.common.messages import one_line
 from gistkit.hf.cache import CACHE, memory_cache
 from gistkit.hf.carry import layers_of
 from gistkit.hf.keep import Keeper, KeptKeys, Rope

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gistkit._checks import whole
+from gistkit.common.checks import whole
 
 # By name, so that the op need not be loaded to be recognised.
 ATTENTION = "gistkit::attention"

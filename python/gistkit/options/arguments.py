@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from gistkit._messages import one_line
+from gistkit.common.messages import one_line
 from gistkit.options.messages import MOST
 
 LAYOUTS = ("dpl", "upl", "cpl", "epl")
@@ -52,7 +52,8 @@ def add_command(commands: Any, name: str, run: Any, purpose: str, examples: str)
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run)
+    # What a message about one of its options is worded with.
+    parser.set_defaults(run=run, actions=parser._actions)
     return parser
 
 

@@ -239,7 +239,7 @@ def with_options(settings: dict[str, Any], options: Sequence[tuple[str, Any]]) -
 
 def load_compressor(folder: Path, model: PreTrainedModel) -> Compressor:
     """The trained compressor saved in `folder`, or of that name, around `model`, in eval mode."""
-    from gistkit._trained import find
+    from gistkit.common.trained import find
     from gistkit.compress import Compressor, trained
 
     if not find(folder).is_dir():
@@ -251,7 +251,7 @@ def load_compressor(folder: Path, model: PreTrainedModel) -> Compressor:
 
 def maker_of(source: Source) -> str | None:
     """The name of the trained compressor that may have made a memory, a default first; None: none has."""
-    from gistkit._trained import DEFAULTS, trained
+    from gistkit.common.trained import DEFAULTS, trained
 
     names = sorted(trained(), key=lambda name: name not in DEFAULTS.values())
     return next((name for name in names if _may_have_made(name, source)), None)
@@ -259,7 +259,7 @@ def maker_of(source: Source) -> str | None:
 
 def _may_have_made(name: str, source: Source) -> bool:
     """Whether the trained compressor of a name is of the model, the method and the sizes that made a memory."""
-    from gistkit._trained import SETTINGS, find
+    from gistkit.common.trained import SETTINGS, find
     from gistkit.compress.config import REGISTRY
 
     if source.method not in REGISTRY:
@@ -304,7 +304,7 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, pro
 
     With the processor of a vision-language model it is one of images.
     """
-    from gistkit._trained import default_for
+    from gistkit.common.trained import default_for
 
     settings = {name: getattr(arguments, name) for name in ("method", "layout", "ratio", "chunk")}
     settings = with_options({name: value for name, value in settings.items() if value is not None}, arguments.option)

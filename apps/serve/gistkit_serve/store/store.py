@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from gistkit._checks import whole
-from gistkit._files import Appended, Lines, packed_tensors, read_json, unpacked_tensors, write_text
-from gistkit._messages import one_line, shown
+from gistkit.common.checks import whole
+from gistkit.common.files import Appended, Lines, packed_tensors, read_json, unpacked_tensors, write_text
+from gistkit.common.messages import one_line, shown
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.memory import Memory, Source, packed, unpacked
 from gistkit_serve.store.nearest import Embed, Nearest

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gistkit import hf, layouts, ops
-from gistkit._checks import moved, placed
+from gistkit.common.checks import moved, placed
 from gistkit.compress.config import register, setting
 from gistkit.compress.methods.in_place import AsText, OnePass, OnePassConfig, WithBos
 from gistkit.compress.plans import InPlacePass

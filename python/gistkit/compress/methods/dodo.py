@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit._checks import POSITIONS, placed, whole
+from gistkit.common.checks import POSITIONS, placed, whole
 from gistkit.compress.config import register, setting
 from gistkit.compress.memory import Memory
 from gistkit.compress.methods.in_place import GISTS, TEXT, InPlace, InPlaceConfig

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from gistkit import hf, layouts
-from gistkit._checks import placed
+from gistkit.common.checks import placed
 from gistkit.compress.config import draw_like, register, setting
 from gistkit.compress.losses import LOSSES
 from gistkit.compress.methods.in_place import AsText, OnePass, OnePassConfig, WithBos

@@ -14,7 +14,7 @@ from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit._checks import number
+from gistkit.common.checks import number
 from gistkit.compress.compressor import Compressor, Task
 from gistkit.compress.config import Config, draw_like, embedding_statistics, register, setting
 from gistkit.compress.memory import Memory

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gistkit import hf, ops
-from gistkit._checks import placed
+from gistkit.common.checks import placed
 from gistkit.compress.compressor import check_base
 from gistkit.compress.config import register, setting
 from gistkit.compress.memory import Memory
