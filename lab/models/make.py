@@ -30,7 +30,7 @@ from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from texts import manuals
 
-from gistkit._signals import Interrupted
+from gistkit.common.signals import Interrupted
 from gistkit.compress import METHODS, Compressor
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.info import machine

@@ -9,7 +9,7 @@ import torch
 from questions import draw_fact, plant
 from torch import Tensor
 
-from gistkit._checks import IGNORE, padded
+from gistkit.common.checks import IGNORE, padded
 from gistkit.evaluate.data import QUESTION
 from gistkit.train import Batches, Corpus
 from gistkit.train.batches import Batch

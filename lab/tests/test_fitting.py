@@ -10,7 +10,7 @@ import torch
 from study_runs import Bar
 from torch import nn
 
-from gistkit._signals import Interrupted
+from gistkit.common.signals import Interrupted
 from gistkit.train import checkpoint
 from gistkit_lab.studies import fitting
 from gistkit_lab.studies.fitting import Carried, StudyRecipe, optimise, save_state, saved_states

@@ -25,7 +25,7 @@ import texts
 from passages import Passages
 from questions import draw_fact, plant
 
-from gistkit._signals import Interrupted
+from gistkit.common.signals import Interrupted
 from gistkit.compress import AvgPool, Compressor
 from gistkit.evaluate import Example
 from gistkit.train import Corpus

@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from gistkit import cli
-from gistkit._signals import Interrupted, held, terminable
+from gistkit.common.signals import Interrupted, held, terminable
 from gistkit.train import checkpoint, read_metrics
 from gistkit.train.trainer import Trainer
 from tests.cli.test_cli import small_llama

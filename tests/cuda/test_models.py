@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from gistkit import hf
-from gistkit.cli import main
 from gistkit.compress import Dodo, FiveHundredX, Memory
 from gistkit.evaluate import Example, evaluate
 from gistkit.inspect import AttentionRecorder
@@ -32,6 +31,7 @@ from gistkit.nn import (
     ViT,
     position_encoding,
 )
+from gistkit.options.arguments import LateParser, Parser
 from gistkit.train import checkpoint, read_metrics
 from gistkit.train.trainer import Trainer
 from tests.helpers import encodings, train_worker
@@ -407,10 +407,13 @@ def test_reading_on(device: str, make: Callable[[], Any]) -> None:
 
 @pytest.mark.nightly
 def test_demo(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    demo = pytest.importorskip("gistkit_lab.cli.demo", reason="./lab is not installed")
     if device == NAME:
         monkeypatch.setattr("gistkit_lab.cli.study.device", lambda name: name)
-    out = tmp_path / "demo"
-    assert main(["demo", "--device", device, "--steps", "2", "--layouts", "epl", "--out", str(out)]) == 0
+    out, parser = tmp_path / "demo", Parser()
+    demo.add(parser.add_subparsers(parser_class=LateParser))
+    options = parser.parse_args(["demo", "--device", device, "--steps", "2", "--layouts", "epl", "--out", str(out)])
+    assert options.run(options) == 0
     assert (out / "results.jsonl").exists() and "EPL" in capsys.readouterr().out
 
 

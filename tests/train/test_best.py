@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gistkit._signals import Interrupted
+from gistkit.common.signals import Interrupted
 from gistkit.train import Trainer, checkpoint, read_metrics
 from gistkit.train.best import Best
 from tests.helpers.tiers import mostly_slow

@@ -21,7 +21,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from gistkit._signals import Interrupted
+from gistkit.common.signals import Interrupted
 from gistkit.compress import FiveHundredX
 from gistkit.train import checkpoint, read_metrics
 from gistkit.train.metrics import Metrics

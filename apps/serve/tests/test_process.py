@@ -76,6 +76,17 @@ def test_a_process_prints_what_works_and_ends_with_a_line(folders, tmp_path, bef
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_a_process_from_outside_ends_a_server_in_order(folders, tmp_path, number):
+    """A closed terminal too."""
+    with process(folders, "--memories", tmp_path / "memories") as (server, client):
+        assert client.get("/health").status_code == 200
+        server.process.send_signal(number)
+        assert server.status() == 128 + number
+        assert server.errors().endswith(f"gistkit: terminated; memories are in {tmp_path / 'memories'}\n")
+
+
+@pytest.mark.slow
 def test_without_a_folder_memories_end_with_the_process(folders):
     with process(folders) as (server, client):
         assert server.greeting[3] == "memories end with it"

@@ -153,7 +153,9 @@ def _add_settings(group: Any) -> None:
         help="in place of a compressor, train the task tokens of the plain model that reads nothing of the context, or "
         "all of it; gistkit evaluate --compressor OUT/compressor measures it",
     )
-    group.add_argument("--method", choices=METHODS, help="default: the preset's, often x500; voco with --images")
+    group.add_argument(
+        "--method", choices=METHODS, metavar="METHOD", help="default: the preset's, often x500; voco with --images"
+    )
     group.add_argument("--layout", choices=LAYOUTS, help="default: epl")
     group.add_argument(
         "--losses", type=losses, help="such as ae,lm or ae=1,compression=0.5; ae, lm, compression, qa, kl"

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from gistkit._checks import whole
-from gistkit._files import write_text
+from gistkit.common.checks import whole
+from gistkit.common.files import write_text
 from gistkit.compress import Compressor, Memory
 from gistkit.compress.methods.in_place import TEXT
 from gistkit.compress.scores import SCORES

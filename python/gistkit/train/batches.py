@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gistkit._checks import IGNORE
+from gistkit.common.checks import IGNORE
 from gistkit.train.data import Corpus
 from gistkit.train.order import shuffled
 from gistkit.train.recipe import context_length

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from gistkit._processes import launched
+from gistkit.common.processes import launched
 from gistkit.compress import Compressor, Dodo, VoCo, language_model, start_as_means
 from gistkit.evaluate import Example, iter_questions
 from gistkit.formats import question_sets

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gistkit._checks import IGNORE, padded
+from gistkit.common.checks import IGNORE, padded
 from gistkit.hf.image_contexts import join_contexts
 from gistkit.train.batches import Batch, Batches, check_size
 from gistkit.train.data import HELD_OUT

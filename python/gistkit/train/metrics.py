@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gistkit._files import Lines, write_bytes
+from gistkit.common.files import Lines, write_bytes
 
 Record = dict[str, Any]
 

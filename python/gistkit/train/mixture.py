@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gistkit._checks import IGNORE
+from gistkit.common.checks import IGNORE
 from gistkit.train.batches import CONTEXT, MASK, TOKENS, Batch, Batches, check_size
 
 # Rows in which every set has exactly its share, rounded.

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from gistkit._checks import IGNORE, padded
+from gistkit.common.checks import IGNORE, padded
 from gistkit.evaluate.data import Example
 from gistkit.train.batches import CONTEXT, MASK, Batch, Batches, check_size
 from gistkit.train.data import HELD_OUT

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker, get_available_trackers
 
-from gistkit._files import write_bytes
+from gistkit.common.files import write_bytes
 from gistkit.train.callbacks import Callback
 
 TRACKERS = ("tensorboard", "wandb")

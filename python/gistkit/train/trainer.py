@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gistkit._signals import Interrupted, held
+from gistkit.common.signals import Interrupted, held
 from gistkit.compress import Compressor, LanguageModel
 from gistkit.compress.files import base_fingerprints, save_compressor
 from gistkit.evaluate.baselines import Baseline

@@ -10,7 +10,6 @@ try:
 except ImportError as error:
     raise ImportError("gistkit's pictures need matplotlib, which is missing: pip install gistkit[viz]") from error
 
-from gistkit.inspect import AttentionRecorder  # beside what draws its maps
 from gistkit.viz.attention import draw_attention, draw_memory_attention, draw_memory_map
 from gistkit.viz.curves import draw_training_curves
 from gistkit.viz.gallery import draw_gallery
@@ -23,7 +22,6 @@ from gistkit.viz.seqpe import draw_grid_similarity, draw_similarity
 from gistkit.viz.text import draw_text, text_html, text_page
 
 __all__ = [
-    "AttentionRecorder",
     "draw_attention",
     "draw_attention_to_nuggets",
     "draw_bleu_by_length",
