@@ -56,8 +56,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gistkit.train.batches import Batches, Packed, Pretraining
-from gistkit.train.callbacks import Callback
-from gistkit.train.checkpoint import restore
+from gistkit.train.checkpoints import restore
 from gistkit.train.conversations import Conversation, ConversationQuestions, load_conversations
 from gistkit.train.data import Corpus, load_corpus
 from gistkit.train.images import ImageQuestion, ImageQuestions
@@ -72,12 +71,12 @@ from gistkit.train.windows import Windows
 if TYPE_CHECKING:
     from gistkit.train.command import run
     from gistkit.train.estimate import DryRun, dry_run
-    from gistkit.train.trainer import Diverged, Result, Trainer
+    from gistkit.train.trainer import CompressorTrainer, Diverged, Result, Trainer
 
 __all__ = [
     "PRESETS",
     "Batches",
-    "Callback",
+    "CompressorTrainer",
     "Conversation",
     "ConversationQuestions",
     "Corpus",
@@ -113,6 +112,7 @@ _LATER = {
     "dry_run": "estimate",
     "Diverged": "trainer",
     "Result": "trainer",
+    "CompressorTrainer": "trainer",
     "Trainer": "trainer",
     "run": "command",
 }
