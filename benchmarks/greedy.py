@@ -19,11 +19,11 @@ import harness
 
 from gistkit.compress import Dodo
 from gistkit.hf.smollm2 import load_smollm2
-from gistkit.studies import results
-from gistkit.studies.greedy import report
-from gistkit.studies.greedy import study as greedy
-from gistkit.studies.registry import read
 from gistkit.train.data import load_corpus
+from gistkit_lab.studies import results
+from gistkit_lab.studies.greedy import report
+from gistkit_lab.studies.greedy import study as greedy
+from gistkit_lab.studies.registry import read
 
 RESULTS = harness.ROOT / "benchmarks" / "results" / "greedy.jsonl"
 SELECTIONS = ("learned", "strided", "random")

@@ -1,9 +1,9 @@
 """How often a question finds its document: ways to represent documents for `Store.nearest`, all compared exactly.
 
-The documents are pages of Debian's manuals (models/text.py writes them), the beginning of each. Two sets of questions:
-50 written by hand about their pages (models/manual_questions.jsonl), and made-up facts (models/questions.py), each put
-as a sentence at a random place of a page of its own. A page is divided into windows of words, and its nearest window
-counts. Recall at k: percent of questions whose page is among the k nearest.
+The documents are pages of Debian's manuals (lab/models/text.py writes them), the beginning of each. Two sets of
+questions: 50 written by hand about their pages (manual_questions.jsonl beside it), and made-up facts (questions.py
+there), each put as a sentence at a random place of a page of its own. A page is divided into windows of words, and its
+nearest window counts. Recall at k: percent of questions whose page is among the k nearest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from gistkit.hf.smollm2 import load_smollm2
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "models"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "lab" / "models"))
 
 from questions import draw_fact
 
@@ -44,7 +44,7 @@ class Pages:
         files: dict[str, Path] = {}
         for path in sorted(folder.rglob("*.txt")):
             files.setdefault(f"{path.parent.name}/{path.stem.partition('-')[2]}", path)
-        lines = (harness.ROOT / "models/manual_questions.jsonl").read_text().splitlines()
+        lines = (harness.ROOT / "lab/models/manual_questions.jsonl").read_text().splitlines()
         manual = [one for one in map(json.loads, lines) if one["page"] in files]
         wanted = sorted({one["page"] for one in manual})
         others = [name for name in files if name not in wanted]
@@ -163,7 +163,7 @@ def main() -> int:
     parser.add_argument("--save", action="store_true", help="add the rows to benchmarks/results/lookup.jsonl")
     options = parser.parse_args()
     if not options.text.is_dir():
-        parser.error(f"--text: expected a folder of pages, got {options.text}; models/text.py writes them")
+        parser.error(f"--text: expected a folder of pages, got {options.text}; lab/models/text.py writes them")
     torch.set_num_threads(options.threads)
     pages = Pages(options.text, options.pages, options.characters)
     questions, wanted = [question for question, _ in pages.questions], [page for _, page in pages.questions]

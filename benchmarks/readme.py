@@ -23,9 +23,9 @@ from masks import FEW
 from roof import UNRATED, Roof
 
 from gistkit.evaluate.report import format_table
-from gistkit.studies.pages import committed, machine_line, machines_line
-from gistkit.studies.registry import STUDIES, find
 from gistkit.train.presets import find_preset
+from gistkit_lab.studies.pages import committed, machine_line, machines_line
+from gistkit_lab.studies.registry import STUDIES, find
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
-TABLE = CSRC / "cuda" / "registers.csv"
+TABLE = Path(__file__).parent / "registers.csv"
 SOURCES = sorted((CSRC / "cuda").glob("*/*.cu"))
 ARCHITECTURES = ("80", "90a")
 KEYS = ("source", "kernel", "architecture")

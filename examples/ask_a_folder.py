@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gistkit.compress import Compressor
 from gistkit.hf.smollm2 import load_smollm2
-from gistkit.store import Document, Store, compress_documents
+from gistkit_serve.store import Document, Store, compress_documents
 
 NOTES = {
     "ferry.txt": "The ferry to Askoy leaves at 7:40 from pier 3. Tickets are sold by Ingrid Lund in the red kiosk.",

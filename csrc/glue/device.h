@@ -1,17 +1,32 @@
-// The device whose tensors a library takes. Each op's glue is one source, compiled twice: into libgistkit_ops for CPU
-// tensors, and with USE_CUDA into libgistkit_cuda for CUDA tensors. What differs is its `Device`.
+// The device whose tensors a library takes: CPU tensors by cpu/*.cpp in libgistkit_ops, CUDA tensors by cuda/*.cpp in
+// libgistkit_cuda. `like` is a tensor of the call, which says on which GPU and stream it runs.
 #pragma once
-#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
 
-#ifdef USE_CUDA
-#include "glue/cuda.h"
-#else
-#include "glue/cpu.h"
-#endif
+#include <optional>
 
-// An op is defined once, by libgistkit_ops; under the emulator, by the library that stands in for it.
-#if !defined(USE_CUDA) || defined(GISTKIT_EMULATE)
-#define GISTKIT_SCHEMAS(m) STABLE_TORCH_LIBRARY_FRAGMENT(gistkit, m)
-#else
-#define GISTKIT_SCHEMAS(m) [[maybe_unused]] static void gistkit_schemas(torch::stable::detail::StableLibrary& m)
-#endif
+#include "common/attention.h"
+#include "common/pool.h"
+#include "common/rope.h"
+#include "common/trie.h"
+
+namespace gistkit::ops::device {
+
+using torch::stable::Tensor;
+
+const char* name();
+bool holds(const Tensor& tensor);
+
+void run(const AttentionForward& p, const Tensor& like, const std::optional<Tensor>& tiles);
+void run(const AttentionBackward& p, const Tensor& like, const std::optional<Tensor>& tiles);
+void run(const RopeParams& p, const Tensor& like);
+void run(const RopeAngleGradParams& p, const Tensor& like);
+void run(const PoolParams& p, const Tensor& like);
+void run(const TrieMixParams& p, const Tensor& like);
+void run(const TrieMixGradParams& p, const Tensor& like);
+void run(const AncestorAttentionParams& p, const Tensor& like);
+void run(const AncestorAttentionGradParams& p, const Tensor& like);
+void run(const BiasGeluParams& p, const Tensor& like);
+void run(const BiasGeluGradParams& p, const Tensor& like);
+
+}  // namespace gistkit::ops::device

@@ -1,7 +1,6 @@
 // window_pool and window_spread: schemas, checks for memory safety, allocation, and the call of a device's kernels.
 #include "common/pool.h"
 
-#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
@@ -12,11 +11,7 @@
 
 #include "glue/checks.h"
 #include "glue/device.h"
-#ifdef USE_CUDA
-#include "cuda/pool/pool.h"
-#else
-#include "cpu/pool/pool.h"
-#endif
+#include "glue/ops.h"
 
 namespace gistkit::ops {
 
@@ -24,38 +19,6 @@ namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-#ifdef USE_CUDA
-
-struct Device : OnDevice {
-  static void pool(const gistkit::PoolParams& params, const Tensor& key) {
-    const Launch launch(key);
-    Launch::check(cuda::window_pool(params, launch.stream()), params.inverse ? "window_spread" : "window_pool");
-  }
-};
-
-#else
-
-// What lies outside of the tokens must not be read.
-void check_offsets(const gistkit::PoolParams& p) {
-  const int64_t rows = p.offsets_stride ? p.batch : 1;
-  for (int64_t b = 0; b < rows; ++b) {
-    const int64_t* row = p.offsets + b * p.offsets_stride;
-    bool fine = row[0] >= 0 && row[p.windows] <= p.tokens;
-    for (int64_t w = 0; w < p.windows; ++w) fine = fine && row[w] <= row[w + 1];
-    STD_TORCH_CHECK(fine, "gistkit::window_pool: expected ascending offsets from 0 to N = ", p.tokens,
-                    ", got others in row ", b);
-  }
-}
-
-struct Device : OnDevice {
-  static void pool(const gistkit::PoolParams& params, const Tensor&) {
-    check_offsets(params);
-    gistkit::window_pool(params, torch_parallel());
-  }
-};
-
-#endif
 
 // What both ops take besides their rows.
 struct PoolWindows {
@@ -109,7 +72,7 @@ PoolTensor pool_tensor(const Tensor& in, Tensor& out) {
 // From tokens to windows, or inverse from windows to `tokens`.
 std::tuple<Tensor, Tensor> pool(const Tensor& key, const Tensor& value, const PoolWindows& how, bool inverse,
                                 int64_t tokens, bool tokens_first) {
-  STD_TORCH_CHECK(Device::holds(key), "gistkit::window_pool: expected ", Device::kName, " tensors");
+  STD_TORCH_CHECK(device::holds(key), "gistkit::window_pool: expected ", device::name(), " tensors");
   check_pooled(key, key);
   check_pooled(value, key);
   const Tensor& offsets = how.offsets;
@@ -141,7 +104,7 @@ std::tuple<Tensor, Tensor> pool(const Tensor& key, const Tensor& value, const Po
   check_sizes("window_pool", {&key, &value, &offsets, &key_out, &value_out});
   params.tensors[0] = pool_tensor(key, key_out);
   params.tensors[1] = pool_tensor(value, value_out);
-  Device::pool(params, key);
+  device::run(params, key);
   return {key_out, value_out};
 }
 
@@ -160,9 +123,7 @@ std::tuple<Tensor, Tensor> window_spread(Tensor key, Tensor value, Tensor offset
 
 }  // namespace
 
-}  // namespace gistkit::ops
-
-GISTKIT_SCHEMAS(m) {
+void define_pool(Library& m) {
   m.def(
       "window_pool(Tensor key, Tensor value, Tensor offsets, Tensor? positions, Tensor? inv_freq, float scaling,"
       " bool interleaved) -> (Tensor, Tensor)");
@@ -171,7 +132,9 @@ GISTKIT_SCHEMAS(m) {
       " bool interleaved, SymInt tokens, bool tokens_first) -> (Tensor, Tensor)");
 }
 
-GISTKIT_LIBRARY(m) {
-  m.impl("window_pool", TORCH_BOX(&gistkit::ops::window_pool));
-  m.impl("window_spread", TORCH_BOX(&gistkit::ops::window_spread));
+void implement_pool(Library& m) {
+  m.impl("window_pool", TORCH_BOX(&window_pool));
+  m.impl("window_spread", TORCH_BOX(&window_spread));
 }
+
+}  // namespace gistkit::ops

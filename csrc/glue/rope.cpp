@@ -1,7 +1,6 @@
 // The rope ops: schemas, checks for memory safety, allocation, and the call of a device's kernels.
 #include "common/rope.h"
 
-#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
@@ -12,11 +11,7 @@
 #include "glue/allocate.h"
 #include "glue/checks.h"
 #include "glue/device.h"
-#ifdef USE_CUDA
-#include "cuda/rope/rope.h"
-#else
-#include "cpu/rope/rope.h"
-#endif
+#include "glue/ops.h"
 
 namespace gistkit::ops {
 
@@ -24,32 +19,6 @@ namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-#ifdef USE_CUDA
-
-struct Device : OnDevice {
-  static void rope(const gistkit::RopeParams& params, const Tensor& query) {
-    const Launch launch(query);
-    Launch::check(cuda::rope(params, launch.stream()), "rope");
-  }
-  static void rope_angle_grad(const gistkit::RopeAngleGradParams& params, const Tensor& query) {
-    const Launch launch(query);
-    Tensor workspace = launch.memory(cuda::rope_angle_grad_workspace(params));
-    const cuda::RopeAngleGrad problem{params, static_cast<double*>(workspace.mutable_data_ptr())};
-    Launch::check(cuda::rope_angle_grad(problem, launch.stream()), "the backward of rope");
-  }
-};
-
-#else
-
-struct Device : OnDevice {
-  static void rope(const gistkit::RopeParams& params, const Tensor&) { gistkit::rope(params, torch_parallel()); }
-  static void rope_angle_grad(const gistkit::RopeAngleGradParams& params, const Tensor&) {
-    gistkit::rope_angle_grad(params, torch_parallel());
-  }
-};
-
-#endif
 
 void check_heads(const Tensor& x, const Tensor& like) {
   STD_TORCH_CHECK(same_device(x, like) && x.dim() == 4, "gistkit::rope: expected tensors [B, H, N, D] of one device");
@@ -111,7 +80,7 @@ RopeAngles angles_of(const Tensor& positions, const Tensor& inv_freq, const Tens
 void rotate(const Tensor* in[2], Tensor* out[2], const Tensor& positions, const Tensor& inv_freq, double scaling,
             bool interleaved, bool inverse) {
   const Tensor& query = *in[0];
-  STD_TORCH_CHECK(Device::holds(query), "gistkit::rope: expected ", Device::kName, " tensors");
+  STD_TORCH_CHECK(device::holds(query), "gistkit::rope: expected ", device::name(), " tensors");
   RopeParams params{};
   for (int i = 0; i < 2; ++i) {
     check_heads(*in[i], query);
@@ -131,7 +100,7 @@ void rotate(const Tensor* in[2], Tensor* out[2], const Tensor& positions, const 
   params.scaling = scaling;
   params.interleaved = interleaved;
   params.inverse = inverse;
-  Device::rope(params, query);
+  device::run(params, query);
 }
 
 std::tuple<Tensor, Tensor> rope(Tensor query, Tensor key, Tensor positions, Tensor inv_freq, double scaling,
@@ -165,7 +134,7 @@ void rope_in_place(Tensor query, Tensor key, Tensor positions, Tensor inv_freq, 
 std::tuple<Tensor, Tensor> rope_angle_grad(Tensor grad_query, Tensor grad_key, Tensor query, Tensor key,
                                            Tensor positions, Tensor inv_freq, double scaling, bool interleaved,
                                            bool inverse) {
-  STD_TORCH_CHECK(Device::holds(query), "gistkit::rope: expected ", Device::kName, " tensors");
+  STD_TORCH_CHECK(device::holds(query), "gistkit::rope: expected ", device::name(), " tensors");
   RopeAngleGradParams params{};
   const Tensor* grads[2] = {&grad_query, &grad_key};
   const Tensor* heads[2] = {&query, &key};
@@ -193,15 +162,13 @@ std::tuple<Tensor, Tensor> rope_angle_grad(Tensor grad_query, Tensor grad_key, T
   Tensor grad_inv_freq = torch::stable::new_empty(inv_freq, inv_freq.sizes(), ScalarType::Double);
   params.grad_positions = static_cast<double*>(grad_positions.mutable_data_ptr());
   params.grad_inv_freq = static_cast<double*>(grad_inv_freq.mutable_data_ptr());
-  Device::rope_angle_grad(params, query);
+  device::run(params, query);
   return {grad_positions, grad_inv_freq};
 }
 
 }  // namespace
 
-}  // namespace gistkit::ops
-
-GISTKIT_SCHEMAS(m) {
+void define_rope(Library& m) {
   m.def(
       "rope(Tensor query, Tensor key, Tensor positions, Tensor inv_freq, float scaling, bool interleaved, bool inverse)"
       " -> (Tensor, Tensor)");
@@ -213,8 +180,10 @@ GISTKIT_SCHEMAS(m) {
       " Tensor inv_freq, float scaling, bool interleaved, bool inverse) -> (Tensor, Tensor)");
 }
 
-GISTKIT_LIBRARY(m) {
-  m.impl("rope", TORCH_BOX(&gistkit::ops::rope));
-  m.impl("rope_", TORCH_BOX(&gistkit::ops::rope_in_place));
-  m.impl("rope_angle_grad", TORCH_BOX(&gistkit::ops::rope_angle_grad));
+void implement_rope(Library& m) {
+  m.impl("rope", TORCH_BOX(&rope));
+  m.impl("rope_", TORCH_BOX(&rope_in_place));
+  m.impl("rope_angle_grad", TORCH_BOX(&rope_angle_grad));
 }
+
+}  // namespace gistkit::ops

@@ -1,7 +1,6 @@
 // The ops of a trie's transformer: schemas, checks for memory safety, allocation, and the call of a device's kernels.
 #include "common/trie.h"
 
-#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
@@ -13,13 +12,7 @@
 
 #include "glue/checks.h"
 #include "glue/device.h"
-#ifdef USE_CUDA
-#include "cuda/trie/ancestors.h"
-#include "cuda/trie/gelu.h"
-#include "cuda/trie/mix.h"
-#else
-#include "cpu/trie/trie.h"
-#endif
+#include "glue/ops.h"
 
 namespace gistkit::ops {
 
@@ -27,104 +20,6 @@ namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-#ifdef USE_CUDA
-
-// Indices are not looked at here, which would wait for the device: the kernels pass over those that point nowhere.
-struct Device : OnDevice {
-  static void run(const TrieMixParams& p, const Tensor& like) {
-    const Launch launch(like);
-    Launch::check(cuda::trie_mix(p, launch.stream()), "trie_mix");
-  }
-  static void run(const TrieMixGradParams& p, const Tensor& like) {
-    const Launch launch(like);
-    Tensor workspace = launch.memory(cuda::trie_mix_backward_workspace(p));
-    Launch::check(cuda::trie_mix_backward(p, workspace.mutable_data_ptr(), launch.stream()),
-                  "the backward of trie_mix");
-  }
-  static void run(const AncestorAttentionParams& p, const Tensor& like) {
-    const Launch launch(like);
-    Launch::check(cuda::ancestor_attention(p, launch.stream()), "ancestor_attention");
-  }
-  static void run(const AncestorAttentionGradParams& p, const Tensor& like) {
-    const Launch launch(like);
-    Launch::check(cuda::ancestor_attention_backward(p, launch.stream()), "the backward of ancestor_attention");
-  }
-  static void run(const BiasGeluParams& p, const Tensor& like) {
-    const Launch launch(like);
-    Launch::check(cuda::bias_gelu(p, launch.stream()), "bias_gelu");
-  }
-  static void run(const BiasGeluGradParams& p, const Tensor& like) {
-    const Launch launch(like);
-    Launch::check(cuda::bias_gelu_backward(p, launch.stream()), "the backward of bias_gelu");
-  }
-};
-
-#else
-
-// Whatever is an index must lie within what it points into.
-void check_range(const int32_t* values, int64_t count, int64_t limit, const char* what) {
-  bool fine = true;
-  for (int64_t i = 0; i < count; ++i) fine = fine && values[i] >= -1 && values[i] < limit;
-  STD_TORCH_CHECK(fine, "gistkit: expected ", what, " from -1 to ", limit - 1);
-}
-
-// Gradients gather by the entries: they are all those of the rows that are there, each with the value it points to.
-void check_groups(const int32_t* rows, const int32_t* entries, const int32_t* offsets, int64_t values, int64_t count,
-                  int64_t total) {
-  bool fine = offsets[0] == 0 && offsets[values] <= count;
-  for (int64_t v = 0; v < values && fine; ++v) fine = offsets[v] <= offsets[v + 1];
-  for (int64_t e = 0; fine && e < offsets[values]; ++e) fine = entries[e] >= 0 && entries[e] < total;
-  STD_TORCH_CHECK(fine, "gistkit: expected ascending offsets, and entries below ", total);
-  int64_t there = 0;
-  for (int64_t i = 0; i < total; ++i) there += rows[i] >= 0;
-  fine = there == offsets[values];
-  for (int64_t v = 0; v < values && fine; ++v)
-    for (int32_t e = offsets[v]; fine && e < offsets[v + 1]; ++e)
-      fine = rows[entries[e]] == v && (e == offsets[v] || entries[e - 1] < entries[e]);
-  STD_TORCH_CHECK(fine,
-                  "gistkit: expected the entries of all rows, grouped by the value that they point to and ascending");
-}
-
-// Kernels count a path's symbols from its end, and index with all of them.
-void check_trie(const TriePaths& trie) {
-  check_range(trie.paths, trie.nodes * trie.depth, trie.symbols, "paths");
-  STD_TORCH_CHECK(trie.depth > 0, "gistkit: expected a path of one symbol or more for each node");
-  for (int64_t n = 0; n < trie.nodes; ++n) {
-    const int32_t* path = trie.paths + n * trie.depth;
-    STD_TORCH_CHECK(path[0] >= 0, "gistkit: expected a path of one symbol or more for each node, got none in row ", n);
-    bool fine = true;
-    for (int64_t i = 1; i < trie.depth; ++i) fine &= path[i] < 0 || path[i - 1] >= 0;
-    STD_TORCH_CHECK(fine, "gistkit: expected paths with -1 behind their symbols only, got a symbol behind -1 in row ",
-                    n);
-  }
-}
-
-struct Device : OnDevice {
-  static void run(const TrieMixParams& p, const Tensor&) {
-    check_trie(p.trie);
-    trie_mix(p, torch_parallel());
-  }
-  static void run(const TrieMixGradParams& p, const Tensor&) {
-    check_trie(p.trie);
-    check_groups(p.trie.paths, p.trie.entries, p.trie.entry_offsets, p.trie.symbols, p.trie.num_entries,
-                 p.trie.nodes * p.trie.depth);
-    trie_mix_backward(p, torch_parallel());
-  }
-  static void run(const AncestorAttentionParams& p, const Tensor&) {
-    check_range(p.ancestors, p.queries * p.depth, p.keys, "ancestors");
-    ancestor_attention(p, torch_parallel());
-  }
-  static void run(const AncestorAttentionGradParams& p, const Tensor&) {
-    check_range(p.ancestors, p.queries * p.depth, p.keys, "ancestors");
-    check_groups(p.ancestors, p.entries, p.entry_offsets, p.keys, p.num_entries, p.queries * p.depth);
-    ancestor_attention_backward(p, torch_parallel());
-  }
-  static void run(const BiasGeluParams& p, const Tensor&) { bias_gelu(p, torch_parallel()); }
-  static void run(const BiasGeluGradParams& p, const Tensor&) { bias_gelu_backward(p, torch_parallel()); }
-};
-
-#endif
 
 // Rows of indices, and the same entries grouped by value.
 struct TrieLinks {
@@ -149,7 +44,7 @@ bool is_rows(const Tensor& x, const Tensor& like) {
 }
 
 void check_element(const Tensor& x, const char* op) {
-  STD_TORCH_CHECK(Device::holds(x), "gistkit::", op, ": expected ", Device::kName, " tensors");
+  STD_TORCH_CHECK(device::holds(x), "gistkit::", op, ": expected ", device::name(), " tensors");
   STD_TORCH_CHECK(x.scalar_type() == ScalarType::Float || x.scalar_type() == ScalarType::Double, "gistkit::", op,
                   ": expected dtype float32 or float64");
 }
@@ -205,7 +100,7 @@ Tensor trie_mix(Tensor weights, Tensor table, Tensor base, Tensor paths, Tensor 
   auto p = mix_params<TrieMixParams>(weights, table, links);
   p.base = base.const_data_ptr();
   p.out = out.mutable_data_ptr();
-  Device::run(p, weights);
+  device::run(p, weights);
   return out;
 }
 
@@ -224,7 +119,7 @@ std::tuple<Tensor, Tensor, Tensor> trie_mix_backward(Tensor grad_out, Tensor wei
   p.grad_weights = grad_weights.mutable_data_ptr();
   p.grad_table = grad_table.mutable_data_ptr();
   p.grad_base = grad_base.mutable_data_ptr();
-  Device::run(p, weights);
+  device::run(p, weights);
   return {grad_weights, grad_table, grad_base};
 }
 
@@ -276,7 +171,7 @@ std::tuple<Tensor, Tensor> ancestor_attention(Tensor query, Tensor key, Tensor v
   auto p = ancestor_params<AncestorAttentionParams>(query, key, value, ancestors, scale);
   p.out = out.mutable_data_ptr();
   p.weights = weights.mutable_data_ptr();
-  Device::run(p, query);
+  device::run(p, query);
   return {out, weights};
 }
 
@@ -302,7 +197,7 @@ std::tuple<Tensor, Tensor, Tensor> ancestor_attention_backward(Tensor grad_out, 
   p.grad_query = grad_query.mutable_data_ptr();
   p.grad_key = grad_key.mutable_data_ptr();
   p.grad_value = grad_value.mutable_data_ptr();
-  Device::run(p, query);
+  device::run(p, query);
   return {grad_query, grad_key, grad_value};
 }
 
@@ -325,7 +220,7 @@ Tensor bias_gelu(Tensor x, Tensor bias, std::optional<Tensor> scale) {
                          scale ? scale->const_data_ptr() : nullptr,
                          bias.const_data_ptr(),
                          out.mutable_data_ptr()};
-  Device::run(p, x);
+  device::run(p, x);
   return out;
 }
 
@@ -350,15 +245,13 @@ std::tuple<Tensor, Tensor, Tensor> bias_gelu_backward(Tensor grad_out, Tensor x,
                              scale ? grad_scale.mutable_data_ptr() : nullptr,
                              partials.mutable_data_ptr(),
                              grad_bias.mutable_data_ptr()};
-  Device::run(p, x);
+  device::run(p, x);
   return {grad_x, grad_bias, grad_scale};
 }
 
 }  // namespace
 
-}  // namespace gistkit::ops
-
-GISTKIT_SCHEMAS(m) {
+void define_trie(Library& m) {
   m.def("trie_mix(Tensor weights, Tensor table, Tensor base, Tensor paths, Tensor entries, Tensor offsets) -> Tensor");
   m.def(
       "trie_mix_backward(Tensor grad_out, Tensor weights, Tensor table, Tensor paths, Tensor entries, Tensor offsets)"
@@ -373,11 +266,13 @@ GISTKIT_SCHEMAS(m) {
   m.def("bias_gelu_backward(Tensor grad_out, Tensor x, Tensor bias, Tensor? scale) -> (Tensor, Tensor, Tensor)");
 }
 
-GISTKIT_LIBRARY(m) {
-  m.impl("trie_mix", TORCH_BOX(&gistkit::ops::trie_mix));
-  m.impl("trie_mix_backward", TORCH_BOX(&gistkit::ops::trie_mix_backward));
-  m.impl("ancestor_attention", TORCH_BOX(&gistkit::ops::ancestor_attention));
-  m.impl("ancestor_attention_backward", TORCH_BOX(&gistkit::ops::ancestor_attention_backward));
-  m.impl("bias_gelu", TORCH_BOX(&gistkit::ops::bias_gelu));
-  m.impl("bias_gelu_backward", TORCH_BOX(&gistkit::ops::bias_gelu_backward));
+void implement_trie(Library& m) {
+  m.impl("trie_mix", TORCH_BOX(&trie_mix));
+  m.impl("trie_mix_backward", TORCH_BOX(&trie_mix_backward));
+  m.impl("ancestor_attention", TORCH_BOX(&ancestor_attention));
+  m.impl("ancestor_attention_backward", TORCH_BOX(&ancestor_attention_backward));
+  m.impl("bias_gelu", TORCH_BOX(&bias_gelu));
+  m.impl("bias_gelu_backward", TORCH_BOX(&bias_gelu_backward));
 }
+
+}  // namespace gistkit::ops

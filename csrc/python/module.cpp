@@ -259,7 +259,7 @@ PYBIND11_MODULE(_planner, m) {
   m.def(
       "lists", &lists, py::arg("spans").noconvert(), py::arg("num_keys"),
       "What attention takes on a GPU for spans (int32 [B, N, S, 2], in any order): the spans in order and merged, and "
-      "the lists of their tiles (int32 [2, width], see csrc/glue/cuda/attention.cpp).");
+      "the lists of their tiles (int32 [2, width], see csrc/glue/cuda/tile_rows.h).");
   m.def("trie", &trie, py::arg("positions").noconvert(), py::arg("base"), py::arg("digits"),
         "The trie of the digits of positions (int64 [P, axes]): paths and ancestors (int32 [N, axes digits + 1]), "
         "levels, "

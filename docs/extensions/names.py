@@ -9,7 +9,9 @@ from typing import Any
 
 import gistkit
 
-PACKAGES = tuple(f"gistkit.{name}" for name in gistkit._PACKAGES)
+OTHERS = ("gistkit_lab.tables", "gistkit_lab.viz", "gistkit_serve.server", "gistkit_serve.store")
+PACKAGES = (*(f"gistkit.{name}" for name in gistkit._PACKAGES), *OTHERS)
+ROOTS = ("gistkit", "gistkit_lab", "gistkit_serve")
 
 
 @cache
@@ -48,7 +50,7 @@ def resolve(word: str, package: str, *closer: str) -> str | None:
         classes = [name for name in public() if name.endswith(f".{first}")]
         candidates += [f"{name}.{rest}".rstrip(".") for name in classes[:1]]
     for candidate in candidates:
-        if candidate.startswith("gistkit.") and (value := find(candidate)) is not None:
+        if candidate.partition(".")[0] in ROOTS and "." in candidate and (value := find(candidate)) is not None:
             return full_name(candidate, value)
     return None
 
@@ -58,7 +60,7 @@ def full_name(name: str, value: Any) -> str:
     same = [public_name for public_name, other in public().items() if other is value]
     if same:
         return same[0]
-    if inspect.isclass(value) and value.__module__.startswith("gistkit."):
+    if inspect.isclass(value) and value.__module__.partition(".")[0] in ROOTS:
         return f"{value.__module__}.{value.__qualname__}"
     parent, _, last = name.rpartition(".")
     owner = find(parent)
@@ -69,7 +71,7 @@ def full_name(name: str, value: Any) -> str:
 def find(name: str) -> Any | None:
     """The object of a full name; None if there is none. A method is what its class holds, not bound."""
     words = name.split(".")
-    if words[0] != "gistkit" or not all(word.isidentifier() for word in words):
+    if words[0] not in ROOTS or not all(word.isidentifier() for word in words):
         return None
     # From the package on, or from a module that a function of its name hides.
     for length in range(1, len(words) + 1):

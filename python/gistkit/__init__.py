@@ -10,10 +10,6 @@ if TYPE_CHECKING:
     from gistkit import formats as formats
     from gistkit import hf as hf
     from gistkit import inspect, layouts, nn, ops
-    from gistkit import serve as serve
-    from gistkit import store as store
-    from gistkit import studies as studies
-    from gistkit import tables as tables
     from gistkit import train as train
     from gistkit import viz as viz
     from gistkit.layouts.layout import Layout
@@ -37,10 +33,7 @@ __all__ = [
     "rope",
     "window_pool",
 ]
-_PACKAGES = (
-    *("ask", "compress", "evaluate", "formats", "hf", "inspect"),
-    *("layouts", "nn", "ops", "serve", "store", "studies", "tables", "train", "viz"),
-)
+_PACKAGES = ("ask", "compress", "evaluate", "formats", "hf", "inspect", "layouts", "nn", "ops", "train", "viz")
 
 
 # Loaded at first use, so that gistkit.info can report a compiled part that does not load.

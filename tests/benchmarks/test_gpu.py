@@ -283,7 +283,7 @@ def test_a_sitting_of_each_trained_compressor(
     (tmp_path / "runs" / "models" / "text" / "text.json").write_text("{}")
     gpu_run.models(whole, "90a-real", rehearse=False)
     assert list(seen)[2:] == list(gpu_run.TRAINED)
-    source = (BENCHMARKS.parent / "models" / "make.py").read_text()
+    source = (BENCHMARKS.parent / "lab" / "models" / "make.py").read_text()
     assert set(gpu_run.TRAINED) == set(re.findall(r'"(smollm2-\S+)": Model\(', source))
     for name in gpu_run.TRAINED:
         command, limit = seen[name]

@@ -104,6 +104,32 @@ def test_the_card_is_the_folders_or_a_minimal_one(hub, tmp_path):
     assert (home / "README.md").read_text() == "What it was trained on.\n"
 
 
+def test_a_saved_folder_has_our_card_and_no_place_on_this_disk(hub, tmp_path):
+    base = model()
+    base.save_pretrained(tmp_path / "base")
+    base.name_or_path = base.config._name_or_path = str(tmp_path / "base")
+    own = {"adapters": FiveHundredX(base, chunk=8, ratio=4, lora=4), "whole": AvgPool(model(), ratio=2, lora=None)}
+    for name, compressor in own.items():
+        compressor.save_pretrained(tmp_path / name)
+        card = (tmp_path / name / "README.md").read_text()
+        assert compressor.title in card and "[More Information Needed]" not in card
+        for path in (tmp_path / name).rglob("*"):
+            assert path.suffix == ".safetensors" or path.is_dir() or str(tmp_path) not in path.read_text()
+    # A folder of an earlier release has PEFT's form; a card of one's own stays when the folder is written again.
+    (tmp_path / "adapters" / "README.md").write_text("# Model Card for Model ID\n[More Information Needed]\n")
+    (tmp_path / "whole" / "README.md").write_text("Mine.\n")
+    Compressor.from_pretrained(tmp_path / "adapters", model()).push_to_hub("user/filled")
+    pushed = tmp_path / "hub" / "models--user--filled" / "snapshots" / COMMIT / "README.md"
+    assert pushed.read_text().count("user/filled") == 2
+    own["whole"].save_pretrained(tmp_path / "whole")
+    assert (tmp_path / "whole" / "README.md").read_text() == "Mine.\n"
+    # The name in a card that save_pretrained wrote becomes the repository's.
+    own["adapters"].save_pretrained(tmp_path / "named")
+    Compressor.from_pretrained(tmp_path / "named", model()).push_to_hub("user/renamed")
+    pushed = tmp_path / "hub" / "models--user--renamed" / "snapshots" / COMMIT / "README.md"
+    assert pushed.read_text().count("user/renamed") == 2
+
+
 def test_names_that_lead_nowhere_are_told(hub, tmp_path):
     _, where = hub
     with pytest.raises(FileNotFoundError, match=r"user/none: expected a folder with compressor.json, or such a repos"):

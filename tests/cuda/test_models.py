@@ -408,7 +408,7 @@ def test_reading_on(device: str, make: Callable[[], Any]) -> None:
 @pytest.mark.nightly
 def test_demo(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     if device == NAME:
-        monkeypatch.setattr("gistkit.cli.study.device", lambda name: name)
+        monkeypatch.setattr("gistkit_lab.cli.study.device", lambda name: name)
     out = tmp_path / "demo"
     assert main(["demo", "--device", device, "--steps", "2", "--layouts", "epl", "--out", str(out)]) == 0
     assert (out / "results.jsonl").exists() and "EPL" in capsys.readouterr().out

@@ -28,6 +28,7 @@ TORCH = Path(torch.__file__).resolve().parent
 STABLE = ("-DTORCH_STABLE_ONLY", "-DTORCH_TARGET_VERSION=0x020b000000000000", "-DUSE_CUDA")
 GLUE = (
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc/glue").glob("*.cpp")),
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc/glue/cuda").glob("*.cpp") if path.stem != "register"),
     str(FOLDER / "emulator" / "torch.cpp"),
 )
 KERNELS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc/cuda").glob("*/*.cu"))
@@ -40,7 +41,7 @@ def library() -> Path:
     emulator, _ = emulation._emulator()
     torch_flags = [*STABLE, f"-isystem{TORCH / 'include'}", "-Wno-attributes"]
     objects = [emulation._object(source, emulation.kernel_flags(checked=False)) for source in KERNELS]
-    objects += [emulation._object(source, ["-DGISTKIT_EMULATE", "-O2", *torch_flags]) for source in GLUE]
+    objects += [emulation._object(source, ["-O2", *torch_flags]) for source in GLUE]
     objects += [emulation._object(source, ["-O2"]) for source in OTHERS]
     torch_libraries = [f"-L{TORCH / 'lib'}", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10"]
     return emulation._link("gistkit_ops", objects, [str(emulator), f"-Wl,-rpath,{BUILD}", *torch_libraries])

@@ -22,7 +22,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Tensors = Mapping[str, Tensor]
 
 # In the order of the enum Function.
-FUNCTIONS = ("afresh", "exp2_fast", "pack<BFloat16>", "pack<Float16>", "unpack<BFloat16>", "unpack<Float16>")
+FUNCTIONS = ("opaque", "exp2_fast", "pack<BFloat16>", "pack<Float16>", "unpack<BFloat16>", "unpack<Float16>")
 FUNCTIONS += ("expf", "logf", "tanhf", "fmaxf", "fmaf", "__fdividef")
 
 

@@ -55,9 +55,9 @@ def same(found: Array, expected: Array) -> None:
     np.testing.assert_array_equal(np.signbit(found)[signs], np.signbit(expected)[signs])
 
 
-def afresh(backend: Backend) -> None:
+def opaque(backend: Backend) -> None:
     x = np.array([0, 1, -1, 12345, 2**31 - 1, -(2**31)], np.int32)
-    np.testing.assert_array_equal(elementwise(backend, "afresh", x)[:, 0].view(np.int32), x)
+    np.testing.assert_array_equal(elementwise(backend, "opaque", x)[:, 0].view(np.int32), x)
 
 
 def exp2_fast(backend: Backend) -> None:
@@ -292,7 +292,7 @@ def collective(backend: Backend, name: str) -> None:
 
 
 CASES: dict[str, Callable[[Backend], None]] = {
-    "afresh": afresh,
+    "opaque": opaque,
     "exp2_fast": exp2_fast,
     "expf": partial(library_function, name="expf", exact_function=np.exp),
     "logf": partial(library_function, name="logf", exact_function=np.log),

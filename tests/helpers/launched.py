@@ -98,7 +98,7 @@ def command(*words):
 def fill(folder, texts, batch_tokens, stop=None):
     """This process's share of a store; `stop` says where it is killed, see `stop_at`."""
     from gistkit._processes import launched
-    from gistkit.store import compress_documents
+    from gistkit_serve.store import compress_documents
     from tests.helpers.stores import documents, make_compressor, make_tokenizer
 
     processes = launched()

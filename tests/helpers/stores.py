@@ -3,7 +3,6 @@
 import torch
 
 from gistkit.compress import FiveHundredX
-from gistkit.store import Document
 from tests.helpers.models import byte_tokenizer, tiny_llama
 
 
@@ -21,6 +20,8 @@ def make_tokenizer():
 
 def documents(texts):
     """Documents of texts by name."""
+    from gistkit_serve.store import Document
+
     return [Document(name, len(text.encode()), lambda text=text: text) for name, text in texts.items()]
 
 

@@ -482,3 +482,14 @@ def test_bad_calls_are_named() -> None:
         Relation("all", 3)
     with pytest.raises(ValueError, match=r"tiles: expected tile_keys >= 1, got 0"):
         layout.compile().tiles(4, 0)
+
+
+def test_a_plan_is_three_lines() -> None:
+    plan = layouts.gistpool(context=400, ratio=8, text=9).compile(windows=(16,))
+    assert str(plan).splitlines() == [
+        "Plan: 460 queries, 460 keys, up to 3 spans a query, for any batch, windows of 16",
+        "  rows       BOS 0:1, CONTEXT 1:401, MEMORY 401:451, TEXT 451:460, in physical order",
+        "  positions  0..459, int64, on cpu",
+    ]
+    spans = torch.zeros(2, 4, 1, 2, dtype=torch.int32)
+    assert repr(layouts.Plan.from_spans(spans, 4)).endswith("rows       logical order\n  positions  none, on cpu")

@@ -12,7 +12,7 @@ from torch import Tensor
 import gistkit
 from gistkit import Plan
 from gistkit.ops import reference
-from tests.conftest import BEYOND, ISAS
+from tests.helpers.isas import BEYOND, ISAS
 from tests.helpers.memory import peak_bytes
 from tests.helpers.nonfinite import random_spans
 from tests.helpers.threads import assert_same_for_any_number_of_threads

@@ -24,7 +24,7 @@ from gistkit.layouts import Links
 from gistkit.nn import DigitTrie
 from gistkit.ops import reference
 from gistkit.ops._library import ISA_NAMES
-from tests.conftest import highest_isa
+from tests.helpers.isas import highest_isa
 
 pytestmark = pytest.mark.fuzz
 RAW = torch.ops.gistkit

@@ -11,7 +11,7 @@ from torch import Tensor
 from gistkit import Plan, window_pool
 from gistkit.nn import DigitTrie
 from gistkit.ops import ancestor_attention, trie_mix
-from tests.conftest import BEYOND, ISAS
+from tests.helpers.isas import BEYOND, ISAS
 from tests.helpers.nonfinite import BAD, PLANS, check, gathered_attention, random_spans, run, spoiled
 from tests.ops.test_attention import by_isa
 

@@ -10,6 +10,10 @@ import gistkit
 from gistkit import layouts, nn
 
 PACKAGE = Path(gistkit.__file__).parent
+REPOSITORY = Path(__file__).resolve().parents[2]
+# The distributions beside the library, and what each may import of them and of this repository's other folders.
+OTHERS = {"lab/gistkit_lab": "gistkit_lab", "apps/serve/gistkit_serve": "gistkit_serve"}
+OTHERS |= {"apps/vllm/gistkit_vllm": "gistkit_vllm"}
 
 
 def modules(root):
@@ -67,7 +71,7 @@ def graph_of(root):
     return {name: imports(file, set(files)) - {name} for name, file in files.items()}
 
 
-# Nothing imports what stands to its right, and pictures are for studies and commands alone.
+# Nothing imports what stands to its right, and pictures are for commands only.
 ORDER = [
     *(
         "_planner",
@@ -90,15 +94,13 @@ ORDER = [
         "nn",
         "hf",
         "compress",
-        "store",
         "evaluate",
         "ask",
-        "serve",
         "train",
         "options",
         "viz",
     ),
-    *("tables", "studies", "cli"),
+    "cli",
 ]
 SEEN_BY_VIZ = {"_checks", "inspect", "layouts", "viz"}
 # {who: what it imports against the order}, each only when it is used.
@@ -108,10 +110,7 @@ DOORS = {
     # gistkit.layouts.DigitTrie is a public name of what belongs to SeqPE.
     "gistkit.layouts": {"gistkit.nn.seqpe.trie"},
     # `import gistkit` is enough for gistkit.compress and the others.
-    "gistkit": {
-        f"gistkit.{name}"
-        for name in ("nn", "hf", "compress", "store", "evaluate", "ask", "serve", "train", "tables", "studies", "viz")
-    },
+    "gistkit": {f"gistkit.{name}" for name in ("nn", "hf", "compress", "evaluate", "ask", "train", "viz")},
 }
 
 
@@ -143,8 +142,37 @@ def test_rooms_point_one_way():
         for what in others:
             there = room_of(what)
             assert ORDER.index(there) <= ORDER.index(here), f"{who} imports {what}"
-            assert there != "viz" or here in ("viz", "studies", "cli"), f"{who} imports {what}"
+            assert there != "viz" or here in ("viz", "cli"), f"{who} imports {what}"
             assert here != "viz" or there in SEEN_BY_VIZ, f"{who} imports {what}"
+
+
+def names_imported(file):
+    """All that a file imports, by full names."""
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_the_library_imports_nothing_of_the_lab_and_the_server_and_these_nothing_of_each_other():
+    for folder, own in {**OTHERS, "python/gistkit": "gistkit"}.items():
+        files = list((REPOSITORY / folder).rglob("*.py"))
+        assert len(files) > 5
+        foreign = {*OTHERS.values(), "tests", "benchmarks"} - {own}
+        for file in files:
+            assert not {name.split(".")[0] for name in names_imported(file)} & foreign, file
+
+
+@pytest.mark.parametrize("folder", OTHERS)
+def test_the_lab_and_the_server_have_no_circles_and_find_what_they_import(folder):
+    graph = graph_of(REPOSITORY / folder)
+    assert circles(graph) == []
+    known = {**modules(PACKAGE), **modules(REPOSITORY / folder)}
+    for file in modules(REPOSITORY / folder).values():
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gistkit"):
+                assert node.module in known, f"{file} imports {node.module}"
 
 
 def test_doors_open_when_used():

@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from importlib import import_module
 from statistics import median
 
 import pytest
 
-COMMANDS = ("study", "train", "evaluate", "judge", "lm-eval", "compress", "ask", "serve", "nuggets", "view", "info")
+COMMANDS = ("study", "train", "evaluate", "judge", "lm-eval", "compress", "ask", "serve", "export", "nuggets", "view")
+COMMANDS += ("info",)
 # Every package that is loaded and came neither with Python nor at its start (a .pth file may load some).
 LOADED = """
 import sys
@@ -35,9 +37,16 @@ def test_the_import_and_the_version_load_no_other_package_and_no_metadata_of_pac
     assert loaded(code) == ["gistkit"]
 
 
+@pytest.mark.parametrize("name", ["layouts", "train"])
+def test_what_is_loaded_late_is_listed_all_the_same(name: str) -> None:
+    package = import_module(f"gistkit.{name}")
+    assert set(dir(package)) == set(package.__all__)
+
+
 def test_help_loads_no_other_package() -> None:
     every = [["--help"], *([command, "--help"] for command in COMMANDS)]
-    assert loaded("".join(HELP.format(words=words) for words in every)) == ["gistkit"]
+    found = loaded("".join(HELP.format(words=words) for words in every))
+    assert found == ["gistkit", "gistkit_lab", "gistkit_serve", "gistkit_vllm"]
 
 
 @pytest.mark.slow

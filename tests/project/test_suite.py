@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import best_isas
+from tests.helpers.isas import best_isas
 
 pytestmark = pytest.mark.slow
 

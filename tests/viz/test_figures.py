@@ -14,7 +14,6 @@ ONE_PANEL = {
     "draw_attention_to_nuggets": ([[0.5, 0.25], [0.0, 1.0]], [True, False]),
     "draw_bleu_by_length": (SPREAD,),
     "draw_layout": (layouts.gist(6, 3, 2),),
-    "draw_loss_curves": ({"epl": [[(0, 5.0, 0.1), (10, 2.0, 0.5)]]},),
     "draw_perplexity": ({"Dodo learned": [(64, [7.0]), (128, [6.5])]},),
     "draw_similarity": ({"after": np.eye(4)},),
     "draw_token_types": ([(" the", 0.4, 0.1), (",", 0.3, 0.2)],),
@@ -34,7 +33,7 @@ def test_a_picture_of_one_panel_goes_into_given_axes():
     *own, other = figure.subplots(1, len(ONE_PANEL) + 1)
     for axes, (name, arguments) in zip(own, ONE_PANEL.items(), strict=True):
         options = {
-            "draw_loss_curves": {"goal": 1.0}, "draw_layout": {"order": "logical", "positions": False},
+            "draw_layout": {"order": "logical", "positions": False},
         }.get(name, {})  # fmt: skip
         alone = getattr(viz, name)(*arguments, **options)
         assert isinstance(alone, Picture), name

@@ -94,8 +94,8 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
 
   Worker carve_worker(Arena& arena) const {
     Worker w;
-    w.rows = arena.take<T>(int64_t{larger(kPanel, kRows)} * larger(qk_pad_, v_pad_));
-    w.others = arena.take<T>(larger(qk_pad_, v_pad_));
+    w.rows = arena.take<T>(int64_t{max(kPanel, kRows)} * max(qk_pad_, v_pad_));
+    w.others = arena.take<T>(max(qk_pad_, v_pad_));
     w.weights = arena.take<T>(kQueries * kKeys);
     w.grads = arena.take<T>(kQueries * kKeys);
     w.slope = setup_.cap > 0 ? arena.take<T>(kQueries * kKeys) : nullptr;
@@ -162,7 +162,7 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
       for (int64_t r = 0; r < p_.num_queries; ++r) {
         if (s.lse[r] == kInfinity<T>) continue;
         T maximum = -kInfinity<T>;
-        for (int64_t split = 0; split < splits_; ++split) maximum = larger(maximum, s.maximum[split * kFewQueries + r]);
+        for (int64_t split = 0; split < splits_; ++split) maximum = max(maximum, s.maximum[split * kFewQueries + r]);
         double total = 0;
         const double unit = setup_.natural ? 1 : kLog2E;
         for (int64_t split = 0; split < splits_; ++split) {
@@ -193,7 +193,7 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
     this->for_each_pair_of(b, split, [&](int32_t tile, int64_t, bool partial) {
       const int32_t start = tile * kKeys;
       const KeyRange seen = setup_.visible_keys(b);
-      const int64_t begin = larger<int64_t>(seen.begin, start), end = smaller<int64_t>(seen.end, start + kKeys);
+      const int64_t begin = max<int64_t>(seen.begin, start), end = min<int64_t>(seen.end, start + kKeys);
       for (int64_t j = begin / kPanel * kPanel; j < end; j += kPanel)
         read_keys(w.keys, w, b, key_head, start, j, begin, end);
       const Ranges ranges = this->ranges(spans, rows, start, partial);
@@ -222,7 +222,7 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
   void pack_keys(const Keys& to, const Worker& w, int64_t b, int64_t h, int32_t tile) {
     const int64_t start = int64_t{tile} * kKeys;
     const KeyRange visible = setup_.visible_keys(b);
-    const int64_t begin = larger<int64_t>(visible.begin, start), end = smaller<int64_t>(visible.end, start + kKeys);
+    const int64_t begin = max<int64_t>(visible.begin, start), end = min<int64_t>(visible.end, start + kKeys);
     for (int64_t j = begin / kPanel * kPanel; j < end; j += kPanel) {
       read_keys(to, w, b, h, start, j, begin, end);
       transpose_panel(w.rows, qk_pad_, p_.dim_qk, to.key_columns + (j - start) * qk_pad_);
@@ -245,7 +245,7 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
   Ranges ranges(const int32_t* spans, int rows, int32_t start, bool partial) const {
     Ranges r;
     for (int g = 0; g < kGroups; ++g) {
-      const int count = smaller(kRows, rows - g * kRows);
+      const int count = min(kRows, rows - g * kRows);
       KeyRange range{start, partial ? start : start + kKeys};
       if (partial && count > 0)
         range = visible_range(spans + int64_t{g} * kRows * p_.num_spans * 2, count, p_.num_spans, start, start + kKeys);
@@ -264,7 +264,7 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
       r.first[c] = first;
       r.last[c] = last;
       for (int g = first; g < last; ++g) {
-        r.read_begin[g] = smaller(r.read_begin[g], c * kRows);
+        r.read_begin[g] = min(r.read_begin[g], c * kRows);
         r.read_end[g] = (c + 1) * kRows;
       }
     }
@@ -274,7 +274,7 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
   void pair(const Slot& s, const Keys& keys, const Worker& w, int64_t b, int64_t query_tile, int32_t tile, bool partial,
             const T* bias, T* grad_query, T* grad_bias) {
     const int64_t row = query_tile * kQueries;
-    const int rows = static_cast<int>(smaller<int64_t>(kQueries, p_.num_queries - row));
+    const int rows = static_cast<int>(min<int64_t>(kQueries, p_.num_queries - row));
     const int32_t start = tile * kKeys;
     const int32_t* spans = setup_.row_spans(b, row);
     const Ranges ranges = this->ranges(spans, rows, start, partial);
@@ -286,14 +286,14 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
     }
     if (partial) mask(w, ranges, spans, rows, start);
     differentiate(s, keys, w, ranges, row);
-    if (grad_bias) sum_columns(w, ranges, static_cast<int>(smaller<int64_t>(kKeys, p_.num_keys - start)), grad_bias);
+    if (grad_bias) sum_columns(w, ranges, static_cast<int>(min<int64_t>(kKeys, p_.num_keys - start)), grad_bias);
     if (setup_.cap > 0) apply_slope(w, ranges);
 
     // By panels of dimensions: what a panel's products share stays in the first-level cache.
     const int64_t panel = padded_queries_ * kPanel;
     for (int d = 0; d < p_.dim_qk; d += kPanel) {
       const int64_t of_rows = d / kPanel * panel + row * kPanel, of_keys = int64_t{d} * kKeys;
-      const int dim = smaller(kPanel, p_.dim_qk - d);
+      const int dim = min(kPanel, p_.dim_qk - d);
       for (int g = 0; g < kGroups; ++g)
         if (ranges.low[g] < ranges.high[g])
           panel_of_product<T, kKeys, 1>(
@@ -303,7 +303,7 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
     }
     for (int d = 0; d < p_.dim_v; d += kPanel)
       sum_rows(ranges, w.weights, s.grad_panels + d / kPanel * panel + row * kPanel,
-               keys.grad_value + int64_t{d} * kKeys, smaller(kPanel, p_.dim_v - d));
+               keys.grad_value + int64_t{d} * kKeys, min(kPanel, p_.dim_v - d));
   }
 
   // A panel of sums over rows: to [kKeys][kPanel] += factors^T from.
@@ -352,7 +352,7 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
       for (int c = low; c < high; c += 4) {
         // Beyond the range the last key stands in.
         const T* key[4];
-        for (int i = 0; i < 4; ++i) key[i] = keys.key_panels + int64_t{smaller(c + i, high - 1)} * kPanel;
+        for (int i = 0; i < 4; ++i) key[i] = keys.key_panels + int64_t{min(c + i, high - 1)} * kPanel;
         typename S::V sum[4];
         for (int i = 0; i < 4; ++i) sum[i] = S::set(0);
         for (int d = 0; d < p_.dim_qk; d += kWidth) {
@@ -417,7 +417,7 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
     const Slot s = slot(index);
     const Worker w = worker(worker_index);
     const int64_t b = (first + index) / p_.key_heads, h = (first + index) % p_.key_heads * setup_.group + member;
-    const int64_t stop = smaller((tile + 1) * kQueries, p_.num_queries), part = padded_queries_ * qk_pad_;
+    const int64_t stop = min((tile + 1) * kQueries, p_.num_queries), part = padded_queries_ * qk_pad_;
     bool finite = true;
     for (int64_t split = 0; split < splits_; ++split)
       for (int d = 0; d < p_.dim_qk && touched(b, split, tile); d += kPanel)
@@ -436,7 +436,7 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
   }
 
   void write_keys(const Keys& keys, const Worker& w, int64_t b, int64_t h, int32_t tile) {
-    const int64_t start = int64_t{tile} * kKeys, stop = smaller<int64_t>(start + kKeys, p_.num_keys);
+    const int64_t start = int64_t{tile} * kKeys, stop = min<int64_t>(start + kKeys, p_.num_keys);
     // The packed queries carry this factor's inverse.
     const T factor = static_cast<T>(setup_.cap > 0 ? p_.softcap : setup_.natural ? 1 : kLn2);
     const Pairwise<T> pairwise(setup_, w.pairwise);

@@ -31,7 +31,7 @@ class BackwardSchedule {
     list_tiles();
     const int64_t heads = p_.batch * p_.key_heads;
     for (int64_t first = 0; first < heads; first += in_flight_) {
-      int64_t count = smaller(in_flight_, heads - first);
+      int64_t count = min(in_flight_, heads - first);
       for (int64_t member = 0; member < setup_.group; ++member) {
         for_each(pool_, count * query_tiles_, [&](int64_t item, int worker) {
           self().pack_queries(first, item / query_tiles_, member, item % query_tiles_, worker);
@@ -58,13 +58,13 @@ class BackwardSchedule {
   void plan() {
     const int64_t heads = p_.batch * p_.key_heads;
     const int64_t part_bytes = padded_queries_ * self().qk_pad_ * static_cast<int64_t>(sizeof(T));
-    splits_ = smaller(divide_up(kItems, heads), larger<int64_t>(2, kPartBytes / larger<int64_t>(part_bytes, 1)));
-    splits_ = larger<int64_t>(1, smaller(smaller(splits_, kMostSplits), int64_t{key_tiles_}));
+    splits_ = min(divide_up(kItems, heads), max<int64_t>(2, kPartBytes / max<int64_t>(part_bytes, 1)));
+    splits_ = max<int64_t>(1, min(min(splits_, kMostSplits), int64_t{key_tiles_}));
     Arena one(nullptr);
     self().carve_slot(one);
     slot_bytes_ = static_cast<int64_t>(one.used());
-    int64_t affordable = kPackedBytes / larger<int64_t>(slot_bytes_, 1);
-    in_flight_ = smaller(heads, larger(affordable, divide_up<int64_t>(pool_.num_threads, splits_)));
+    int64_t affordable = kPackedBytes / max<int64_t>(slot_bytes_, 1);
+    in_flight_ = min(heads, max(affordable, divide_up<int64_t>(pool_.num_threads, splits_)));
   }
 
   // What a kernel does between packing and attending.
@@ -122,7 +122,7 @@ class BackwardSchedule {
   template <class Run>
   void for_each_pair(int64_t b, const Run& run) {
     for (int64_t t = 0; t < query_tiles_; ++t) {
-      const int64_t rows = smaller<int64_t>(kQueries, p_.num_queries - t * kQueries);
+      const int64_t rows = min<int64_t>(kQueries, p_.num_queries - t * kQueries);
       // Missing rows see nothing.
       for_each_run(setup_.row_spans(b, t * kQueries), rows, p_.num_spans, std::integral_constant<int32_t, kKeys>(),
                    key_tiles_, INT32_MAX, changes_, places_,
@@ -200,7 +200,7 @@ class BackwardSchedule {
       const int32_t begin = spans[2 * i], end = spans[2 * i + 1];
       if (begin >= end) continue;
       for (int32_t k = begin / kKeys; k * kKeys < end; ++k)
-        work_[k] += smaller(end, (k + 1) * kKeys) - larger(begin, k * kKeys);
+        work_[k] += min(end, (k + 1) * kKeys) - max(begin, k * kKeys);
     }
   }
 
@@ -229,7 +229,7 @@ class BackwardSchedule {
       T* grad_bias = nullptr;
       if (p_.grad_key_bias) {
         grad_bias = static_cast<T*>(p_.grad_key_bias) + (b * p_.query_heads + h) * p_.num_keys + start;
-        for (int64_t j = start; j < smaller<int64_t>(start + kKeys, p_.num_keys); ++j) grad_bias[j - start] = 0;
+        for (int64_t j = start; j < min<int64_t>(start + kKeys, p_.num_keys); ++j) grad_bias[j - start] = 0;
       }
       for (int64_t at = list[0]; at < list[1]; ++at)
         self().pair(s, keys, w, b, entries_[at] / 2, tile, entries_[at] % 2, bias ? bias + start : nullptr, grad_query,
@@ -241,7 +241,7 @@ class BackwardSchedule {
 
   template <class Worker>
   void write_bias(const Worker& w, int64_t b, int64_t h, int64_t start, T* grad_bias) const {
-    const int columns = static_cast<int>(smaller<int64_t>(kKeys, p_.num_keys - start));
+    const int columns = static_cast<int>(min<int64_t>(kKeys, p_.num_keys - start));
     if (all_finite(grad_bias, columns)) return;
     const Pairwise<T> pairwise(setup_, w.pairwise);
     for (int c = 0; c < columns; ++c)

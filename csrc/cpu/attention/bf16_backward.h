@@ -81,9 +81,9 @@ class Bf16BackwardKernel : public BackwardSchedule<Bf16BackwardKernel, float, kB
 
   Worker carve_worker(Arena& arena) const {
     Worker w;
-    const int64_t pad = larger(qk_pad_, v_pad_);
+    const int64_t pad = max(qk_pad_, v_pad_);
     w.rows = arena.take<BFloat16>(kDeep * pad);
-    w.others = arena.take<BFloat16>(larger<int64_t>(pad, kBlock));
+    w.others = arena.take<BFloat16>(max<int64_t>(pad, kBlock));
     w.grad_rows = arena.take<BFloat16>(kDeep * kKeys);
     w.grad_pairs = arena.take<BFloat16>(kQueries * kKeys);
     w.weight_pairs = arena.take<BFloat16>(kQueries * kKeys);
@@ -144,7 +144,7 @@ class Bf16BackwardKernel : public BackwardSchedule<Bf16BackwardKernel, float, kB
   void pack_keys(const Keys& to, const Worker& w, int64_t b, int64_t h, int32_t tile) {
     const int64_t start = int64_t{tile} * kKeys;
     const KeyRange visible = setup_.visible_keys(b);
-    const int64_t begin = larger<int64_t>(visible.begin, start), end = smaller<int64_t>(visible.end, start + kKeys);
+    const int64_t begin = max<int64_t>(visible.begin, start), end = min<int64_t>(visible.end, start + kKeys);
     const auto seen = [=](int64_t j) { return j >= begin && j < end; };
     for (int64_t j = begin / kDeep * kDeep; j < end; j += kDeep) {
       for (int i = 0; i < kDeep; ++i)
@@ -162,14 +162,14 @@ class Bf16BackwardKernel : public BackwardSchedule<Bf16BackwardKernel, float, kB
             const float* bias, float* grad_query, float* grad_bias) {
     const BlockRegisters registers;
     const int64_t row = query_tile * kQueries;
-    const int rows = static_cast<int>(smaller<int64_t>(kQueries, p_.num_queries - row));
+    const int rows = static_cast<int>(min<int64_t>(kQueries, p_.num_queries - row));
     const int32_t start = tile * kKeys;
     const int32_t* spans = setup_.row_spans(b, row);
     if (grad_bias) std::memset(w.sums, 0, sizeof(float) * kKeys);
     // The columns that some row of a group sees, to whole groups; none: begin is end.
     int begin[kGroups], end[kGroups];
     for (int g = 0; g < kGroups; ++g) {
-      const int first = g * kDeep, count = smaller(kDeep, rows - first);
+      const int first = g * kDeep, count = min(kDeep, rows - first);
       const int32_t* its = spans + int64_t{first} * p_.num_spans * 2;
       KeyRange range{start, partial ? start : start + kKeys};
       if (partial && count > 0) range = visible_range(its, count, p_.num_spans, start, start + kKeys);
@@ -189,7 +189,7 @@ class Bf16BackwardKernel : public BackwardSchedule<Bf16BackwardKernel, float, kB
     add_to_keys(s.query_columns + row * qk_pad_, qk_pad_, w.grad_pairs, begin, end, keys.grad_key);
     add_to_keys(s.grad_columns + row * v_pad_, v_pad_, w.weight_pairs, begin, end, keys.grad_value);
     if (!grad_bias) return;
-    const int columns = static_cast<int>(smaller<int64_t>(kKeys, p_.num_keys - start));
+    const int columns = static_cast<int>(min<int64_t>(kKeys, p_.num_keys - start));
     for (int c = 0; c < columns; ++c) grad_bias[c] += w.sums[c];
   }
 
@@ -280,7 +280,7 @@ class Bf16BackwardKernel : public BackwardSchedule<Bf16BackwardKernel, float, kB
     const Slot s = slot(index);
     const Worker w = worker(worker_index);
     const int64_t b = (first + index) / p_.key_heads, h = (first + index) % p_.key_heads * setup_.group + member;
-    const int64_t stop = smaller((tile + 1) * kQueries, p_.num_queries);
+    const int64_t stop = min((tile + 1) * kQueries, p_.num_queries);
     const V scale = S::set(static_cast<float>(p_.scale));
     bool finite = true;
     for (int64_t split = 0; split < splits_; ++split)
@@ -302,12 +302,12 @@ class Bf16BackwardKernel : public BackwardSchedule<Bf16BackwardKernel, float, kB
   }
 
   void write_keys(const Keys& keys, const Worker& w, int64_t b, int64_t h, int32_t tile) {
-    const int64_t start = int64_t{tile} * kKeys, stop = smaller<int64_t>(start + kKeys, p_.num_keys);
+    const int64_t start = int64_t{tile} * kKeys, stop = min<int64_t>(start + kKeys, p_.num_keys);
     const float scale = static_cast<float>(p_.scale);
     const Pairwise<float> pairwise(setup_, w.pairwise);
     const bool finite = all_finite(keys.grad_key, kKeys * qk_pad_) && all_finite(keys.grad_value, kKeys * v_pad_);
     for (int64_t j = start; j < stop; j += kDeep) {
-      const int count = static_cast<int>(smaller<int64_t>(kDeep, stop - j));
+      const int count = static_cast<int>(min<int64_t>(kDeep, stop - j));
       transpose_columns(keys.grad_key + (j - start), qk_pad_, w.row);
       for (int i = 0; i < count; ++i) {
         float* row = w.row + i * qk_pad_;

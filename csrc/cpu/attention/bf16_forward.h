@@ -46,7 +46,7 @@ class Bf16ForwardKernel : public ForwardSchedule<Bf16ForwardKernel, float, BFloa
 
   Worker carve_worker(Arena& arena) const {
     Worker w;
-    w.rows = arena.take<BFloat16>(int64_t{kGroup} * larger(qk_pad_, v_pad_));
+    w.rows = arena.take<BFloat16>(int64_t{kGroup} * max(qk_pad_, v_pad_));
     w.turned = arena.take<BFloat16>(int64_t{kGroup} * v_pad_);
     w.queries = arena.take<BFloat16>(int64_t{kQueries} * qk_pad_);
     w.scores = arena.take<float>(int64_t{kGroup} * kKeys);
@@ -64,8 +64,8 @@ class Bf16ForwardKernel : public ForwardSchedule<Bf16ForwardKernel, float, BFloa
   void pack_tile(int64_t first, int64_t slot, int32_t tile, int index) {
     const int64_t b = (first + slot) / p_.key_heads, h = (first + slot) % p_.key_heads;
     const KeyRange visible = setup_.visible_keys(b);
-    const int32_t start = tile * kKeys, begin = larger(visible.begin, start) - start,
-                  end = smaller(visible.end, start + kKeys) - start;
+    const int32_t start = tile * kKeys, begin = max(visible.begin, start) - start,
+                  end = min(visible.end, start + kKeys) - start;
     if (begin >= end) return;
     const Worker w = worker(index);
     BFloat16 *keys = key_tile(b, slot, tile), *values = value_tile(b, slot, tile);
@@ -91,7 +91,7 @@ class Bf16ForwardKernel : public ForwardSchedule<Bf16ForwardKernel, float, BFloa
     const Worker w = worker(index);
     const int64_t b = key_head / p_.key_heads, h = key_head % p_.key_heads * setup_.group + group_head;
     const int64_t row = query_tile * kQueries;
-    const int rows = static_cast<int>(smaller<int64_t>(kQueries, p_.num_queries - row));
+    const int rows = static_cast<int>(min<int64_t>(kQueries, p_.num_queries - row));
     const int32_t* spans = setup_.row_spans(b, row);
     const float* bias = setup_.bias_row(b, h);
     for (int block = 0; block < rows; block += kGroup) {
@@ -110,7 +110,7 @@ class Bf16ForwardKernel : public ForwardSchedule<Bf16ForwardKernel, float, BFloa
     for_each_tile(b, row, rows, index, [&](int32_t tile, bool partial) {
       const float* tile_bias = bias ? bias + int64_t{tile} * kKeys : nullptr;
       for (int block = 0; block < rows; block += kGroup)
-        attend_block(w, spans + int64_t{block} * p_.num_spans * 2, block, smaller(kGroup, rows - block), b, slot, tile,
+        attend_block(w, spans + int64_t{block} * p_.num_spans * 2, block, min(kGroup, rows - block), b, slot, tile,
                      partial, tile_bias);
     });
     const bool finite = all_finite(w.out, int64_t{round_up(rows, kGroup)} * v_pad_);
@@ -120,7 +120,7 @@ class Bf16ForwardKernel : public ForwardSchedule<Bf16ForwardKernel, float, BFloa
       for (int d = 0; d < v_pad_; d += kTile)
         for (int i = 0; i < kTileColumns; i += kTile)
           S::transpose(out + d * kTileColumns + i, kTileColumns, w.written + i * v_pad_ + d, v_pad_);
-      for (int i = 0; i < smaller(kTileColumns, rows - block); ++i)
+      for (int i = 0; i < min(kTileColumns, rows - block); ++i)
         write(w, block + i, w.written + i * v_pad_, b, h, row + block + i, finite);
     }
   }

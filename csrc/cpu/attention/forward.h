@@ -1,6 +1,6 @@
 // Forward attention: tiles of queries against packed keys and values, online softmax.
 #pragma once
-#include "cpu/attention/few.h"
+#include "cpu/attention/few_queries.h"
 #include "cpu/attention/forward_schedule.h"
 #include "cpu/attention/pairwise.h"
 #include "cpu/attention/softmax.h"
@@ -34,7 +34,7 @@ class ForwardKernel : public ForwardSchedule<ForwardKernel<T>, T, T, Tile<T>::kQ
 
   Worker carve_worker(Arena& arena) const {
     Worker w;
-    w.rows = arena.take<T>(int64_t{larger(kPanel, kRows)} * larger(qk_pad_, v_pad_));
+    w.rows = arena.take<T>(int64_t{max(kPanel, kRows)} * max(qk_pad_, v_pad_));
     w.queries = arena.take<T>(int64_t{kQueries} * qk_pad_);
     w.scores = arena.take<T>(kRows * kKeys);
     w.out = arena.take<T>(int64_t{kQueries} * v_pad_);
@@ -49,8 +49,8 @@ class ForwardKernel : public ForwardSchedule<ForwardKernel<T>, T, T, Tile<T>::kQ
   void pack_tile(int64_t first, int64_t slot, int32_t tile, int index) {
     const int64_t b = (first + slot) / p_.key_heads, h = (first + slot) % p_.key_heads;
     const KeyRange visible = setup_.visible_keys(b);
-    const int32_t start = tile * kKeys, begin = larger(visible.begin, start) - start,
-                  end = smaller(visible.end, start + kKeys) - start;
+    const int32_t start = tile * kKeys, begin = max(visible.begin, start) - start,
+                  end = min(visible.end, start + kKeys) - start;
     if (begin >= end) return;
     T *rows = worker(index).rows, *keys = key_tile(b, slot, tile), *values = value_tile(b, slot, tile);
     for (int j = begin / kPanel * kPanel; j < end; j += kPanel) {
@@ -81,7 +81,7 @@ class ForwardKernel : public ForwardSchedule<ForwardKernel<T>, T, T, Tile<T>::kQ
     const Worker w = worker(index);
     const int64_t b = key_head / p_.key_heads, h = key_head % p_.key_heads * setup_.group + group_head;
     const int64_t row = query_tile * kQueries;
-    const int rows = static_cast<int>(smaller<int64_t>(kQueries, p_.num_queries - row));
+    const int rows = static_cast<int>(min<int64_t>(kQueries, p_.num_queries - row));
     const int32_t* spans = setup_.row_spans(b, row);
     const T* bias = setup_.bias_row(b, h);
     pack_queries(b, h, row, rows, w);
@@ -93,8 +93,8 @@ class ForwardKernel : public ForwardSchedule<ForwardKernel<T>, T, T, Tile<T>::kQ
     for_each_tile(b, row, rows, index, [&](int32_t tile, bool partial) {
       const T* tile_bias = bias ? bias + int64_t{tile} * kKeys : nullptr;
       for (int block = 0; block * kRows < rows; ++block)
-        attend_block(w, spans + int64_t{block} * kRows * p_.num_spans * 2, block, smaller(kRows, rows - block * kRows),
-                     b, slot, tile, partial, tile_bias);
+        attend_block(w, spans + int64_t{block} * kRows * p_.num_spans * 2, block, min(kRows, rows - block * kRows), b,
+                     slot, tile, partial, tile_bias);
     });
     bool finite = true;
     for (int d = 0; d < p_.dim_v; d += kPanel) finite &= all_finite(w.out + d * kQueries, int64_t{rows} * kPanel);

@@ -1,7 +1,7 @@
 // What forward kernels share: the tiles of keys and values that some row sees are packed, as many heads at once as fit
 // the cache, and tiles of queries meet them in turn.
 #pragma once
-#include "cpu/attention/seen_tiles.h"
+#include "cpu/attention/visible_tiles.h"
 
 namespace gistkit {
 namespace {
@@ -25,7 +25,7 @@ class ForwardSchedule {
     const Scratch packed([this](Arena& arena) { carve(arena); }, Scratch::kSecond);
     const int64_t heads = p_.batch * p_.key_heads, group = setup_.group;
     for (int64_t first = 0; first < heads; first += in_flight_) {
-      int64_t count = smaller(in_flight_, heads - first);
+      int64_t count = min(in_flight_, heads - first);
       for_each(pool_, count * seen_.most(), [&](int64_t item, int worker) {
         const int64_t slot = item / seen_.most(), place = item % seen_.most();
         const int64_t b = (first + slot) / p_.key_heads;
@@ -79,8 +79,8 @@ class ForwardSchedule {
   void plan() {
     const int64_t heads = p_.batch * p_.key_heads;
     const int64_t head_bytes = seen_.most() * kKeys * (self().qk_pad_ + self().v_pad_) * int64_t{sizeof(Packed)};
-    const int64_t affordable = kPackedBytes / larger<int64_t>(head_bytes, 1);
-    in_flight_ = smaller(heads, larger<int64_t>(affordable, pool_.num_threads));
+    const int64_t affordable = kPackedBytes / max<int64_t>(head_bytes, 1);
+    in_flight_ = min(heads, max<int64_t>(affordable, pool_.num_threads));
   }
 
   void carve(Arena& arena) {
@@ -92,7 +92,7 @@ class ForwardSchedule {
     workers_ = arena.take<char>(pool_.num_threads * worker_bytes_);
   }
 
-  SeenTiles<T, kQueries, kKeys> seen_;
+  VisibleTiles<T, kQueries, kKeys> seen_;
   int64_t query_tiles_, in_flight_ = 0, worker_bytes_ = 0;
   Packed *keys_ = nullptr, *values_ = nullptr;
   char* workers_ = nullptr;

@@ -37,7 +37,7 @@ class Pairwise {
  public:
   // Doubles that it works in.
   static int64_t room(const AttentionProblem& p) {
-    return 2 * padded(p.dim_qk) + 3 * padded(p.dim_v) + padded(larger(p.dim_qk, p.dim_v));
+    return 2 * padded(p.dim_qk) + 3 * padded(p.dim_v) + padded(max(p.dim_qk, p.dim_v));
   }
 
   Pairwise(const Setup<T>& setup, double* room) : setup_(setup), p_(setup.problem) {

@@ -22,11 +22,11 @@ template <class T>
 constexpr T kLargest = static_cast<T>(sizeof(T) == 4 ? __FLT_MAX__ : __DBL_MAX__);
 
 template <class T>
-[[gnu::always_inline]] inline T smaller(T a, T b) {
+[[gnu::always_inline]] inline T min(T a, T b) {
   return a < b ? a : b;
 }
 template <class T>
-[[gnu::always_inline]] inline T larger(T a, T b) {
+[[gnu::always_inline]] inline T max(T a, T b) {
   return a > b ? a : b;
 }
 template <class T>
@@ -160,7 +160,7 @@ template <class T, int kV, int kOutStride, class Finish>
   constexpr int kPanel = Tile<T>::kPanel;
   Block<T, kV> block;
   for (; depth > 0; depth -= kPanel, a += a_panel) {
-    const int part = smaller(depth, kPanel);
+    const int part = min(depth, kPanel);
 #pragma GCC unroll 2
     for (int k = 0; k < part; ++k, b += kPanel) block.template add_outer<kPanel>(a + k, b);
   }
@@ -177,8 +177,8 @@ template <class T, int kV, int kOutStride>
   const int first = dim > kDeep ? kPart : dim;
   product<T, kV, 1, kRows, kOutStride>(rows, columns, scores, first, Put());
   for (int d = first; d < dim; d += kPart)
-    product<T, kV, 1, kRows, kOutStride>(rows + d * kRows, columns + d * Tile<T>::kPanel, scores,
-                                         smaller(dim - d, kPart), Add<T>());
+    product<T, kV, 1, kRows, kOutStride>(rows + d * kRows, columns + d * Tile<T>::kPanel, scores, min(dim - d, kPart),
+                                         Add<T>());
 }
 
 // One register block of scores from rows in panels and packed columns, both `dim` deep.
@@ -210,7 +210,7 @@ template <class T, class Work>
 [[gnu::always_inline]] inline void panel_part(int panel, int begin, int end, const Work& work) {
   constexpr int kPanel = Tile<T>::kPanel;
   static_assert(Tile<T>::kVectors == 2);
-  const int from = larger(panel, begin), to = smaller(panel + kPanel, end);
+  const int from = max(panel, begin), to = min(panel + kPanel, end);
   if (to - from == kPanel) {
     work.template operator()<2>(from);
   } else if (from < to) {
@@ -282,7 +282,7 @@ void write_row(DType dtype, const T* from, int n, char* to) {
 // Dimensions of packed rows: read_row pads to this, so that transposes work on whole blocks.
 template <class T>
 int padded_dim(int dim) {
-  return round_up(dim, larger(Tile<T>::kPanel, Simd<T>::kTile));
+  return round_up(dim, max(Tile<T>::kPanel, Simd<T>::kTile));
 }
 
 // rows [kPanel][padded] -> columns [padded][kPanel]; of `dim` columns at least those are written.
@@ -338,8 +338,8 @@ void fill_gaps(const int32_t* spans, int num_spans, int32_t first, int begin, in
   int at = begin;
   for (int s = first_beyond(spans, num_spans, first + begin); s < num_spans && at < end; ++s) {
     int from = spans[2 * s] - first, to = spans[2 * s + 1] - first;
-    for (from = smaller(from, end); at < from; ++at) row[at] = value;
-    at = larger(at, to);
+    for (from = min(from, end); at < from; ++at) row[at] = value;
+    at = max(at, to);
   }
   for (; at < end; ++at) row[at] = value;
 }
@@ -362,7 +362,7 @@ struct Setup {
   int64_t padded_keys;
   int64_t span_batches;
 
-  Setup(const AttentionProblem& p, int key_tile) : problem(p), group(p.query_heads / larger<int64_t>(p.key_heads, 1)) {
+  Setup(const AttentionProblem& p, int key_tile) : problem(p), group(p.query_heads / max<int64_t>(p.key_heads, 1)) {
     // Zeros are there for their gradient: results are then those without a bias, to the bit.
     if (!biased(p)) problem.key_bias = nullptr;
     natural = problem.key_bias != nullptr;

@@ -1,9 +1,10 @@
 // Backward attention on a device, bfloat16 and float16.
 #pragma once
+#include <cuda_runtime.h>
+
 #include <cstddef>
 
 #include "common/attention.h"
-#include "cuda/core/runtime.h"
 
 namespace gistkit::cuda {
 

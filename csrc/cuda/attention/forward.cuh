@@ -39,17 +39,17 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   KeyRange* seen_ranges = warp_ranges + Shape::kWarps;
   // Where a head begins is computed again for each tile: there are no registers to keep it in.
   auto load_keys = [&](int i, int entry) {
-    const HeadRows rows{head_data(p.key, afresh(work.batch), key_head), p.key.row, p.num_keys, 2 * p.dim_qk,
+    const HeadRows rows{head_data(p.key, opaque(work.batch), key_head), p.key.row, p.num_keys, 2 * p.dim_qk,
                         p.key_aligned};
     if (i < count)
       load_tile<KeyTile, Shape::kThreads>(keys + i % kStages * KeyTile::kBytes, rows, (entry >> 1) * kTileKeys,
-                                          afresh(thread));
+                                          opaque(thread));
     copy_async_commit();
   };
   auto load_values = [&](int i, int entry) {
     // The unused end of a cache may hold what is not a number: it is not read.
-    const KeyRange seen = seen_ranges[afresh(thread) / 32];
-    const HeadRows rows{head_data(p.value, afresh(work.batch), key_head),
+    const KeyRange seen = seen_ranges[opaque(thread) / 32];
+    const HeadRows rows{head_data(p.value, opaque(work.batch), key_head),
                         p.value.row,
                         seen.end,
                         2 * p.dim_v,
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
                         seen.begin};
     if (i < count)
       load_tile<ValueTile, Shape::kThreads>(values + i % kStages * ValueTile::kBytes, rows, (entry >> 1) * kTileKeys,
-                                            afresh(thread));
+                                            opaque(thread));
     copy_async_commit();
   };
 
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   ForwardWarp<Shape> warp;
   warp.clear();
   for (int i = 0; i < count; ++i) {
-    const int first_key = (ahead[0] >> 1) * kTileKeys, lane = afresh(thread) & 31;
+    const int first_key = (ahead[0] >> 1) * kTileKeys, lane = opaque(thread) & 31;
     bool masked = (ahead[0] & 1) != 0 || first_key + kTileKeys > p.num_keys, active = alive;
     if (masked && alive) {
       uint64_t bits = 0;

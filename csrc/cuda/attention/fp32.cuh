@@ -185,7 +185,7 @@ class QueryTiles {
       }
       if (tile.masked) {
         const int query = tile.first + lane;
-        const uint64_t seen = query < queries ? visible_keys(row_spans(p_, afresh(batch_), query), p_.num_spans,
+        const uint64_t seen = query < queries ? visible_keys(row_spans(p_, opaque(batch_), query), p_.num_spans,
                                                              first_key_, static_cast<int>(p_.num_keys))
                                               : 0;
         if (threadIdx.x < 32) shared_.masks_of(slot_)[lane] = seen;

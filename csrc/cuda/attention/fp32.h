@@ -1,7 +1,8 @@
 // Attention of fp32 inputs on the device, without tensor cores: slower, in full fp32.
 #pragma once
+#include <cuda_runtime.h>
+
 #include "common/attention.h"
-#include "cuda/core/runtime.h"
 
 namespace gistkit::cuda {
 

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kForwardBlocks)
 
   // Where heads begin is computed again for each step: there are no registers to keep it in.
   auto load = [&](float* stage, const Tile& tile, int step) {
-    const int batch = afresh(work.batch), head = afresh(work.head);
+    const int batch = opaque(work.batch), head = opaque(work.head);
     const HeadRows query = head_rows(p.query, batch, head, p.dim_qk, aligned.query, 0, queries);
     const HeadRows key = head_rows(p.key, batch, head / group, p.dim_qk, aligned.key, range.begin, range.end);
     const HeadRows value = head_rows(p.value, batch, head / group, p.dim_v, aligned.value, range.begin, range.end);
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int64_t offset = (work.batch * p.query_heads + work.head) * values.stride + work.first;
 
   auto load = [&](float* stage, const Tile& tile, int step) {
-    const int batch = afresh(work.batch), head = afresh(work.head);
+    const int batch = opaque(work.batch), head = opaque(work.head);
     const HeadRows query = head_rows(p.query, batch, head, p.dim_qk, aligned.query, 0, queries);
     const HeadRows grad = head_rows(p.grad_out, batch, head, p.dim_v, aligned.grad_out, 0, queries);
     const HeadRows key = head_rows(p.key, batch, head / group, p.dim_qk, aligned.key, range.begin, range.end);
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   // What comes from above at a row without keys is not read where it is multiplied by weights of 0.
   uint32_t alive = 0;
   auto load = [&](float* stage, const Tile& tile, int step) {
-    const int batch = afresh(work.batch), head = afresh(work.head);
+    const int batch = opaque(work.batch), head = opaque(work.head);
     const HeadRows key = head_rows(p.key, batch, head, p.dim_qk, aligned.key, 0, keys);
     const HeadRows value = head_rows(p.value, batch, head, p.dim_v, aligned.value, 0, keys);
     const HeadRows query = head_rows(p.query, batch, tile.head, p.dim_qk, aligned.query, 0, queries);
@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     for (int i = 0; i < kOwn; ++i) bias_sums[i] = 0;
     auto differentiate = [&](const Tile& tile, float (&weights)[kOwn][Shape::kColumns],
                              float (&grads)[kOwn][Shape::kColumns]) {
-      const float* biases = bias_row(p, afresh(work.batch), head);
+      const float* biases = bias_row(p, opaque(work.batch), head);
       float bias[kOwn];
       GISTKIT_UNROLL
       for (int i = 0; i < kOwn; ++i) {

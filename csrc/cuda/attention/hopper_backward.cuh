@@ -480,7 +480,7 @@ struct Multiplier {
 
 // Grid: lists by falling length x batch (where it shares its lists) x key heads, which blocks take as they begin.
 template <class S>
-__global__ void GISTKIT_HOPPER_BOUNDS(kThreads) backward_kernel(GISTKIT_GRID_CONSTANT const HopperBackwardParams p) {
+__global__ void GISTKIT_HOPPER_BOUNDS(kThreads) backward_kernel(__grid_constant__ const HopperBackwardParams p) {
 #if GISTKIT_HOPPER_DEVICE
   GISTKIT_DYNAMIC_SHARED(dynamic);
   const uint32_t shared = shared_address(dynamic);

@@ -341,7 +341,7 @@ GISTKIT_DEVICE void hopper_forward_multiply(const ForwardParams& p, unsigned cha
 
 template <class Shape>
 __global__ void GISTKIT_HOPPER_BOUNDS(Shape::kThreads)
-    hopper_forward_kernel(const GISTKIT_GRID_CONSTANT HopperForwardParams p) {
+    hopper_forward_kernel(const __grid_constant__ HopperForwardParams p) {
 #if GISTKIT_HOPPER_DEVICE
   GISTKIT_DYNAMIC_SHARED(memory);
   const HopperForwardShared<Shape> shared{shared_address(memory)};

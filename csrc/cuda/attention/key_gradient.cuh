@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   // A head takes `steps` steps, parts of the listed query tiles in order.
   constexpr int kParts = kBackwardTileQueries / kStep;
   // What is known of the count's range costs registers (sm_80, sm_90a: spills at 128 dims).
-  const int steps = afresh(p.query_tiles.count(work.list)) * kParts;
+  const int steps = opaque(p.query_tiles.count(work.list)) * kParts;
   const int32_t* entries = p.query_tiles.entries + p.query_tiles.begin(work.list);
   auto load = [&](int member, int step, int entry, int stage) {
     if (member < p.group && step < steps) {

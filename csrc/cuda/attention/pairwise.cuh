@@ -56,7 +56,7 @@ struct LaneRow {
   static GISTKIT_DEVICE LaneRow of(const char* row, int dim, int lane) {
     LaneRow read;
     // Compared again for each row: there are no registers for the outcomes.
-    const int first = afresh(lane);
+    const int first = opaque(lane);
     GISTKIT_UNROLL
     for (int i = 0; i < kParts; ++i)
       if (32 * i + first < dim) read.x[i] = to_compute(reinterpret_cast<const T*>(row)[32 * i + first]);

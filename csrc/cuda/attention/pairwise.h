@@ -2,9 +2,10 @@
 // seen alone. The kernels multiply whole tiles, in which a pair that is masked has weight 0: times a number that is not
 // finite this is not a number.
 #pragma once
+#include <cuda_runtime.h>
+
 #include "common/attention.h"
 #include "cuda/attention/rows.cuh"
-#include "cuda/core/runtime.h"
 
 namespace gistkit::cuda {
 

@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   if (first_row >= p.num_queries) return;
   // Where heads and spans begin is computed again wherever it is needed: there are no registers to keep it in.
   auto spans_of = [&](int row) {
-    const int64_t at = (p.spans_shared ? 0 : static_cast<int64_t>(afresh(work.batch)) * p.num_queries) + row;
+    const int64_t at = (p.spans_shared ? 0 : static_cast<int64_t>(opaque(work.batch)) * p.num_queries) + row;
     return p.spans + at * p.num_spans * 2;
   };
 
@@ -179,13 +179,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   auto first_of = [&](int step, int entry) { return (entry >> 1) * kBackwardTileKeys + step % kSteps * Shape::kStep; };
   auto load = [&](int step, int entry) {
     if (step < count) {
-      const int batch = afresh(work.batch), key_head = afresh(work.head) / p.group;
+      const int batch = opaque(work.batch), key_head = opaque(work.head) / p.group;
       const HeadRows key_rows{head_data(p.key, batch, key_head), p.key.row, end, 2 * p.dim_qk, p.key_aligned};
       const HeadRows value_rows{head_data(p.value, batch, key_head), p.value.row, end, 2 * p.dim_v, p.value_aligned};
       unsigned char* stage = stages + step % 2 * Shape::kStageBytes;
-      load_tile<typename Shape::KeyTile, Shape::kThreads>(stage, key_rows, first_of(step, entry), afresh(thread));
+      load_tile<typename Shape::KeyTile, Shape::kThreads>(stage, key_rows, first_of(step, entry), opaque(thread));
       load_tile<typename Shape::ValueTile, Shape::kThreads>(stage + Shape::KeyTile::kBytes, value_rows,
-                                                            first_of(step, entry), afresh(thread));
+                                                            first_of(step, entry), opaque(thread));
     }
     copy_async_commit();
   };
@@ -232,10 +232,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     for (int column = 0; column < Shape::kShare; column += Shape::kColumns) {
       const int first_key = first + column;
       const bool masked = (entry & 1) != 0 || first_key + Shape::kColumns > p.num_keys;
-      uint64_t* warp_masks = masks + afresh(thread) / 32 * Shape::kWarpRows;
+      uint64_t* warp_masks = masks + opaque(thread) / 32 * Shape::kWarpRows;
       if (masked) {
         // Each lane knows what one row of the warp sees.
-        const int row = first_row + afresh(local) + lane % Shape::kWarpRows;
+        const int row = first_row + opaque(local) + lane % Shape::kWarpRows;
         uint64_t bits = 0;
         if (row < p.num_queries) bits = visible_keys(spans_of(row), p.num_spans, first_key, p.num_keys);
         if (!__any_sync(kAllLanes, bits << (64 - Shape::kColumns) != 0)) continue;
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       }
       warp.multiply(keys, values, column, lane);
       if (p.scale.adjusted) {
-        const int64_t head = afresh(work.batch) * p.bias_batch + afresh(work.head) * p.bias_head;
+        const int64_t head = opaque(work.batch) * p.bias_batch + opaque(work.head) * p.bias_head;
         warp.adjust(p, p.bias ? p.bias + head : nullptr, first_key, lane);
       }
       if (masked) warp.mask(warp_masks, lane);

@@ -2,10 +2,11 @@
 //
 // No host synchronisation, no allocation, results that depend on the spans alone: fit for CUDA graphs.
 #pragma once
+#include <cuda_runtime.h>
+
 #include <cstdint>
 
 #include "common/host_device.h"
-#include "cuda/core/runtime.h"
 
 namespace gistkit::cuda {
 

@@ -1,10 +1,10 @@
 // What the runtime is asked about devices and kernels: once each, by any number of host threads.
 #pragma once
+#include <cuda_runtime.h>
+
 #include <map>
 #include <mutex>
 #include <utility>
-
-#include "cuda/core/runtime.h"
 
 namespace gistkit::cuda {
 
@@ -51,6 +51,11 @@ inline cudaError_t allow_most_shared_memory(const void* kernel) {
     *dynamic -= static_cast<int>(attributes.sharedSizeBytes);
     return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, *dynamic);
   });
+}
+
+// Beyond 48 KB, of which no kernel's own variables take 16, a kernel has to be allowed what it uses.
+inline cudaError_t allow_shared_memory(const void* kernel, size_t dynamic_bytes) {
+  return dynamic_bytes > 32 * 1024 ? allow_most_shared_memory(kernel) : cudaSuccess;
 }
 
 // The bound of threads of a kernel for Hopper in an image of another architecture, where its body is empty.

@@ -1,86 +1,58 @@
-// The instructions of sm_90a, one function each, with a body for the device and one for the emulation; only code within
-// GISTKIT_HOPPER_DEVICE may call them. Copies of boxes and of bytes ("bulk") and wgmma use shared memory by a way of
-// their own (the asynchronous proxy), past ordinary loads and stores: fences bring the two together.
+// The instructions of sm_90a, one function each; only code within GISTKIT_HOPPER_DEVICE may call them. Copies of boxes
+// and of bytes ("bulk") and wgmma use shared memory by a way of their own (the asynchronous proxy), past ordinary loads
+// and stores: fences bring the two together.
 #pragma once
 #include "cuda/core/ptx.cuh"
 #include "cuda/core/tensor_map.h"
+#include "cuda/core/wgmma_operand.cuh"
 
 namespace gistkit::cuda {
 
 // Ordinary writes of shared memory by this thread become visible to wgmma and to copies: before the barrier by which
 // those who start them are told.
 GISTKIT_DEVICE void fence_async_shared() {
-#ifdef GISTKIT_EMULATE
-  emulator::fence_async();
-#else
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
-#endif
 }
 
 // The same of global memory, in both directions.
 GISTKIT_DEVICE void fence_async_global() {
-#ifndef GISTKIT_EMULATE
   asm volatile("fence.proxy.async.global;\n" ::: "memory");
-#endif
 }
 
 // ---- mbarriers: 8 bytes of shared memory. A phase ends when all arrivals and all bytes expected have come.
 
-GISTKIT_DEVICE void mbarrier_init(uint32_t barrier, int arrivals GISTKIT_CALLER) {
-#ifdef GISTKIT_EMULATE
-  emulator::mbarrier_init(barrier, arrivals, GISTKIT_HERE);
-#else
+GISTKIT_DEVICE void mbarrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(arrivals) : "memory");
-#endif
 }
 
 // Makes initialised barriers known to copies. By the thread that has initialised them.
 GISTKIT_DEVICE void mbarrier_init_fence() {
-#ifdef GISTKIT_EMULATE
-  emulator::mbarrier_init_fence();
-#else
   asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
-#endif
 }
 
-GISTKIT_DEVICE void mbarrier_arrive(uint32_t barrier GISTKIT_CALLER) {
-#ifdef GISTKIT_EMULATE
-  emulator::mbarrier_arrive(barrier, 0, GISTKIT_HERE);
-#else
+GISTKIT_DEVICE void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
-#endif
 }
 
 // Arrives, and lets the phase end only after so many more bytes of copies.
-GISTKIT_DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes GISTKIT_CALLER) {
-#ifdef GISTKIT_EMULATE
-  emulator::mbarrier_arrive(barrier, bytes, GISTKIT_HERE);
-#else
+GISTKIT_DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
-#endif
 }
 
 // Whether the phase of this parity has ended, without waiting. A new barrier is in its phase of parity 0, and counts as
 // if one of parity 1 had ended.
-GISTKIT_DEVICE bool mbarrier_test(uint32_t barrier, uint32_t parity GISTKIT_CALLER) {
-#ifdef GISTKIT_EMULATE
-  return emulator::mbarrier_test(barrier, parity, GISTKIT_HERE);
-#else
+GISTKIT_DEVICE bool mbarrier_test(uint32_t barrier, uint32_t parity) {
   uint32_t done;
   asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
                : "=r"(done)
                : "r"(barrier), "r"(parity)
                : "memory");
   return done != 0;
-#endif
 }
 
 // Until the phase of this parity has ended. With the loop inside of the asm statement, or with a limit of rounds, ptxas
 // serializes the wgmma around it and spills (C7512, C7520).
-GISTKIT_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity GISTKIT_CALLER) {
-#ifdef GISTKIT_EMULATE
-  emulator::mbarrier_wait(barrier, parity, GISTKIT_HERE);
-#else
+GISTKIT_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   uint32_t done;
   do {
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
@@ -88,301 +60,174 @@ GISTKIT_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity GISTKIT_CALL
                  : "r"(barrier), "r"(parity)
                  : "memory");
   } while (done == 0);
-#endif
 }
 
 // ---- barriers of some of a block's warps: ids 1 to 15 (0 is __syncthreads'), `threads` a multiple of 32
 
-GISTKIT_DEVICE void barrier_sync(int id, int threads GISTKIT_CALLER) {
-#ifdef GISTKIT_EMULATE
-  emulator::named_barrier(id, threads, true, GISTKIT_HERE);
-#else
+GISTKIT_DEVICE void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
-#endif
 }
 
 // Counts for the barrier, and goes on.
-GISTKIT_DEVICE void barrier_arrive(int id, int threads GISTKIT_CALLER) {
-#ifdef GISTKIT_EMULATE
-  emulator::named_barrier(id, threads, false, GISTKIT_HERE);
-#else
+GISTKIT_DEVICE void barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
-#endif
 }
 
 // ---- copies: of boxes of a tensor, x columns, y rows, z heads, w batch rows from its begin; and of bytes, of which
 // addresses and number are multiples of 16
 
 GISTKIT_DEVICE void prefetch_map(const TensorMap* map) {
-#ifdef GISTKIT_EMULATE
-  static_cast<void>(map);
-#else
   asm volatile("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
-#endif
 }
 
 // All of a box's bytes count for the barrier, the zeros outside of the tensor too.
-GISTKIT_DEVICE void tensor_load(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y, int z,
-                                int w GISTKIT_CALLER) {
-#ifdef GISTKIT_EMULATE
-  emulator::tensor_load(to, map, barrier, {x, y, z, w}, GISTKIT_HERE);
-#else
+GISTKIT_DEVICE void tensor_load(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y, int z, int w) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
       "[%2];\n" ::"r"(to),
       "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
-#endif
 }
 
 // What lies outside of the tensor is not written.
-GISTKIT_DEVICE void tensor_store(const TensorMap* map, uint32_t from, int x, int y, int z, int w GISTKIT_CALLER) {
-#ifdef GISTKIT_EMULATE
-  emulator::tensor_store(map, from, {x, y, z, w}, GISTKIT_HERE);
-#else
+GISTKIT_DEVICE void tensor_store(const TensorMap* map, uint32_t from, int x, int y, int z, int w) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];\n" ::"l"(map),
                "r"(from), "r"(x), "r"(y), "r"(z), "r"(w)
                : "memory");
-#endif
 }
 
-GISTKIT_DEVICE void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier GISTKIT_CALLER) {
-#ifdef GISTKIT_EMULATE
-  emulator::bulk_load(to, from, bytes, barrier, GISTKIT_HERE);
-#else
+GISTKIT_DEVICE void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(to),
                "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
-#endif
 }
 
-GISTKIT_DEVICE void bulk_store(void* to, uint32_t from, uint32_t bytes GISTKIT_CALLER) {
-#ifdef GISTKIT_EMULATE
-  emulator::bulk_store(to, from, bytes, GISTKIT_HERE);
-#else
+GISTKIT_DEVICE void bulk_store(void* to, uint32_t from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to), "r"(from), "r"(bytes)
                : "memory");
-#endif
 }
 
 // to[i] += the floats in shared memory, each by itself, in no order.
-GISTKIT_DEVICE void bulk_add(float* to, uint32_t from, uint32_t bytes GISTKIT_CALLER) {
-#ifdef GISTKIT_EMULATE
-  emulator::bulk_add(to, from, bytes, GISTKIT_HERE);
-#else
+GISTKIT_DEVICE void bulk_add(float* to, uint32_t from, uint32_t bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n" ::"l"(to), "r"(from),
                "r"(bytes)
                : "memory");
-#endif
 }
 
 // Ends a group of this thread's stores and additions.
 GISTKIT_DEVICE void bulk_commit() {
-#ifdef GISTKIT_EMULATE
-  emulator::bulk_commit();
-#else
   asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
-#endif
 }
 
 // Until all but the N newest groups of this thread have read their shared memory.
 template <int N>
 GISTKIT_DEVICE void bulk_wait_read() {
-#ifdef GISTKIT_EMULATE
-  emulator::bulk_wait(N, false);
-#else
   asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(N) : "memory");
-#endif
 }
 
 // ... and have written.
 template <int N>
 GISTKIT_DEVICE void bulk_wait() {
-#ifdef GISTKIT_EMULATE
-  emulator::bulk_wait(N, true);
-#else
   asm volatile("cp.async.bulk.wait_group %0;\n" ::"n"(N) : "memory");
-#endif
 }
 
 // ---- registers: a thread of this warpgroup has kRegisters from here on
 
 template <int kRegisters>
-GISTKIT_DEVICE void more_registers(GISTKIT_ONLY_CALLER) {
+GISTKIT_DEVICE void more_registers() {
   static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0);
-#ifdef GISTKIT_EMULATE
-  emulator::set_registers(kRegisters, true, GISTKIT_HERE);
-#else
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
-#endif
 }
 
 template <int kRegisters>
-GISTKIT_DEVICE void fewer_registers(GISTKIT_ONLY_CALLER) {
+GISTKIT_DEVICE void fewer_registers() {
   static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0);
-#ifdef GISTKIT_EMULATE
-  emulator::set_registers(kRegisters, false, GISTKIT_HERE);
-#else
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
-#endif
 }
 
 // threadIdx.x % 32, which is kept: threadIdx would be read again, with its latency, where registers are short.
 GISTKIT_DEVICE int lane_index() {
-#ifdef GISTKIT_EMULATE
-  return emulator::lane_index();
-#else
   int lane;
   asm volatile("mov.u32 %0, %%laneid;\n" : "=r"(lane));
   return lane;
-#endif
 }
 
 // ---- shared memory by address
 
 // Four 8x8 matrices of 16-bit elements, the inverse of `load_matrix_x4`: lane 8 i + j gives the address of row j of
 // matrix i (16 bytes, aligned), a, b, c, d hold elements (lane / 4, 2 (lane % 4)) and the next one of matrices 0 to 3.
-GISTKIT_DEVICE void store_matrix_x4(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d GISTKIT_CALLER) {
-#ifdef GISTKIT_EMULATE
-  const uint32_t registers[4] = {a, b, c, d};
-  emulator::store_matrix_x4(to, registers, GISTKIT_HERE);
-#else
+GISTKIT_DEVICE void store_matrix_x4(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};\n" ::"r"(to), "r"(a), "r"(b), "r"(c),
                "r"(d)
                : "memory");
-#endif
 }
 
-GISTKIT_DEVICE void store_shared_16(uint32_t to, float a, float b, float c, float d GISTKIT_CALLER) {
-#ifdef GISTKIT_EMULATE
-  const float words[4] = {a, b, c, d};
-  emulator::store_shared(to, words, sizeof words, GISTKIT_HERE);
-#else
+GISTKIT_DEVICE void store_shared_16(uint32_t to, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};\n" ::"r"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
-#endif
 }
 
-GISTKIT_DEVICE void store_shared_uint2(uint32_t to, uint32_t x, uint32_t y GISTKIT_CALLER) {
-#ifdef GISTKIT_EMULATE
-  const uint32_t words[2] = {x, y};
-  emulator::store_shared(to, words, sizeof words, GISTKIT_HERE);
-#else
+GISTKIT_DEVICE void store_shared_uint2(uint32_t to, uint32_t x, uint32_t y) {
   asm volatile("st.shared.v2.u32 [%0], {%1,%2};\n" ::"r"(to), "r"(x), "r"(y) : "memory");
-#endif
 }
 
-GISTKIT_DEVICE void store_shared_word(uint32_t to, uint32_t x GISTKIT_CALLER) {
-#ifdef GISTKIT_EMULATE
-  emulator::store_shared(to, &x, sizeof x, GISTKIT_HERE);
-#else
+GISTKIT_DEVICE void store_shared_word(uint32_t to, uint32_t x) {
   asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(to), "r"(x) : "memory");
-#endif
 }
 
-GISTKIT_DEVICE float2 load_shared_float2(uint32_t from GISTKIT_CALLER) {
+GISTKIT_DEVICE float2 load_shared_float2(uint32_t from) {
   float2 pair;
-#ifdef GISTKIT_EMULATE
-  emulator::load_shared(&pair, from, sizeof pair, GISTKIT_HERE);
-#else
   asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];\n" : "=f"(pair.x), "=f"(pair.y) : "r"(from) : "memory");
-#endif
   return pair;
 }
 
-GISTKIT_DEVICE uint2 load_shared_uint2(uint32_t from GISTKIT_CALLER) {
+GISTKIT_DEVICE uint2 load_shared_uint2(uint32_t from) {
   uint2 pair;
-#ifdef GISTKIT_EMULATE
-  emulator::load_shared(&pair, from, sizeof pair, GISTKIT_HERE);
-#else
   asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];\n" : "=r"(pair.x), "=r"(pair.y) : "r"(from) : "memory");
-#endif
   return pair;
 }
 
 // ---- global memory between blocks
 
 // What was written before the `add_release` whose sum this reads is visible from here on.
-GISTKIT_DEVICE int load_acquire(const int* from GISTKIT_CALLER) {
-#ifdef GISTKIT_EMULATE
-  return emulator::load_acquire(from, GISTKIT_HERE);
-#else
+GISTKIT_DEVICE int load_acquire(const int* from) {
   int x;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n" : "=r"(x) : "l"(from) : "memory");
   return x;
-#endif
 }
 
-GISTKIT_DEVICE void add_release(int* to, int x GISTKIT_CALLER) {
-#ifdef GISTKIT_EMULATE
-  emulator::add_release(to, x, GISTKIT_HERE);
-#else
+GISTKIT_DEVICE void add_release(int* to, int x) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;\n" ::"l"(to), "r"(x) : "memory");
-#endif
 }
 
 // ---- wgmma: products of a warpgroup that run on while it does other things
 
-// An operand in shared memory as `tensor_load` writes it: rows of 128 bytes with the 128-byte swizzle, groups of 8 rows
-// one after the other, the first at a multiple of 1024. Where k is contiguous, rows are along m or n, `lead` is not
-// used, and 16 more of k are 32 bytes on. Transposed, m or n is contiguous, rows are along k, 64 more columns lie
-// `lead` bytes on, and 16 more of k 2048. This is the lower half of the descriptor; the upper one is constant, so that
-// steps are additions of 32 bits, of bytes / 16.
-GISTKIT_DEVICE uint32_t wgmma_operand(uint32_t address, uint32_t lead) {
-  return (address & 0x3ffff) >> 4 | ((lead & 0x3ffff) >> 4) << 16;
-}
-
-GISTKIT_DEVICE uint64_t wgmma_descriptor(uint32_t operand) {
-  constexpr uint32_t kSwizzle128 = 1u << 30, kGroupStride = 1024 >> 4;
-  return uint64_t{kSwizzle128 | kGroupStride} << 32 | operand;
-}
-
 // Orders what this warp did to registers before the wgmma that follow: before the first of a batch.
-GISTKIT_DEVICE void wgmma_fence(GISTKIT_ONLY_CALLER) {
-#ifdef GISTKIT_EMULATE
-  emulator::wgmma_fence(GISTKIT_HERE);
-#else
+GISTKIT_DEVICE void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory");
-#endif
 }
 
 // Ends a group of this warp's wgmma.
-GISTKIT_DEVICE void wgmma_commit(GISTKIT_ONLY_CALLER) {
-#ifdef GISTKIT_EMULATE
-  emulator::wgmma_commit(GISTKIT_HERE);
-#else
+GISTKIT_DEVICE void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");
-#endif
 }
 
 // Until at most the N newest groups are under way. Before, their sums and A's registers may not be touched.
 template <int N>
-GISTKIT_DEVICE void wgmma_wait(GISTKIT_ONLY_CALLER) {
-#ifdef GISTKIT_EMULATE
-  emulator::wgmma_wait(N, GISTKIT_HERE);
-#else
+GISTKIT_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(N) : "memory");
-#endif
 }
 
 // Keeps the compiler from moving uses of registers across this place: after a wait, and on registers that were written
 // before a fence. No instruction.
 template <int kCount>
-GISTKIT_DEVICE void hold(float (&x)[kCount] GISTKIT_CALLER) {
-#ifdef GISTKIT_EMULATE
-  emulator::hold(x, sizeof x, GISTKIT_HERE);
-#else
+GISTKIT_DEVICE void hold(float (&x)[kCount]) {
   GISTKIT_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(x[i]));
-#endif
 }
 template <int kCount>
-GISTKIT_DEVICE void hold(uint32_t (&x)[kCount] GISTKIT_CALLER) {
-#ifdef GISTKIT_EMULATE
-  emulator::hold(x, sizeof x, GISTKIT_HERE);
-#else
+GISTKIT_DEVICE void hold(uint32_t (&x)[kCount]) {
   GISTKIT_UNROLL
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(x[i]));
-#endif
 }
 
 #define GISTKIT_SUMS_8(i)                                                                                     \
@@ -417,11 +262,7 @@ struct Wgmma {
   static_assert(kN == 64 || kN == 128);
   static constexpr bool kBFloat16 = kIsBFloat16<T>;
 
-  GISTKIT_DEVICE static void shared_a(float (&d)[kN / 2], uint64_t a, uint64_t b, int accumulate GISTKIT_CALLER) {
-#ifdef GISTKIT_EMULATE
-    const emulator::Product product{kN, kBFloat16, kTransposeA != 0, kTransposeB != 0, accumulate != 0, a, b};
-    emulator::wgmma(d, nullptr, product, GISTKIT_HERE);
-#else
+  GISTKIT_DEVICE static void shared_a(float (&d)[kN / 2], uint64_t a, uint64_t b, int accumulate) {
     if constexpr (kN == 64 && kBFloat16) {
       GISTKIT_WGMMA_SHARED(64, bf16, 32, "%32, %33, p, 1, 1, %35, %36", "%34");
     } else if constexpr (kN == 64) {
@@ -431,17 +272,11 @@ struct Wgmma {
     } else {
       GISTKIT_WGMMA_SHARED(128, f16, 64, "%64, %65, p, 1, 1, %67, %68", "%66");
     }
-#endif
   }
 
   // a: four registers, which stay as they are until the product has been waited for.
-  GISTKIT_DEVICE static void register_a(float (&d)[kN / 2], const uint32_t* a, uint64_t b,
-                                        int accumulate GISTKIT_CALLER) {
+  GISTKIT_DEVICE static void register_a(float (&d)[kN / 2], const uint32_t* a, uint64_t b, int accumulate) {
     static_assert(kTransposeA == 0);
-#ifdef GISTKIT_EMULATE
-    const emulator::Product product{kN, kBFloat16, false, kTransposeB != 0, accumulate != 0, 0, b};
-    emulator::wgmma(d, a, product, GISTKIT_HERE);
-#else
     if constexpr (kN == 64 && kBFloat16) {
       GISTKIT_WGMMA_REGISTER(64, bf16, 32, "{%32,%33,%34,%35}, %36, p, 1, 1, %38", "%37");
     } else if constexpr (kN == 64) {
@@ -451,7 +286,6 @@ struct Wgmma {
     } else {
       GISTKIT_WGMMA_REGISTER(128, f16, 64, "{%64,%65,%66,%67}, %68, p, 1, 1, %70", "%69");
     }
-#endif
   }
 };
 

@@ -1,21 +1,12 @@
 // Maps of tensors for Hopper's copies of boxes, made on the host and handed to kernels in their params.
 #pragma once
-#ifndef GISTKIT_EMULATE
 #include <cuda.h>
-#endif
+#include <cuda_runtime.h>
 
 #include "common/attention.h"
-#include "cuda/core/runtime.h"
 
 namespace gistkit::cuda {
 
-#ifdef GISTKIT_EMULATE
-using TensorMap = emulator::TensorMap;
-
-inline bool can_encode_tensor_maps() {
-  return true;
-}
-#else
 using TensorMap = CUtensorMap;
 
 // The driver's function, which is found when the program runs: the library is not linked to the driver. Null where
@@ -41,7 +32,6 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
 inline bool can_encode_tensor_maps() {
   return tensor_map_encoder() != nullptr;
 }
-#endif
 
 // A map of [batch, heads, length, dim] whose boxes are 64 columns of `box_rows` rows, with the 128-byte swizzle: what a
 // box has beyond dim or length is zeros. False where the hardware or the driver cannot: for elements that do not have
@@ -62,10 +52,6 @@ inline bool encode_tensor_map(TensorMap* map, DType dtype, const ConstRows& rows
     if (stride < kAligned || stride >= kMostStride || stride % kAligned) return false;
     strides[i - 1] = static_cast<uint64_t>(stride);
   }
-#ifdef GISTKIT_EMULATE
-  *map = emulator::tensor_map(rows.data, sizes, strides, box_rows);
-  return true;
-#else
   const cuuint64_t encoded_sizes[4] = {sizes[0], sizes[1], sizes[2], sizes[3]};
   const cuuint64_t encoded_strides[3] = {strides[0], strides[1], strides[2]};
   const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(box_rows), 1, 1}, every[4] = {1, 1, 1, 1};
@@ -74,7 +60,6 @@ inline bool encode_tensor_map(TensorMap* map, DType dtype, const ConstRows& rows
   return encode && encode(map, type, 4, const_cast<char*>(rows.data), encoded_sizes, encoded_strides, box, every,
                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-#endif
 }
 
 }  // namespace gistkit::cuda

@@ -1,8 +1,9 @@
 // Means over windows of tokens on the device. All pointers in the params are device pointers; offsets that descend or
 // leave the tokens are cut off.
 #pragma once
+#include <cuda_runtime.h>
+
 #include "common/pool.h"
-#include "cuda/core/runtime.h"
 
 namespace gistkit::cuda {
 

@@ -1,7 +1,8 @@
 // Rotary position embedding on the device. All pointers in the params are device pointers.
 #pragma once
+#include <cuda_runtime.h>
+
 #include "common/rope.h"
-#include "cuda/core/runtime.h"
 
 namespace gistkit::cuda {
 

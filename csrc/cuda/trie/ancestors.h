@@ -2,8 +2,9 @@
 // ancestors that are no key are passed over, entries and offsets that leave the queries cut off. `grad_scores` becomes
 // the gradient by the products of queries and keys, so with the scale.
 #pragma once
+#include <cuda_runtime.h>
+
 #include "common/trie.h"
-#include "cuda/core/runtime.h"
 
 namespace gistkit::cuda {
 

@@ -1,7 +1,8 @@
 // gelu of scaled rows and a bias on the device. All pointers in the params are device pointers.
 #pragma once
+#include <cuda_runtime.h>
+
 #include "common/trie.h"
-#include "cuda/core/runtime.h"
 
 namespace gistkit::cuda {
 

@@ -1,8 +1,9 @@
 // Mixtures of table rows along the paths of a trie's nodes, on the device. All pointers in the params are device
 // pointers; symbols outside of the table are passed over, entries and offsets outside of the trie cut off.
 #pragma once
+#include <cuda_runtime.h>
+
 #include "common/trie.h"
-#include "cuda/core/runtime.h"
 
 namespace gistkit::cuda {
 

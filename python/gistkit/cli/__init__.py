@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from gistkit._messages import one_line
 from gistkit._signals import terminable
-from gistkit.cli import ask, compress, demo, evaluate, info, judge, lm_eval, nuggets, serve, study, train, view
+from gistkit.cli import ask, compress, evaluate, info, judge, lm_eval, nuggets, train, view
 from gistkit.cli.overview import command_map
-from gistkit.options.arguments import Parser
+from gistkit.cli.plugins import add_plugins
+from gistkit.options.arguments import LateParser, Parser
 from gistkit.options.messages import MOST, one_line_warnings, out_of_memory
 
 __all__ = ["main", "parser"]
@@ -21,15 +22,16 @@ EXAMPLES = """\
 example: gistkit demo
          gistkit compress report.txt -o report.gist --model smollm2 --compressor runs/x500
          gistkit COMMAND --help lists a command's options"""
-COMMANDS = (demo, study, train, evaluate, judge, lm_eval, compress, ask, serve, nuggets, view, info)
+COMMANDS = (train, evaluate, judge, lm_eval, compress, ask, nuggets, view, info)
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line of `gistkit`."""
     root = _Map(prog="gistkit", description=DESCRIPTION, epilog=EXAMPLES)
-    commands = root.add_subparsers(metavar="COMMAND", parser_class=study.LateParser)
+    commands = root.add_subparsers(metavar="COMMAND", parser_class=LateParser)
     for command in COMMANDS:
         command.add(commands)
+    add_plugins(commands, "gistkit.commands")
     return root
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from gistkit.cli.answers import Answers, Prompts, source_ids
 from gistkit.cli.dialogue import converse
-from gistkit.cli.memories import named_memories, nearest_memories, readable
+from gistkit.cli.named import named_memories, readable
+from gistkit.cli.plugins import missing, stores
 from gistkit.options.arguments import LAYOUTS, add_command, device, number, path, positive, whole
 from gistkit.options.models import (
     IMAGES,
@@ -120,8 +121,12 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--template: expected a text with {{question}} in it, got {template!r}")
     for name, text in (("--template", template), *(("QUESTION", question) for question in arguments.questions)):
         check_text(name, text)
-    nearest = nearest_memories(arguments, in_terminal, device_name)
-    names, memories = named_memories(arguments) if nearest is None else nearest.any()
+    store = _stores(arguments)
+    nearest = None if store is None else store.nearest_memories(arguments, in_terminal, device_name)
+    if nearest is not None:
+        names, memories = nearest.any()
+    else:
+        names, memories = store.document_memories(arguments) if arguments.documents else named_memories(arguments)
     for name, memory in zip(names, memories, strict=True):
         if memory.batch_size != 1:
             raise ValueError(f"{name}: expected the memory of one text, got {memory.batch_size} rows")
@@ -163,6 +168,16 @@ def _run(arguments: argparse.Namespace) -> int:
             answers.conversation.new()
             answers.answer(question)
     return 0
+
+
+def _stores(arguments: argparse.Namespace) -> Any:
+    """What reads a store, None where MEMORY is a file and nothing is asked of a store."""
+    asked = arguments.documents or arguments.nearest or arguments.embed
+    if not (asked or arguments.memory.is_dir()):
+        return None
+    if (plugin := stores()) is None:
+        raise missing("MEMORY", "apps/serve")
+    return plugin
 
 
 def _text_prompts(tokenizer: Any, template: str, chat: bool) -> Prompts:

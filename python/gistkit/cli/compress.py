@@ -7,13 +7,12 @@ import time
 from array import array
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit._processes import Processes, launched
+from gistkit._processes import launched
+from gistkit.cli.plugins import missing, stores
 from gistkit.options.arguments import add_command, device, path, positive
-from gistkit.options.embedding import HELP, load_embedder
 from gistkit.options.messages import warn
 from gistkit.options.models import (
     add_compressor,
@@ -32,12 +31,10 @@ from gistkit.options.texts import (
     find_sources,
     folder_texts,
     is_picture,
-    read_text,
 )
 
 if TYPE_CHECKING:
     from gistkit.compress import Compressor, Memory
-    from gistkit.store.store import Entry
 
 EXAMPLES = """\
 example: gistkit compress report.txt -o report.gist
@@ -74,7 +71,8 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--embed", metavar="MODEL", help="adds the store's documents to an index of vectors, by which gistkit ask "
-        f"--embed MODEL finds the nearest to a question: {HELP}",
+        "--embed MODEL finds the nearest to a question: a model of sentence-transformers, a folder or a name on the "
+        "Hugging Face hub",
     )  # fmt: skip
     add_model(parser)
     add_memory_dtype(parser)
@@ -91,7 +89,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None and str(arguments.out) == STDIN:
         check_file("-o", arguments.out)
     if (documents := _documents(arguments)) is not None:
-        return _store(documents, arguments, processes, device_name)
+        if (plugin := stores()) is None:
+            raise missing("-o", "apps/serve")
+        return int(plugin.compress_folder(documents, arguments, processes, device_name))
     if arguments.index or arguments.embed is not None:
         option = "--index" if arguments.index else "--embed"
         raise ValueError(f"{option}: expected a folder of texts and -o for a store of them, got other texts")
@@ -141,55 +141,6 @@ def _documents(arguments: argparse.Namespace) -> dict[str, Path] | None:
     return None if any(is_picture(path) for path in documents.values()) else documents
 
 
-def _store(documents: dict[str, Path], arguments: argparse.Namespace, processes: Processes, device_name: str) -> int:
-    """Compresses the documents that the store does not have, this process's share of them."""
-    from tqdm import tqdm
-
-    from gistkit.store import Document, compress_documents, index_documents
-    from gistkit.store.nearest import word_counter
-
-    if arguments.index:
-        # What is missing is told before the work.
-        word_counter()
-    embedder = None if arguments.embed is None else load_embedder(arguments.embed, device_name)
-    texts = [Document(name, path.stat().st_size, partial(read_text, path)) for name, path in documents.items()]
-    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
-    compressor = chosen_compressor(arguments, model)
-    compressor.tokenizer = tokenizer
-    start = time.perf_counter()
-    seen: list[Entry] = []
-    share = len(processes.share(texts))
-    with tqdm(total=share, desc="compress", unit="document", disable=not processes.is_first) as bar:
-
-        def count(entries: Sequence[Entry]) -> None:
-            seen.extend(entries)
-            bar.update(len(entries))
-
-        new = compress_documents(
-            compressor, tokenizer, texts, arguments.out, batch_tokens=arguments.batch_tokens,
-            part=processes.index, parts=processes.count, on_batch=count,
-            dtype=memory_dtype(arguments.memory_dtype, model),
-        )  # fmt: skip
-    ways = [None] if arguments.index else []
-    for embed in ways if embedder is None else [*ways, embedder.documents]:
-        name = "index" if embed is None else "embed"
-        with tqdm(total=share, desc=name, unit="document", disable=not processes.is_first) as bar:
-            index_documents(
-                arguments.out, texts, embed=embed, part=processes.index, parts=processes.count, on_file=bar.update
-            )
-    total = Total("text", compressor.title)
-    total.grown = [entry.name for entry in seen if entry.memory_tokens > entry.tokens]
-    tokens, memory_tokens = sum(entry.tokens for entry in seen), sum(entry.memory_tokens for entry in seen)
-    who = f"process {processes.index} of {processes.count}: " if processes.count > 1 else ""
-    print(
-        f"{who}{len(seen)} documents in {arguments.out}, {new} of them new: {tokens} tokens to {memory_tokens} "
-        f"memory tokens ({compressor.title}); {size(sum(entry.nbytes for entry in seen))}; "
-        f"{time.perf_counter() - start:.1f} s"
-    )
-    total.warn_of_growth(compressor)
-    return 0
-
-
 def _text_memories(
     rows: Sequence[array[int]], compressor: Compressor, batch_tokens: int
 ) -> Generator[tuple[int, int, Memory]]:
@@ -197,7 +148,7 @@ def _text_memories(
     import torch
     from tqdm import tqdm
 
-    from gistkit.store.documents import batches
+    from gistkit.compress.tokens import batches
 
     with torch.no_grad(), tqdm(total=sum(map(len, rows)), desc="compress", unit="token", unit_scale=True) as bar:
         for batch in batches([len(row) for row in rows], batch_tokens):

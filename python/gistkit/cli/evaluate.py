@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gistkit._processes import Processes, launched
+from gistkit.cli import against
 from gistkit.options.arguments import add_command, add_questions, device, names, number, path, positive
 from gistkit.options.endpoints import add_endpoint, chosen_endpoint
 from gistkit.options.messages import warn
@@ -33,7 +34,8 @@ example: accelerate launch --num_processes 4 -m gistkit.cli evaluate --model ./l
 example: gistkit evaluate --model ./llama --compressor runs/qa/compressor --questions dev.jsonl \\
              --judge http://localhost:8000/v1 --judge-model grader
 example: gistkit evaluate --model ./llama --questions dev.jsonl --written-ratio 5 \\
-             --writer http://localhost:8000/v1 --writer-model large"""
+             --writer http://localhost:8000/v1 --writer-model large
+example: gistkit evaluate --against presses --model smollm2 --ratios 4 --by kvzip,key_diff --out runs/presses.jsonl"""
 
 CONTEXT = 510
 # The options of a writer that are None by default.
@@ -109,6 +111,7 @@ def add(commands: Any) -> None:
     fields = "{question}, {reference}, {answer} and perhaps {context}"
     add_endpoint(parser.add_argument_group("judge of answers"), "judge", "scores answers", fields)
     _add_writer(parser.add_argument_group("writer of shortened contexts"))
+    against.add(parser.add_argument_group("beside selections that need no training"))
     parser.add_argument("--trained-on", metavar="NAME", help="the compressor's training set, for gistkit view matrix")
     parser.add_argument("--tested-on", metavar="NAME", help="the set that is measured here, for the same")
     parser.add_argument(
@@ -138,6 +141,8 @@ def _add_writer(group: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     check_file("--out", arguments.out)
+    if against.asked(arguments):
+        return against.run(arguments)
     if any(getattr(arguments, name) is not None for name in WRITER) or arguments.cut:
         return _written(arguments)
     if arguments.questions is None and arguments.split == "train":

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 GROUPS: Mapping[str, Sequence[str]] = {
     "try": ("demo",),
     "studies: the papers' experiments": ("study",),
-    "train and use a compressor": ("train", "evaluate", "judge", "lm-eval", "compress", "ask", "serve"),
+    "train and use a compressor": ("train", "evaluate", "judge", "lm-eval", "compress", "ask", "serve", "export"),
     "look": ("view", "nuggets", "info"),
 }
 WIDTH = 100

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gistkit.cli import view_attention, view_curves, view_layout, view_matrix, view_results
+from gistkit.cli import view_attention, view_curves, view_layout, view_matrix
+from gistkit.cli.plugins import add_plugins
 
 
 def add(commands: Any) -> None:
@@ -15,6 +16,6 @@ def add(commands: Any) -> None:
     kinds = view.add_subparsers(required=True, metavar="KIND")
     view_layout.add(kinds)
     view_attention.add(kinds)
-    view_results.add(kinds)
+    add_plugins(kinds, "gistkit.view")
     view_matrix.add(kinds)
     view_curves.add(kinds)

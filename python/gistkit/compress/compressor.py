@@ -682,6 +682,13 @@ class Compressor(nn.Module, ABC):
             if parameter.requires_grad and (belongs or not name.startswith("model.")):
                 yield name, parameter
 
+    def print_trainable_parameters(self) -> None:
+        """Prints how many parameters train, of how many, in one line as PEFT's models do."""
+        trained = {id(parameter): parameter.numel() for _, parameter in self.trainable()}
+        total = sum(parameter.numel() for parameter in self.parameters())
+        count = sum(trained.values())
+        print(f"trainable params: {count:,} || all params: {total:,} || trainable%: {100 * count / total:.4f}")
+
     def _thaw(self) -> None:
         """Undoes what PEFT's `set_adapter` and `disable_adapter` do for a user's adapter: they freeze all others."""
         if self.adapters is None or not self.adapters.frozen:
@@ -744,10 +751,10 @@ class Compressor(nn.Module, ABC):
         return join(self, memories)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes what training changed: safetensors, the PEFT adapter, and compressor.json with the settings.
+        """Writes what training changed: safetensors, the PEFT adapter, compressor.json with the settings, and a card.
 
-        The tokenizer is written too where one is set or has been used. Each adapter is a folder that
-        `peft.PeftModel.from_pretrained` reads.
+        A card that the folder has stays. The tokenizer is written too where one is set or has been used. Each adapter
+        is a folder that `peft.PeftModel.from_pretrained` reads.
         """
         save_compressor(self, Path(folder))
 

@@ -26,6 +26,7 @@ from gistkit._checks import POSITIONS
 from gistkit._files import read_json, read_tensors, replacing_files, write_tensors, write_text
 from gistkit._messages import one_line, shown
 from gistkit.compress.folder import (
+    ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     check_adapters,
     check_name,
@@ -59,7 +60,7 @@ _FETCHED = ("*.json", "*.safetensors", "*.md", "*.jinja")
 
 
 def save_compressor(compressor: Any, folder: Path, fingerprints: tuple[str, str] | None = None) -> None:
-    """Writes compressor.json, compressor.safetensors, the adapters or, without LoRA, the model, and the tokenizer.
+    """Writes compressor.json, compressor.safetensors, the adapters or, without LoRA, the model, tokenizer and card.
 
     The tokenizer is written where one is set or has been used.
 
@@ -71,6 +72,7 @@ def save_compressor(compressor: Any, folder: Path, fingerprints: tuple[str, str]
     size = sum(parameter.nbytes for _, parameter in compressor.trainable())
     with replacing_files(folder, size) as partial:
         _write(compressor, partial, fingerprints)
+        write_text(partial / CARD, _own_card(folder) or model_card(compressor, folder.name))
 
 
 def base_fingerprints(compressor: Any) -> tuple[str, str]:
@@ -90,6 +92,8 @@ def _write(compressor: Any, folder: Path, fingerprints: tuple[str, str] | None) 
     else:
         names = list(adapters.names.values())
         adapters.peft.save_pretrained(str(folder), selected_adapters=names, save_embedding_layers=False)
+        for name in names:
+            _without_place(folder / name / ADAPTER_CONFIG, compressor.model)
     if compressor._tokenizer is not None:
         compressor._tokenizer.save_pretrained(str(folder / TOKENIZER))
         if not (folder / TOKENIZER / "tokenizer.json").is_file():
@@ -114,6 +118,13 @@ def _write(compressor: Any, folder: Path, fingerprints: tuple[str, str] | None) 
         "trained_length": compressor.trained_length,
     }
     write_text(folder / SETTINGS, json.dumps(settings, indent=2) + "\n")
+
+
+def _without_place(path: Path, model: Any) -> None:
+    """Puts the base model's name into an adapter's configuration, where PEFT writes its place on this disk."""
+    settings = json.loads(path.read_text())
+    settings["base_model_name_or_path"] = hf.identity(model)["name"]
+    write_text(path, json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
 def load_compressor(cls: type[Any], folder: Path, model: PreTrainedModel | None, allow_regex: bool = False) -> Any:
@@ -202,13 +213,24 @@ def push_compressor(compressor: Any, name: str, home: Path | None, private: bool
     """See `Compressor.push_to_hub`; `home` is the folder that the compressor was read from."""
     with TemporaryDirectory() as folder:
         save_compressor(compressor, Path(folder))
-        own = None if home is None else home / CARD
-        card = own.read_text("utf-8") if own is not None and own.is_file() else model_card(compressor, name)
+        card = None if home is None else _own_card(home)
+        if card is None or home is None:
+            card = model_card(compressor, name)
+        else:
+            # What a reader copies has to name the repository, not the folder.
+            card = card.replace(f"# {home.name}\n", f"# {name}\n").replace(f'("{home.name}"', f'("{name}"')
         write_text(Path(folder) / CARD, card)
         api = HfApi(token=options.pop("token", None))
         repository = api.create_repo(name, private=private, exist_ok=True)
         api.upload_folder(repo_id=repository.repo_id, folder_path=folder, **options)
     return str(repository)
+
+
+def _own_card(folder: Path) -> str | None:
+    """The card that somebody wrote into a folder; None where there is none, or PEFT's form with nothing filled in."""
+    card = folder / CARD
+    text = card.read_text("utf-8") if card.is_file() else ""
+    return None if not text or "[More Information Needed]" in text else text
 
 
 def model_card(compressor: Any, name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -234,3 +234,12 @@ def check_rows(name: str, rows: Rows, batch_size: int) -> None:
     """Refuses texts whose number of rows differs from the memory's."""
     if rows.batch_size != batch_size:
         raise ValueError(f"{name}: expected {batch_size} rows as the memory has, got {rows.batch_size}")
+
+
+def batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
+    """Indices of rows of similar length, longest first, at most `limit` tokens with padding in each batch."""
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    while order:
+        size = max(1, limit // max(lengths[order[0]], 1))
+        yield order[:size]
+        order = order[size:]

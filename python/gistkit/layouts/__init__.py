@@ -69,3 +69,7 @@ def __getattr__(name: str) -> Any:
     if name != "DigitTrie":
         raise AttributeError(f"module 'gistkit.layouts' has no attribute {name!r}")
     return import_module("gistkit.nn.seqpe.trie").DigitTrie
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

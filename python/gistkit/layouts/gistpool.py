@@ -62,7 +62,7 @@ def gistpool(
 
     The paper's Table 10 has all sixteen choices at 1 and 5 windows; what it calls GistPool at 5x (Table 3) has the
     figures of its row with memory_sees_memory, memory_sees_itself and memory_sees_bos, as far as its columns are known.
-    The tables of `gistkit.tables` have that mask, and gistpool-10 has all.
+    The lab's tables of the paper have that mask, and gistpool-10 has all.
 
     Paper: Long Context In-Context Compression by Getting to the Gist of Gisting (GistPool), Section 5.3, Table 10.
     """

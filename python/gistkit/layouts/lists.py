@@ -15,7 +15,7 @@ from gistkit._compiled import planner as _planner
 # Rows of queries and keys of a tile (csrc/common/attention.h).
 TILE_QUERIES, TILE_KEYS = 128, 64
 # A GPU makes lists itself up to so many tiles of the grid, which is the memory that entries take there, and so many
-# lists of a side, in which the work of their order is quadratic. csrc/glue/attention.cpp has the same bounds.
+# lists of a side, in which the work of their order is quadratic. csrc/glue/cuda/tile_rows.h has the same bounds.
 MOST_TILES, MOST_LISTS = 2**24, 2**17
 
 
@@ -28,7 +28,7 @@ class TileLists:
         version: of `of` when they were made: a change in place makes lists worthless. None where none is counted.
         spans: int32 like `of`, in order, merged and within the keys.
         tiles: int32 [1 or 2, width]: lists of key tiles of query tiles, then of query tiles of key tiles, which
-            gradients need (csrc/glue/attention.cpp says how they lie in a row).
+            gradients need (csrc/glue/cuda/tile_rows.h says how they lie in a row).
         stream: the CUDA stream that makes them; only work on it may rely on them. None: any stream that may read `of`.
     """
 

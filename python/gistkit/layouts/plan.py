@@ -81,6 +81,25 @@ class Plan:
                 raise ValueError("positions: expected finite values, got NaN or infinity")
         return cls(spans, num_keys, positions)
 
+    def __repr__(self) -> str:
+        """Three lines: sizes, the rows of each role, and position IDs."""
+        batch, queries, spans, _ = self.spans.shape
+        rows = "any batch" if batch == 1 else f"a batch of {batch}"
+        windows = f", windows of {', '.join(map(str, self.windowed))}" if self.windowed else ""
+        roles = ", ".join(f"{role.name} {rows.start}:{rows.stop}" for role, rows in (self.slices or {}).items())
+        order = "logical order" if self.order is None else "physical order"
+        positions = "none"
+        if self.positions is not None and self.positions.numel():
+            values = self.positions
+            # Values on a GPU would have to be waited for.
+            ends = f"{values.min().item():g}..{values.max().item():g}, " if _gpu.has_values(values) else ""
+            positions = f"{ends}{values.dtype}".replace("torch.", "")
+        return (
+            f"Plan: {queries} queries, {self.num_keys} keys, up to {spans} spans a query, for {rows}{windows}\n"
+            f"  rows       {f'{roles}, in ' if roles else ''}{order}\n"
+            f"  positions  {positions}, on {self.spans.device}"
+        )
+
     @property
     def num_queries(self) -> int:
         """Number of query rows Nq."""

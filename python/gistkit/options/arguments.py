@@ -24,6 +24,25 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {one_line(message, MOST)}; {self.prog} --help lists the options\n")
 
 
+class LateParser(Parser):
+    """A parser that gets its arguments when it is used, because loading them takes seconds."""
+
+    fill: Any = None
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        self._fill_once()
+        return super().parse_known_args(*args, **kwargs)
+
+    def format_help(self) -> str:
+        self._fill_once()
+        return super().format_help()
+
+    def _fill_once(self) -> None:
+        fill, self.fill = self.fill, None
+        if fill is not None:
+            fill(self)
+
+
 def add_command(commands: Any, name: str, run: Any, purpose: str, examples: str) -> argparse.ArgumentParser:
     """A command with its help: one line of purpose, and at least one example at the end."""
     parser = commands.add_parser(

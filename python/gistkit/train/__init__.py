@@ -122,3 +122,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'gistkit.train' has no attribute {name!r}")
     return getattr(import_module(f"gistkit.train.{_LATER[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

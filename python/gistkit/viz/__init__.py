@@ -17,9 +17,8 @@ from gistkit.viz.gallery import draw_gallery
 from gistkit.viz.layout import draw_layout
 from gistkit.viz.learned_positions import draw_position_similarity, draw_relative_bias
 from gistkit.viz.nuggets import draw_attention_to_nuggets, draw_bleu_by_length, draw_perplexity, draw_token_types
-from gistkit.viz.pooling import draw_gist_attention
+from gistkit.viz.presses import draw_presses
 from gistkit.viz.seqpe import draw_grid_similarity, draw_similarity
-from gistkit.viz.studies import draw_loss_curves
 from gistkit.viz.text import draw_text, text_html, text_page
 
 __all__ = [
@@ -28,14 +27,13 @@ __all__ = [
     "draw_attention_to_nuggets",
     "draw_bleu_by_length",
     "draw_gallery",
-    "draw_gist_attention",
     "draw_grid_similarity",
     "draw_layout",
-    "draw_loss_curves",
     "draw_memory_attention",
     "draw_memory_map",
     "draw_perplexity",
     "draw_position_similarity",
+    "draw_presses",
     "draw_relative_bias",
     "draw_similarity",
     "draw_text",

@@ -7,8 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from gistkit.viz.studies import OTHER_STYLES
-from gistkit.viz.style import Picture, tidy
+from gistkit.viz.style import OTHER_STYLES, Picture, tidy
 
 
 def draw_training_curves(

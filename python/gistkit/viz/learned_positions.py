@@ -8,8 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
-from gistkit.viz.studies import OTHER_STYLES
-from gistkit.viz.style import FigureOrAxes, axes_of, tidy
+from gistkit.viz.style import OTHER_STYLES, FigureOrAxes, axes_of, tidy
 
 
 def draw_position_similarity(

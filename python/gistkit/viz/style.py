@@ -50,6 +50,17 @@ LAYOUT_STYLE: dict[str, dict[str, Any]] = {
     "epl": {"color": COLOURS["blue"], "linestyle": "-", "marker": "o"},
     "cpl": {"color": COLOURS["green"], "linestyle": ":", "marker": "D"},
 }
+# For settings that are not layouts, in their order.
+OTHER_STYLES: tuple[dict[str, Any], ...] = (
+    {"color": COLOURS["blue"], "linestyle": "-", "marker": "o"},
+    {"color": COLOURS["red"], "linestyle": "--", "marker": "s"},
+    {"color": COLOURS["orange"], "linestyle": ":", "marker": "D"},
+    {"color": COLOURS["sky"], "linestyle": "-.", "marker": "^"},
+    {"color": COLOURS["black"], "linestyle": "--", "marker": "v"},
+    {"color": COLOURS["green"], "linestyle": ":", "marker": "P"},
+    {"color": COLOURS["purple"], "linestyle": "-", "marker": "X"},
+    {"color": COLOURS["grey"], "linestyle": "--", "marker": "*"},
+)
 
 
 def tidy(axes: Axes) -> None:

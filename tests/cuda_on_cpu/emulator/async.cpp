@@ -334,15 +334,6 @@ void mbarrier_wait(uint32_t address, uint32_t parity, Site site) {
   if (block.launch->checked) learn(block.warps[me->warp], barrier.released);
 }
 
-TensorMap tensor_map(const char* data, const uint64_t* sizes, const uint64_t* strides, int box_rows) {
-  TensorMap map{};
-  map.data = const_cast<char*>(data);
-  memcpy(map.sizes, sizes, sizeof map.sizes);
-  memcpy(map.strides, strides, sizeof map.strides);
-  map.box_rows = box_rows;
-  return map;
-}
-
 void tensor_load(uint32_t to, const TensorMap* map, uint32_t barrier, Place place, Site site) {
   start_load(of_box(Transfer::kTensorLoad, to, map, place, site), barrier);
 }

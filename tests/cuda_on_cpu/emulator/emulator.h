@@ -1,4 +1,4 @@
-// What kernels call when they run on the CPU: the emulator's interface to cuda.h, platform.cuh and ptx.cuh.
+// What kernels call when they run on the CPU: the emulator's interface to the headers in include/.
 //
 // All of it is out of line: kernels may be instrumented, the emulator is not.
 #pragma once
@@ -34,6 +34,12 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute which, in
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaDeviceSynchronize();
+cudaError_t cudaGetLastError();
+enum cudaDriverEntryPointQueryResult : int { cudaDriverEntryPointSuccess = 0, cudaDriverEntryPointSymbolNotFound = 1 };
+enum cudaDriverEntryPointFlags : int { cudaEnableDefault = 0 };
+// Knows cuTensorMapEncodeTiled.
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version, int flags,
+                                             cudaDriverEntryPointQueryResult* result);
 const char* cudaGetErrorString(cudaError_t error);
 
 namespace gistkit::emulator {
@@ -99,7 +105,6 @@ struct alignas(64) TensorMap {
   int box_rows;
 };
 static_assert(sizeof(TensorMap) == 128);
-TensorMap tensor_map(const char* data, const uint64_t* sizes, const uint64_t* strides, int box_rows);
 struct Place {
   int of[4];  // a column, a row, a head, a batch row
 };

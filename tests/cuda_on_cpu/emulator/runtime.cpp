@@ -4,6 +4,8 @@
 #include <mutex>
 #include <set>
 
+#include <cuda.h>
+
 #include "emulator/state.h"
 
 namespace gistkit::emulator {
@@ -93,6 +95,29 @@ cudaError_t cudaStreamSynchronize(cudaStream_t) {
 cudaError_t cudaDeviceSynchronize() {
   count_call("cudaDeviceSynchronize");
   return cudaSuccess;
+}
+
+cudaError_t cudaGetLastError() {
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, int,
+                                             cudaDriverEntryPointQueryResult* result) {
+  const bool known = std::strcmp(name, "cuTensorMapEncodeTiled") == 0;
+  *function = known ? reinterpret_cast<void*>(&cuTensorMapEncodeTiled) : nullptr;
+  *result = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  return cudaSuccess;
+}
+
+CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t, void* data, const cuuint64_t* sizes,
+                                const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t*,
+                                CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                                CUtensorMapFloatOOBfill) {
+  *map = {static_cast<char*>(data),
+          {sizes[0], sizes[1], sizes[2], sizes[3]},
+          {strides[0], strides[1], strides[2]},
+          static_cast<int>(box[1])};
+  return CUDA_SUCCESS;
 }
 
 extern "C" {

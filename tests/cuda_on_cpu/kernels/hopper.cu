@@ -118,7 +118,7 @@ struct TensorKernelParams : TensorCopyParams {
   TensorMap map;
 };
 
-__global__ void GISTKIT_HOPPER_BOUNDS(64) tensor_load_kernel(const GISTKIT_GRID_CONSTANT TensorKernelParams p) {
+__global__ void GISTKIT_HOPPER_BOUNDS(64) tensor_load_kernel(const __grid_constant__ TensorKernelParams p) {
 #if GISTKIT_HOPPER_DEVICE
   GISTKIT_DYNAMIC_SHARED(shared);
   GISTKIT_SHARED(uint64_t, barrier);
@@ -136,7 +136,7 @@ __global__ void GISTKIT_HOPPER_BOUNDS(64) tensor_load_kernel(const GISTKIT_GRID_
 #endif
 }
 
-__global__ void GISTKIT_HOPPER_BOUNDS(64) tensor_store_kernel(const GISTKIT_GRID_CONSTANT TensorKernelParams p) {
+__global__ void GISTKIT_HOPPER_BOUNDS(64) tensor_store_kernel(const __grid_constant__ TensorKernelParams p) {
 #if GISTKIT_HOPPER_DEVICE
   GISTKIT_DYNAMIC_SHARED(shared);
   const int thread = static_cast<int>(threadIdx.x);

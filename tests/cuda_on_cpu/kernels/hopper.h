@@ -1,8 +1,8 @@
 // A small kernel for each instruction of hopper.cuh, as primitives.h has for the others.
 #pragma once
-#include <cstdint>
+#include <cuda_runtime.h>
 
-#include "cuda/core/runtime.h"
+#include <cstdint>
 
 namespace gistkit::cuda {
 

@@ -1,8 +1,8 @@
 // A small kernel with the machinery of attention, to test the emulator with: out = ((q k^T) where visible) v.
 #pragma once
-#include <cstdint>
+#include <cuda_runtime.h>
 
-#include "cuda/core/runtime.h"
+#include <cstdint>
 
 namespace gistkit::cuda {
 

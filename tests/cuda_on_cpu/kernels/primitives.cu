@@ -22,7 +22,7 @@ __global__ void elementwise_kernel(const ElementwiseParams p) {
   const auto take = [&](float2 pair) { low = float_bits(pair.x), high = float_bits(pair.y); };
   switch (p.function) {
     case Function::kAfresh:
-      low = static_cast<uint32_t>(afresh(static_cast<int>(first)));
+      low = static_cast<uint32_t>(opaque(static_cast<int>(first)));
       break;
     case Function::kExp2Fast:
       low = float_bits(exp2_fast(x));

@@ -1,8 +1,8 @@
 // One small kernel for each kind of primitive that the kernels use, for their conformance tests on a CPU and on a GPU.
 #pragma once
-#include <cstdint>
+#include <cuda_runtime.h>
 
-#include "cuda/core/runtime.h"
+#include <cstdint>
 
 namespace gistkit::cuda {
 

@@ -1,8 +1,8 @@
 // Small kernels for tests of the emulator: one that does one thing wrong, one whose bank conflicts are known.
 #pragma once
-#include <cstdint>
+#include <cuda_runtime.h>
 
-#include "cuda/core/runtime.h"
+#include <cstdint>
 
 namespace gistkit::cuda {
 

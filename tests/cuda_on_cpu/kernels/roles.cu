@@ -14,7 +14,7 @@ struct KernelParams : RolesParams {
   TensorMap maps[4];  // query, key, value, out
 };
 
-__global__ void GISTKIT_HOPPER_BOUNDS(256) roles_kernel(const GISTKIT_GRID_CONSTANT KernelParams p) {
+__global__ void GISTKIT_HOPPER_BOUNDS(256) roles_kernel(const __grid_constant__ KernelParams p) {
 #if GISTKIT_HOPPER_DEVICE
   GISTKIT_DYNAMIC_SHARED(memory);
   GISTKIT_SHARED(int, taken);

@@ -1,7 +1,8 @@
 // A small kernel with the roles of attention on Hopper, and what can be wrong with it.
 #pragma once
+#include <cuda_runtime.h>
+
 #include "common/attention.h"
-#include "cuda/core/runtime.h"
 
 namespace gistkit::cuda {
 

@@ -89,7 +89,7 @@ class Select(InPlace):
         lengths, counts = input_rows.lengths, tuple(map(self.kept, input_rows.lengths))
         self.lm.check_positions("input_ids", max(lengths) - 1)
         kind = Whole if self.score.reads_again else Selection
-        keep = kind(lengths, counts, self.score, self.closed, self._frequencies)
+        keep = kind(lengths, counts, self.score, self.closed, self.frequencies)
         out = self.lm.run(
             TEXT,
             inputs_embeds=self.lm.embedded(TEXT, input_rows.ids),
@@ -97,7 +97,7 @@ class Select(InPlace):
             keep=keep,
         )
         if isinstance(keep, Whole):
-            keep.select(self._repetition(input_rows, keep.layers))
+            keep.select(self.repetition(input_rows, keep.layers))
         columns = torch.arange(max(counts))
         count = torch.tensor(counts)[:, None]
         first = 0 if self.closed else torch.tensor(lengths)[:, None] - count
@@ -118,12 +118,13 @@ class Select(InPlace):
         """Refused: a column of the memory is another token in each head."""
         raise ValueError(f"memory: expected one whose tokens stand for parts of the text, got one of {self.method}")
 
-    def _frequencies(self, layer: int) -> Tensor | None:
+    def frequencies(self, layer: int) -> Tensor | None:
+        """Those [R/2] of a layer's RoPE; None where gistkit does not know it."""
         inv_freqs = frequencies_of(decoder_of(self.model))
         return None if inv_freqs is None else inv_freqs[layer]
 
     @torch.no_grad()
-    def _repetition(self, rows: Rows, layers: Layers) -> list[dict[int, Tensor]]:
+    def repetition(self, rows: Rows, layers: Layers) -> list[dict[int, Tensor]]:
         """For each row the scores [Hk, n] of each layer's keys, from passes that repeat the text."""
         score: Any = self.score
         found = []

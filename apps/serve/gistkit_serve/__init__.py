@@ -1,0 +1,1 @@
+"""The server of memories, and the stores of many."""

@@ -1,0 +1,192 @@
+"""`gistkit serve`: a server that compresses texts once and answers questions about them in OpenAI's chat format."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import socket
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from gistkit.options.arguments import add_command, device, number, path, positive, whole
+from gistkit.options.models import (
+    add_compressor,
+    add_memory_dtype,
+    add_model,
+    chosen_compressor,
+    load_model,
+    memory_dtype,
+)
+
+EXAMPLES = """\
+example: gistkit serve
+example: gistkit serve --model ./llama --compressor runs/x500 --memories memories/ --port 8080
+example: gistkit serve --memories memories/ --max-memories 1000 --ram 4e9 --disk 5e10 --batch 32"""
+
+
+def add(commands: Any) -> None:
+    """Adds the command."""
+    parser = add_command(
+        commands, "serve", _run, "serve memories over HTTP: compress once, ask often in OpenAI's chat format", EXAMPLES
+    )
+    parser.set_defaults(saved=_saved)
+    parser.add_argument(
+        "--host", default="127.0.0.1",
+        help="address to listen on; there are no keys and no TLS, so that others than this machine should only reach "
+        "it through a proxy that has them (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--port", type=whole(0, 65535), default=8000, help="0: any free one (default: %(default)s)")
+    parser.add_argument(
+        "--memories", type=path, metavar="FOLDER",
+        help="keeps memories there, also for the next start (default: a temporary folder that ends with the server)",
+    )  # fmt: skip
+    add_model(parser)
+    add_memory_dtype(parser)
+    add_compressor(parser)
+    parser.add_argument(
+        "--chat", action="store_true",
+        help="the model's own chat template around questions (default: ### Question: and ### Answer: lines, as in "
+        "training)",
+    )  # fmt: skip
+    limits = parser.add_argument_group("limits")
+    limits.add_argument(
+        "--max-memories", type=positive, default=10000,
+        help="memories; beyond it those not used for longest are removed (default: %(default)s)",
+    )  # fmt: skip
+    limits.add_argument(
+        "--ram", type=number(0), default=1e9, metavar="BYTES",
+        help="of memories in RAM; the others are in their files alone (default: 1e9)",
+    )  # fmt: skip
+    limits.add_argument(
+        "--disk", type=number(1), default=1e10, metavar="BYTES",
+        help="of files; beyond it memories not used for longest are removed (default: 1e10)",
+    )  # fmt: skip
+    limits.add_argument(
+        "--max-text-tokens", type=positive, help="of a text to compress (default: the model's positions)"
+    )
+    limits.add_argument(
+        "--max-new-tokens", type=positive, default=1024, help="of an answer, at most (default: %(default)s)"
+    )
+    limits.add_argument(
+        "--max-body", type=positive, default=2**20, metavar="BYTES", help="of a request (default: %(default)s)"
+    )
+    limits.add_argument(
+        "--timeout", type=number(0.001), default=120, metavar="SECONDS",
+        help="from a request to the end of its answer (default: %(default)s)",
+    )  # fmt: skip
+    limits.add_argument(
+        "--queue", type=positive, default=128, help="requests that wait, more are refused (default: %(default)s)"
+    )
+    limits.add_argument(
+        "--batch", type=positive, default=16, help="questions that are answered together (default: %(default)s)"
+    )
+    limits.add_argument(
+        "--batch-tokens", type=positive, default=16384,
+        help="most tokens of these, with memories, answers and padding (default: %(default)s)",
+    )  # fmt: skip
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    device_name = device(arguments.device)
+
+    from gistkit.ask.turns import chat_turns
+    from gistkit_serve.server import Limits, Shelf, application
+    from gistkit_serve.server.app import LOOPBACK
+    from gistkit_serve.server.running import run
+
+    with ExitStack() as stack:
+        # An address that is taken is told before the model is loaded.
+        listener = stack.enter_context(_listener(arguments.host, arguments.port))
+        model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
+        compressor = chosen_compressor(arguments, model)
+        compressor.tokenizer = tokenizer
+        try:
+            turns = chat_turns(tokenizer) if arguments.chat else None
+        except ValueError as error:
+            raise ValueError(f"--chat: {error}") from error
+        logging.basicConfig(format="gistkit serve: %(message)s", level=logging.WARNING)
+        folder = arguments.memories or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gistkit-serve-")))
+        shelf = Shelf(
+            folder, compressor, most=arguments.max_memories, ram_bytes=int(arguments.ram),
+            disk_bytes=int(arguments.disk), dtype=memory_dtype(arguments.memory_dtype, model),
+        )  # fmt: skip
+        stack.callback(shelf.close)
+        limits = Limits(
+            text_tokens=arguments.max_text_tokens
+            or getattr(compressor.config, "max_position_embeddings", None)
+            or 2**15,
+            new_tokens=arguments.max_new_tokens,
+            batch=arguments.batch,
+            batch_tokens=arguments.batch_tokens,
+            queue=arguments.queue,
+        )
+        name = _name(arguments)
+        app = application(
+            compressor, shelf, name=name, turns=turns, limits=limits, seconds=arguments.timeout,
+            body_bytes=arguments.max_body, hosts=LOOPBACK if _is_loopback(listener) else None,
+        )  # fmt: skip
+        _greet(listener, name, shelf, arguments)
+        run(app, listener, connections=2 * arguments.queue + arguments.batch)
+    return 0
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """A socket that has the address; uvicorn listens on it."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except BaseException:
+            listener.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"--port: expected a free address, got {host} and {port}: {reason}") from error
+    return listener
+
+
+def _is_loopback(listener: socket.socket) -> bool:
+    """Whether other machines cannot reach an address."""
+    host: str = listener.getsockname()[0]
+    return host.startswith("127.") or host == "::1"
+
+
+def _name(arguments: argparse.Namespace) -> str:
+    """What `/v1/models` calls the model."""
+    from gistkit._trained import default_for
+
+    if arguments.compressor is not None:
+        return str(Path(arguments.compressor).name)
+    untrained = arguments.method is not None or default_for(arguments.model) is None
+    return f"{Path(arguments.model).name}-untrained" if untrained else str(default_for(arguments.model))
+
+
+def _greet(listener: socket.socket, name: str, shelf: Any, arguments: argparse.Namespace) -> None:
+    host, port = listener.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    print(f"{name} at {url}, {_kept(arguments)}, {len(shelf)} there; Ctrl-C ends it")
+    print("compress once, then ask with its id as often as you like:")
+    json = "-H 'content-type: application/json'"
+    print(f"""  curl {url}/v1/memories {json} -d '{{"text": "The gate code is 4471."}}'""")
+    print(
+        f"  curl {url}/v1/chat/completions {json} "
+        """-d '{"memory": "ID", "messages": [{"role": "user", "content": "What is the gate code?"}]}'"""
+    )
+    sys.stdout.flush()
+    if not _is_loopback(listener):
+        print("gistkit serve: other machines can reach this address, without keys and without TLS", file=sys.stderr)
+
+
+def _kept(arguments: argparse.Namespace) -> str:
+    return "memories end with it" if arguments.memories is None else f"memories in {arguments.memories}"
+
+
+def _saved(arguments: argparse.Namespace) -> str:
+    if arguments.memories is None:
+        return "its memories are gone, --memories FOLDER keeps them"
+    return f"memories are in {arguments.memories}"

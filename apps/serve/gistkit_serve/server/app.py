@@ -1,0 +1,275 @@
+"""The routes of `gistkit serve`: memories, and chat completions in OpenAI's format over them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from gistkit.ask.turns import Turns
+from gistkit.compress.compressor import Compressor
+from gistkit.compress.tokens import QUESTION
+from gistkit_serve.server.errors import Refused
+from gistkit_serve.server.guard import Guard
+from gistkit_serve.server.requests import ChatBody, TextBody
+from gistkit_serve.server.shelf import Entry, Shelf
+from gistkit_serve.server.worker import Answer, Job, Limits, Question, Sampling, Text, Worker
+
+# Names by which a server on this machine alone is called.
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+def application(
+    compressor: Compressor,
+    shelf: Shelf,
+    *,
+    name: str = "gistkit",
+    turns: Turns | None = None,
+    limits: Limits | None = None,
+    seconds: float = 120.0,
+    body_bytes: int = 2**20,
+    hosts: frozenset[str] | None = LOOPBACK,
+) -> FastAPI:
+    """The ASGI application of `gistkit serve`.
+
+    Args:
+        compressor: with a tokenizer, in eval mode. While the application runs nothing else may use it.
+        shelf: of its memories; it stays open.
+        name: of the model, in `/v1/models`.
+        turns: the text around questions. None: that of training.
+        limits: of sizes and numbers.
+        seconds: from a request to the end of its answer; what takes longer is refused.
+        body_bytes: of a request's body, at most.
+        hosts: names that requests may call this server by; None: any.
+    """
+    limits = limits or Limits()
+    turns = turns or Turns(QUESTION, QUESTION)
+    started = int(time.time())
+
+    @asynccontextmanager
+    async def running(app: FastAPI) -> AsyncIterator[None]:
+        worker = app.state.worker = Worker(compressor, shelf, turns, limits)
+        yield
+        await asyncio.to_thread(worker.close)
+
+    # Its pages of documentation load scripts from a network.
+    app = FastAPI(title="gistkit serve", lifespan=running, docs_url=None, redoc_url=None)
+    app.add_middleware(Guard, most=body_bytes, seconds=seconds, hosts=hosts)
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, error: Refused) -> Response:
+        return _refusal(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        # What is no JSON has a number of bytes for a place.
+        place = "" if first["type"] == "json_invalid" else ".".join(str(part) for part in first["loc"][1:])
+        return _refusal(Refused(400, f"{place or 'body'}: {first['msg']}", place.partition(".")[0] or None))
+
+    @app.exception_handler(HTTPException)
+    async def failed(request: Request, error: HTTPException) -> Response:
+        return _refusal(Refused(error.status_code, str(error.detail)))
+
+    @app.post("/v1/memories", status_code=201)
+    async def add_memory(body: TextBody, request: Request) -> dict[str, Any]:
+        async with _Exchange(request, seconds, lambda tell: Text(tell, body.text)) as exchange:
+            entry: Entry = await exchange.next()
+            return {**_memory(entry), "removed": list(entry.removed)}
+
+    @app.get("/v1/memories")
+    async def list_memories() -> dict[str, Any]:
+        return {"object": "list", "data": [_memory(entry) for entry in reversed(shelf.entries())]}
+
+    @app.get("/v1/memories/{memory}")
+    async def show_memory(memory: str) -> dict[str, Any]:
+        try:
+            return _memory(shelf.entry(memory))
+        except KeyError:
+            raise _unknown(memory) from None
+
+    @app.delete("/v1/memories/{memory}")
+    async def remove_memory(memory: str) -> dict[str, Any]:
+        try:
+            shelf.remove(memory)
+        except KeyError:
+            raise _unknown(memory) from None
+        return {"id": memory, "object": "memory.deleted", "deleted": True}
+
+    @app.post("/v1/chat/completions", response_model=None)
+    async def complete(body: ChatBody, request: Request) -> Response | dict[str, Any]:
+        if body.model not in (None, name):
+            raise Refused(404, f"model: expected {name}, got {body.model[:80]!r}", "model", code="model_not_found")
+        if body.max_tokens > limits.new_tokens:
+            raise Refused(400, f"max_tokens: expected at most {limits.new_tokens}, got {body.max_tokens}", "max_tokens")
+        asked = body.turns()
+        # So near to 0 the likeliest token is all but certain, and logits would overflow.
+        sampling = Sampling(body.temperature, body.top_p, body.seed) if body.temperature >= 1e-3 else Sampling()
+
+        def question(tell: Callable[[Any], None]) -> Question:
+            return Question(tell, body.memory, asked, body.max_tokens, sampling, body.stop, body.stream)
+
+        exchange = _Exchange(request, seconds, question)
+        head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": name}
+        if body.stream:
+            await exchange.__aenter__()
+            try:
+                # What is refused has its status.
+                first = await exchange.next()
+            except BaseException:
+                await exchange.__aexit__()
+                raise
+            events = _events(exchange, first, head, body.stream_options.include_usage)
+            return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        async with exchange:
+            answer: Answer = await exchange.next()
+        message = {"role": "assistant", "content": answer.text}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.reason}
+        return {**head, "object": "chat.completion", "choices": [choice], "usage": _usage(answer)}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {
+            "object": "list",
+            "data": [{"id": name, "object": "model", "created": started, "owned_by": "gistkit"}],
+        }
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        worker: Worker = app.state.worker
+        return {
+            "status": "ok",
+            "memories": len(shelf),
+            "ram_bytes": shelf.ram_bytes,
+            "disk_bytes": shelf.disk_bytes,
+            "waiting": worker.waiting,
+            "running": len(worker.running),
+            "done": worker.done,
+        }
+
+    return app
+
+
+class _Exchange:
+    """A request and what the worker tells of it, as an async context; at its end nobody waits any more."""
+
+    def __init__(self, request: Request, seconds: float, job: Callable[[Callable[[Any], None]], Job]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._told: asyncio.Queue[Any] = asyncio.Queue()
+        self._end, self._seconds = self._loop.time() + seconds, seconds
+        self._request = request
+        self._job = job(self._tell)
+
+    async def __aenter__(self) -> _Exchange:
+        self._request.app.state.worker.submit(self._job)
+        self._gone = asyncio.ensure_future(_disconnected(self._request.receive))
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._job.cancelled = True
+        self._gone.cancel()
+
+    def _tell(self, item: Any) -> None:
+        # The server may have ended.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._told.put_nowait, item)
+
+    async def next(self) -> Any:
+        """What the worker tells next.
+
+        Raises:
+            Refused: if that is an error, the time is over, or the client has gone.
+        """
+        told = asyncio.ensure_future(self._told.get())
+        try:
+            left = max(self._end - self._loop.time(), 0)
+            await asyncio.wait({told, self._gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if not told.done():
+                if self._gone.done():
+                    raise Refused(499, "the client has gone")
+                raise Refused(504, f"expected an answer within {self._seconds:g} s, got none", code="time_over")
+            item = told.result()
+        finally:
+            told.cancel()
+        if isinstance(item, Refused):
+            raise item
+        if isinstance(item, Exception):
+            raise Refused(400, str(item))
+        return item
+
+
+async def _disconnected(receive: Callable[[], Awaitable[Any]]) -> None:
+    """Returns once the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _events(exchange: _Exchange, first: Any, head: dict[str, Any], usage: bool) -> AsyncIterator[str]:
+    """The server-sent events of an answer; an error, once it has begun, is one of them."""
+
+    def chunk(delta: dict[str, str], reason: str | None = None) -> str:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        return _event({**head, "object": "chat.completion.chunk", "choices": [choice]})
+
+    item = first
+    try:
+        yield chunk({"role": "assistant", "content": ""})
+        while not isinstance(item, Answer):
+            yield chunk({"content": item})
+            item = await exchange.next()
+        yield chunk({}, item.reason)
+        if usage:
+            yield _event({**head, "object": "chat.completion.chunk", "choices": [], "usage": _usage(item)})
+    except Refused as error:
+        yield _event(error.body())
+    finally:
+        await exchange.__aexit__()
+    yield "data: [DONE]\n\n"
+
+
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content)}\n\n"
+
+
+def _usage(answer: Answer) -> dict[str, Any]:
+    """The tokens that were read and written; those of the memory count as a cache's."""
+    read = answer.memory_tokens + answer.prompt_tokens
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": answer.new_tokens,
+        "total_tokens": read + answer.new_tokens,
+        "prompt_tokens_details": {"cached_tokens": answer.memory_tokens},
+    }
+
+
+def _memory(entry: Entry) -> dict[str, Any]:
+    """A memory as its routes show it."""
+    return {
+        "id": entry.id,
+        "object": "memory",
+        "used": entry.used,
+        "tokens": entry.tokens,
+        "memory_tokens": entry.memory_tokens,
+        "uncompressed_tokens": entry.rest,
+        "bytes": entry.nbytes,
+        "in_ram": entry.memory is not None,
+    }
+
+
+def _unknown(memory: str) -> Refused:
+    return Refused(404, f"memory: expected the id of a memory, got {memory[:80]!r}", code="memory_not_found")
+
+
+def _refusal(error: Refused) -> Response:
+    headers = {"retry-after": "1"} if error.status == 503 else None
+    # A name in a message may have halves of characters, which no UTF-8 has; they are escaped.
+    return Response(json.dumps(error.body()), error.status, headers, "application/json")

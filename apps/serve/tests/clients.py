@@ -1,0 +1,57 @@
+"""What a client of the server says and reads."""
+
+import json
+import time
+
+GIGA = 10**9
+LETTERS = "etaoin shr dlué m.\n界世"
+
+
+class Letters:
+    """A token a byte, and of every byte a letter or a space: random answers have words."""
+
+    eos_token_id = 256
+    chat_template = None
+
+    def __call__(self, text, **options):
+        return {"input_ids": list(text.encode())}
+
+    def decode(self, ids, **options):
+        return "".join(LETTERS[token % len(LETTERS)] for token in ids if token != 256)
+
+
+def added(client, text):
+    """The id of a text's memory."""
+    response = client.post("/v1/memories", json={"text": text})
+    assert response.status_code == 201, response.text
+    return response.json()["id"]
+
+
+def asked(client, memory, *messages, **options):
+    """The response to questions and answers in turn."""
+    roles = ("user", "assistant")
+    turns = [{"role": roles[index % 2], "content": text} for index, text in enumerate(messages)]
+    return client.post("/v1/chat/completions", json={"memory": memory, "messages": turns, "max_tokens": 8} | options)
+
+
+def answer_of(response):
+    """The text of an answer, whether it was streamed or not."""
+    assert response.status_code == 200, response.text
+    if response.headers["content-type"] == "application/json":
+        return response.json()["choices"][0]["message"]["content"]
+    return "".join(choice["delta"].get("content", "") for event in events(response) for choice in event["choices"])
+
+
+def events(response):
+    """The events of a stream."""
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def eventually(holds, seconds=30):
+    """Waits until something holds; the lines of a failure show what."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, f"expected within {seconds} s what holds() says, got none"
+        time.sleep(0.01)

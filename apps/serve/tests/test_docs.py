@@ -1,0 +1,59 @@
+"""docs/serve.md: its routes and fields are those of the server, and OpenAI's client asks as it shows."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+from clients import added, answer_of, asked
+
+from gistkit.cli import parser
+from gistkit_serve.server.requests import _IDLE, _NEUTRAL, ChatBody
+from gistkit_serve.server.worker import Limits
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs" / "serve.md").read_text()
+
+
+def test_its_routes_are_those_of_the_server(client):
+    shown = set(re.findall(r"`(GET|POST|DELETE) (/[\w/]+)", PAGE.split("## Routes")[1].split("\n\n")[1]))
+    paths = client.get("/openapi.json").json()["paths"]
+    found = {(method.upper(), path.replace("{memory}", "ID")) for path, methods in paths.items() for method in methods}
+    assert shown == found
+
+
+def test_its_fields_are_those_of_the_server():
+    sentence = PAGE.split("A chat completion takes ")[1].split("Several memories")[0]
+    named = set(re.findall(r"`(\w+)`", sentence))
+    assert named == {*ChatBody.model_fields, "max_completion_tokens"}
+    assert ChatBody.model_fields["max_tokens"].default == 256 and ChatBody.model_fields["temperature"].default == 0
+    assert not (_IDLE | _NEUTRAL.keys()) & named and {"tools", "n", "logprobs"} <= _NEUTRAL.keys()
+
+
+def test_its_options_are_those_of_the_command():
+    options = vars(parser().parse_args(["serve"]))
+    # What pip takes is none of them.
+    named = set(re.findall(r"--([a-z][a-z-]+)", PAGE)) - {"help", "no-build-isolation", "no-deps"}
+    assert {name.replace("-", "_") for name in named} <= options.keys()
+    limits = Limits()
+    assert [options[name] for name in ("batch", "batch_tokens", "queue", "max_new_tokens")] == [
+        *(limits.batch, limits.batch_tokens, limits.queue, limits.new_tokens)
+    ]
+
+
+def test_the_client_of_openai_asks_as_it_shows(live, same, monkeypatch):
+    pytest.importorskip("openai", reason="openai is not installed")
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    monkeypatch.chdir(ROOT)
+    with live() as client:
+        code = code.replace("http://127.0.0.1:8000", str(client.base_url).rstrip("/")).replace(
+            "smollm2-avgpool-2x", "tiny"
+        )
+        text = "The gate code is 4471."
+        code = code.replace('open("docs/report.txt").read()', repr(text))
+        shown = io.StringIO()
+        with contextlib.redirect_stdout(shown):
+            exec(code, {})
+        expected = answer_of(asked(client, added(client, text), "Who started the survey?", max_tokens=256))
+    assert shown.getvalue() == expected == same.ask(text, "Who started the survey?", max_new_tokens=256)

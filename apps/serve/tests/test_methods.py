@@ -1,0 +1,71 @@
+"""Memories of every kind are answered together as each is alone: keys and embeddings, windows, several as one."""
+
+import queue
+import threading
+
+import pytest
+import torch
+from clients import GIGA, Letters
+
+from gistkit.ask import Turns
+from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX
+from gistkit.compress.tokens import QUESTION
+from gistkit_serve.server import Limits, Refused, Shelf
+from gistkit_serve.server.worker import Question, Sampling, Text, Worker
+from tests.helpers.models import tiny_llama
+
+CHUNKED = {
+    "icae": (ICAE, {"chunk": 8, "ratio": 2, "lora": 2}),
+    "x500": (FiveHundredX, {"chunk": 6, "ratio": 3, "window": 20}),
+}
+IN_PLACE = {
+    "avgpool": (AvgPool, {"ratio": 2, "bos_token": 256, "lora": 2}),
+    "dodo": (Dodo, {"ratio": 4, "layer": 1, "bos_token": 256}),
+}
+# The window of x500 ends within the last one.
+TEXTS = ["Olga has it", "The gate code is 4471, mind."]
+
+
+@pytest.mark.parametrize("name", [*CHUNKED, *IN_PLACE])
+def test_memories_of_a_method_are_answered_together_as_each_is_alone(name, tmp_path):
+    method, settings = (CHUNKED | IN_PLACE)[name]
+    torch.manual_seed(1)
+    compressor = method(tiny_llama(vocab_size=257), **settings).float().eval()
+    compressor.tokenizer = Letters()
+    memories = [compressor.compress(text) for text in TEXTS]
+    contexts = [*memories, compressor.join(memories)] if name in CHUNKED else memories
+    expected = [compressor.ask(memory, "Who?", max_new_tokens=12) for memory in contexts]
+    sizes, generate, waiting = [], compressor.generate, threading.Event()
+
+    def gated(memory, prompts, **options):
+        assert waiting.wait(30)
+        sizes.append(len(prompts))
+        return generate(memory, prompts, **options)
+
+    compressor.generate = gated
+    # No memory stays in RAM.
+    shelf = Shelf(tmp_path, compressor, most=9, ram_bytes=0, disk_bytes=GIGA)
+    worker = Worker(compressor, shelf, Turns(QUESTION, QUESTION), Limits())
+
+    def submitted(job, *arguments):
+        told = queue.Queue()
+        worker.submit(job(told.put, *arguments))
+        return told
+
+    def question(*ids):
+        return submitted(Question, ids, ["Who?"], 12, Sampling(), ())
+
+    ids = [one.get(timeout=30).id for one in [submitted(Text, text) for text in TEXTS]]
+    first = question(ids[0])
+    told = [first, *(question(one) for one in ids), question(*ids)]
+    waiting.set()
+    answers = [one.get(timeout=30) for one in told]
+    worker.close()
+    shelf.close()
+    if name in IN_PLACE:
+        refused = answers.pop()
+        assert isinstance(refused, Refused) and refused.status == 400
+        assert str(refused).startswith("memory: expected those of a method that compresses chunks by themselves, got")
+    assert [answer.text for answer in answers] == [expected[0], *expected]
+    # The first ran already, or all of them waited.
+    assert sizes in ([1, len(expected)], [1 + len(expected)])

@@ -1,0 +1,132 @@
+"""`gistkit serve` as a process: its help, its address, its memories after a restart, and its end."""
+
+import json
+import os
+import re
+import signal
+import socket
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from clients import added, answer_of
+from starlette.testclient import TestClient
+
+from gistkit import cli
+from gistkit_serve.server import running
+from gistkit_serve.server.app import LOOPBACK
+from tests.helpers.models import byte_tokenizer
+from tests.helpers.programs import Program
+from tests.helpers.stores import make_compressor
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A model and a compressor of it, as commands load them."""
+    place = tmp_path_factory.mktemp("serve")
+    compressor = make_compressor()
+    compressor.model.save_pretrained(place / "model")
+    byte_tokenizer().save_pretrained(place / "model")
+    compressor.save_pretrained(place / "tiny")
+    return place
+
+
+@contextmanager
+def process(folders, *words, **options):
+    """A server on a free port, and its address."""
+    command = ("-m", "gistkit.cli", "serve", "--model", folders / "model", "--compressor", folders / "tiny")
+    environment = os.environ | {"TMPDIR": str(folders)}
+    with Program(*command, "--port", "0", *words, env=environment, **options) as server:
+        line = server.line()
+        server.greeting = re.fullmatch(r"(\w+) at (http://127\.0\.0\.1:\d+), (.*), (\d+) there; Ctrl-C ends it\n", line)
+        assert server.greeting, line + server.errors()
+        server.url = server.greeting[2]
+        with httpx.Client(base_url=server.url, timeout=30) as client:
+            yield server, client
+
+
+def greets_and_answers(server, client, kept):
+    """What a new server prints first, and that it answers as its examples ask; the id of the memory."""
+    assert server.greeting.group(1, 3, 4) == ("tiny", f"memories in {kept}", "0")
+    shown = [server.line() for _ in range(3)]
+    assert all(f"curl {server.url}/v1/" in line for line in shown[1:])
+    text, question = (re.search(r"-d '(.*)'", line)[1] for line in shown[1:])
+    headers = {"content-type": "application/json"}
+    memory = client.post("/v1/memories", content=text, headers=headers).json()["id"]
+    body = question.replace("ID", memory)
+    answer = answer_of(client.post("/v1/chat/completions", content=body, headers=headers))
+    compressor = make_compressor()
+    compressor.tokenizer = byte_tokenizer()
+    assert answer == compressor.ask(json.loads(text)["text"], "What is the gate code?")
+    return memory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [signal.default_int_handler, signal.SIG_IGN], ids=["heard", "ignored"])
+def test_a_process_prints_what_works_and_ends_with_a_line(folders, tmp_path, before):
+    """Also where who started it has Ctrl-C ignored, as `nohup` and `&` do."""
+    kept = tmp_path / "memories"
+    start = {"preexec_fn": lambda: signal.signal(signal.SIGINT, before)}
+    with process(folders, "--memories", kept, **start) as (server, client):
+        memory = greets_and_answers(server, client, kept)
+        server.process.send_signal(signal.SIGINT)
+        assert server.status() == 130
+        assert server.errors().endswith(f"\ngistkit: interrupted; memories are in {kept}\n")
+    assert [path.stem for path in kept.iterdir()] == [memory]
+
+
+@pytest.mark.slow
+def test_without_a_folder_memories_end_with_the_process(folders):
+    with process(folders) as (server, client):
+        assert server.greeting[3] == "memories end with it"
+        added(client, "text")
+        assert len(list(folders.glob("gistkit-serve-*/*.gist"))) == 1
+        server.process.terminate()
+        assert server.status() == 143
+        assert server.errors().endswith("; its memories are gone, --memories FOLDER keeps them\n")
+    assert list(folders.glob("gistkit-serve-*")) == []
+
+
+def test_the_command_greets_and_gives_its_limits_on(folders, capsys, monkeypatch):
+    """In this process, with a client in place of uvicorn."""
+    served = []
+
+    class Server:
+        def __init__(self, app, listener, connections):
+            self.app, self.connections = app, connections
+            self.url = "http://{}:{}".format(*listener.getsockname())
+            self.lines = iter(capsys.readouterr().out.splitlines())
+            self.greeting = re.fullmatch(r"(\w+) at (\S+), (.*), (\d+) there; Ctrl-C ends it", next(self.lines))
+            served.append(self)
+            with TestClient(app, base_url=self.url) as client:
+                greets_and_answers(self, client, "memories")
+                self.refused = client.post("/v1/memories", json={"text": "t" * 99})
+
+        def line(self):
+            return next(self.lines)
+
+    monkeypatch.setattr(running, "run", Server)
+    words = ["--model", folders / "model", "--compressor", folders / "tiny", "--port", "0", "--memories", "memories"]
+    words += ["--batch", 3, "--queue", 4, "--max-text-tokens", 40]
+    assert cli.main(["serve", *map(str, words)]) == 0
+    (server,) = served
+    assert server.greeting[2] == server.url and server.connections == 11 and server.refused.status_code == 413
+
+
+def test_a_server_listens_to_this_machine_alone_unless_told_otherwise():
+    parse = cli.parser().parse_args
+    assert parse(["serve"]).host == "127.0.0.1" in LOOPBACK
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_loaded(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert cli.main(["serve", "--port", str(port), "--model", "/nowhere"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"gistkit: --port: expected a free address, got 127.0.0.1 and {port}: ")
+
+
+def test_chat_needs_a_model_with_a_template(folders, capsys):
+    words = ["--model", str(folders / "model"), "--compressor", str(folders / "tiny"), "--port", "0", "--chat"]
+    assert cli.main(["serve", *words]) == 2
+    assert "--chat: tokenizer: expected one with a chat template" in capsys.readouterr().err

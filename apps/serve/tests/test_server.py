@@ -1,0 +1,425 @@
+"""The routes: answers are those of the compressor, limits hold, and nothing a request says reaches another file."""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from clients import added, answer_of, asked, events, eventually
+
+from gistkit_serve.server import Limits, running
+
+TEXT, QUESTION = "The gate code is 4471.", "What is the code?"
+
+
+def error_of(response, status):
+    """What is wrong, in OpenAI's shape."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
+    return error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_is_that_of_the_compressor_itself(client, same, stream):
+    memory = added(client, TEXT)
+    for count in (1, 9, 40):
+        response = asked(client, memory, QUESTION, max_tokens=count, stream=stream)
+        assert answer_of(response) == same.ask(TEXT, QUESTION, max_new_tokens=count)
+
+
+def test_a_stream_has_the_chunks_of_openai_in_whole_words(client):
+    memory = added(client, TEXT)
+    whole = asked(client, memory, QUESTION, max_tokens=40).json()
+    response = asked(client, memory, QUESTION, max_tokens=40, stream=True, stream_options={"include_usage": True})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *chunks, last = events(response)
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"} and len(chunks) > 5
+    assert len({(chunk["id"], chunk["model"]) for chunk in (*chunks, last)}) == 1
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    assert last["choices"] == [] and last["usage"] == whole["usage"]
+
+
+def test_the_numbers_of_a_memory_and_of_an_answer(client, same):
+    memory = same.compress(TEXT)
+    body = client.post("/v1/memories", json={"text": TEXT}).json()
+    assert body == {
+        **{"id": body["id"], "object": "memory", "used": body["used"], "in_ram": True},
+        **{"tokens": 22, "memory_tokens": memory.lengths[0], "uncompressed_tokens": 0, "bytes": memory.nbytes},
+        "removed": [],
+    }
+    usage = asked(client, body["id"], QUESTION, max_tokens=7).json()["usage"]
+    prompt = len(f"\n### Question:\n{QUESTION}\n### Answer:\n")
+    assert usage == {
+        **{"prompt_tokens": memory.lengths[0] + prompt, "completion_tokens": 7},
+        **{"total_tokens": memory.lengths[0] + prompt + 7},
+        "prompt_tokens_details": {"cached_tokens": memory.lengths[0]},
+    }
+    health = client.get("/health").json()
+    assert (health["status"], health["memories"], health["ram_bytes"]) == ("ok", 1, memory.nbytes)
+    assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
+
+
+def test_memories_are_listed_shown_and_removed(client):
+    names = [added(client, f"{TEXT} {number}") for number in range(3)]
+    assert [one["id"] for one in client.get("/v1/memories").json()["data"]] == names[::-1]
+    assert client.get(f"/v1/memories/{names[1]}").json()["id"] == names[1]
+    assert client.delete(f"/v1/memories/{names[1]}").json()["deleted"]
+    for response in (client.get(f"/v1/memories/{names[1]}"), client.delete(f"/v1/memories/{names[1]}")):
+        assert error_of(response, 404) == f"memory: expected the id of a memory, got {names[1]!r}"
+    assert names[1] in error_of(asked(client, names[1], QUESTION), 404)
+    assert answer_of(asked(client, names[0], QUESTION))
+
+
+def test_memories_answer_alike_from_ram_from_disk_and_after_a_restart(serving, same):
+    texts = [f"{TEXT} {number}" for number in range(3)]
+    size = same.compress(texts[0]).nbytes
+    with serving(ram_bytes=size) as client:
+        names = [added(client, text) for text in texts]
+        assert client.get("/health").json()["ram_bytes"] == size
+        before = [answer_of(asked(client, name, QUESTION, max_tokens=20)) for name in names]
+    with serving() as client:
+        after = [answer_of(asked(client, name, QUESTION, max_tokens=20)) for name in names]
+    assert before == after == [same.ask(text, QUESTION, max_new_tokens=20) for text in texts]
+
+
+def test_later_turns_are_read_as_a_conversation_whose_answers_ended(client, same):
+    memory, turns, read = added(client, TEXT), [], []
+    for question in ("Who?", "When?", "Where?"):
+        turns.append(question)
+        read += f"\n### Question:\n{question}\n### Answer:\n".encode()
+        tokens = same.generate(same.compress(TEXT), [read], task="qa", max_new_tokens=12)[0]
+        answer = answer_of(asked(client, memory, *turns, max_tokens=12))
+        assert answer == same.tokenizer.decode(tokens.tolist()).strip()
+        turns.append("it is so")
+        read += [*b"it is so", 256]
+
+
+def test_several_memories_are_one_context(client, same):
+    texts = [TEXT, "The key is with Olga."]
+    names = [added(client, text) for text in texts]
+    joined = same.join([same.compress(text) for text in texts])
+    expected = same.ask(joined, QUESTION, max_new_tokens=20)
+    assert answer_of(asked(client, names, QUESTION, max_tokens=20)) == expected
+    assert expected != answer_of(asked(client, names[::-1], QUESTION, max_tokens=20))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_ends_an_answer_and_is_no_part_of_it(client, same, stream):
+    memory = added(client, TEXT)
+    whole = same.ask(TEXT, QUESTION, max_new_tokens=40)
+    stop = whole[len(whole) // 2 :][:2]
+    response = asked(client, memory, QUESTION, max_tokens=40, stop=stop, stream=stream)
+    assert answer_of(response) == whole[: whole.index(stop)].strip()
+    choice = events(response)[-1]["choices"][0] if stream else response.json()["choices"][0]
+    assert choice["finish_reason"] == "stop"
+
+
+def test_samples_are_those_of_their_seed(client):
+    memory = added(client, TEXT)
+    ask = lambda **options: answer_of(asked(client, memory, QUESTION, max_tokens=30, temperature=1.5, **options))  # noqa: E731
+    assert ask(seed=3) == ask(seed=3) != ask(seed=4)
+    assert len({ask(top_p=0.9) for _ in range(3)}) == 3
+
+
+def test_a_temperature_next_to_0_is_greedy(client, same):
+    memory = added(client, TEXT)
+    answer = answer_of(asked(client, memory, QUESTION, temperature=1e-300, max_tokens=20))
+    assert answer == same.ask(TEXT, QUESTION, max_new_tokens=20)
+
+
+def test_the_name_of_a_special_token_is_text_wherever_it_stands(client):
+    def usage(word):
+        memory = client.post("/v1/memories", json={"text": TEXT + word}).json()
+        return memory["tokens"], asked(client, memory["id"], *[word] * 3).json()["usage"]["prompt_tokens"]
+
+    assert usage("<end>") == usage("words")
+
+
+def test_content_may_be_in_parts_and_fields_that_change_nothing_are_taken(client, same):
+    memory = added(client, TEXT)
+    parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": " the code?"}]
+    body = {
+        **{"model": "tiny", "memory": memory, "max_completion_tokens": 9, "n": 1, "user": "me", "tools": []},
+        **{"messages": [{"role": "user", "content": parts, "name": None}], "response_format": {"type": "text"}},
+        **{"presence_penalty": 0.0, "logprobs": False, "seed": None, "temperature": 0},
+    }
+    assert answer_of(client.post("/v1/chat/completions", json=body)) == same.ask(TEXT, QUESTION, max_new_tokens=9)
+
+
+REFUSED = [
+    ({"n": 2}, 400, "n: expected 1 or none, other values are not supported"),
+    ({"tools": [{"type": "function"}]}, 400, "tools: expected [] or none, other values are not supported"),
+    ({"frequency_penalty": 0.5}, 400, "frequency_penalty: expected 0 or none, other values are not supported"),
+    ({"response_format": {"type": "json_object"}}, 400, "response_format: expected"),
+    ({"best_of": 3}, 400, "best_of: Extra inputs are not permitted"),
+    ({"temperature": -1}, 400, "temperature: "),
+    ({"temperature": float("nan")}, 400, "temperature: "),
+    ({"temperature": "1"}, 400, "temperature: "),
+    ({"top_p": 0}, 400, "top_p: "),
+    ({"max_tokens": 0}, 400, "max_tokens: "),
+    ({"max_tokens": 1025}, 400, "max_tokens: expected at most 1024, got 1025"),
+    ({"max_tokens": 500}, 400, "messages: expected memory, messages and answer within the model's 512 positions"),
+    ({"stop": ["a"] * 5}, 400, "stop: "),
+    ({"model": "gpt-4"}, 404, "model: expected tiny, got 'gpt-4'"),
+    ({"messages": []}, 400, "messages: "),
+    ({"messages": [{"role": "system", "content": "x"}]}, 400, "messages.0.role: "),
+    ({"messages": [{"role": "assistant", "content": "x"}]}, 400, "messages: expected user and assistant in turn"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages.0.content"),
+    ({"memory": None}, 400, "memory: "),
+    ({"memory": []}, 400, "memory: List should have at least 1 item"),
+    ({"memory": ["0"] * 65}, 400, "memory: List should have at most 64 items"),
+    ({"memory": 3}, 400, "memory: Input should be a valid list"),
+    ({"memory": "0" * 32}, 404, "memory: expected the id of a memory"),
+    ({"\ud800": 1}, 400, ""),
+]
+
+
+def test_what_cannot_be_answered_is_refused_with_its_field(client):
+    question = {"messages": [{"role": "user", "content": QUESTION}], "memory": added(client, TEXT)}
+    for change, status, message in REFUSED:
+        # httpx sends neither NaN nor halves of characters.
+        body = json.dumps(question | change)
+        response = client.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+        assert error_of(response, status).startswith(message), change
+
+
+def test_what_is_refused_of_a_stream_before_it_begins_has_its_status(client):
+    memory = added(client, TEXT)
+    assert error_of(asked(client, "0" * 32, QUESTION, stream=True), 404)
+    assert error_of(asked(client, memory, QUESTION, stream=True, max_tokens=500), 400)
+
+
+def test_a_body_that_is_no_request_is_refused(client):
+    for path in ("/v1/memories", "/v1/chat/completions"):
+        for content in (b"", b"{", b"[" * 100_000, b"\xff", b'{"text": ' + b"9" * 5000 + b"}", b"[]", b"3"):
+            assert error_of(client.post(path, content=content, headers={"content-type": "application/json"}), 400)
+
+
+def test_a_text_without_tokens_and_one_of_another_kind_are_refused(client):
+    assert error_of(client.post("/v1/memories", json={"text": ""}), 400) == "text: expected 1 to 8192 tokens, got 0"
+    assert error_of(client.post("/v1/memories", json={"text": 3}), 400).startswith("text: ")
+    assert error_of(client.post("/v1/memories", json={"text": TEXT, "path": "/etc"}), 400).startswith("path: ")
+    assert answer_of(asked(client, added(client, "\0"), "\0"))
+
+
+def test_a_form_that_any_web_page_may_send_is_no_request(client):
+    body = json.dumps({"text": TEXT})
+    assert client.post("/v1/memories", content=body, headers={"content-type": "text/plain"}).status_code in (400, 415)
+    assert len(client.shelf) == 0
+
+
+def test_sizes_are_limited(serving):
+    with serving(limits=Limits(text_tokens=20), body_bytes=1000) as client:
+        assert error_of(client.post("/v1/memories", json={"text": TEXT}), 413) == (
+            "text: expected 1 to 20 tokens, got 22"
+        )
+        message = "body: expected at most 1,000 bytes, got more"
+        assert error_of(client.post("/v1/memories", json={"text": "a" * 1000}), 413) == message
+        # Without a length it is counted.
+        parts = (b"a" * 100 for _ in range(20))
+        assert error_of(client.post("/v1/memories", content=parts), 413) == message
+        assert added(client, "short")
+    with serving(disk_bytes=1000) as client:
+        assert "expected a memory of at most 1,000 bytes" in error_of(
+            client.post("/v1/memories", json={"text": TEXT}), 400
+        )
+
+
+HOSTILE = ["../report", "..%2freport", "%2e%2e%2freport", "%00", "a" * 5000, "..", "*", "%E2%80%AE", "..%5creport"]
+
+
+def test_a_name_of_a_request_reaches_no_file(client, tmp_path):
+    memory = added(client, TEXT)
+    outside = tmp_path / "report.gist"
+    outside.write_bytes((tmp_path / "memories" / f"{memory}.gist").read_bytes())
+    for name in HOSTILE:
+        for method in ("GET", "DELETE"):
+            assert client.request(method, f"/v1/memories/{name}").status_code in (404, 405), name
+        error_of(asked(client, name, QUESTION), 404)
+        error_of(asked(client, [memory, name], QUESTION), 404)
+        assert outside.exists() and answer_of(asked(client, memory, QUESTION, max_tokens=3)), name
+
+
+def test_paths_and_methods_that_are_not_there_are_refused_in_the_same_shape(client):
+    assert error_of(client.get("/v1/nothing"), 404)
+    assert error_of(client.put("/v1/memories"), 405)
+    assert client.get("/docs").status_code == 404
+
+
+def test_a_server_of_this_machine_is_called_by_its_names_alone(client):
+    for host in ("localhost:8000", "127.0.0.1", "[::1]:8000"):
+        assert client.get("/health", headers={"host": host}).status_code == 200, host
+    for host in ("evil.example", ""):
+        told = error_of(client.get("/health", headers={"host": host}), 403)
+        assert told.startswith("Host: expected one of 127.0.0.1, [::1], localhost, got "), host
+
+
+def test_a_server_for_others_is_called_by_any_name(serving):
+    with serving(hosts=None) as client:
+        assert client.get("/health", headers={"host": "gist.example"}).status_code == 200
+
+
+def test_sixteen_clients_at_once_get_the_answers_that_each_gets_alone(live, same):
+    texts = [f"{TEXT} {'more ' * number}" for number in range(4)]
+    with live() as client, ThreadPoolExecutor(16) as pool:
+        names = list(pool.map(lambda text: added(client, text), texts))
+
+        def ask(number):
+            options = {
+                "max_tokens": 5 + number,
+                "stream": number % 3 == 0,
+                **({"stop": "e"} if number % 5 == 0 else {}),
+            }
+            return answer_of(asked(client, names[number % 4], f"{QUESTION}{number}", **options))
+
+        together = list(pool.map(ask, range(16), timeout=60))
+        assert together == [ask(number) for number in range(16)]
+        for number in (1, 7, 14):
+            expected = same.ask(texts[number % 4], f"{QUESTION}{number}", max_new_tokens=5 + number)
+            assert together[number] == expected
+
+
+def test_questions_that_wait_are_answered_together_with_those_alike(live, gate, sizes):
+    with live(limits=Limits(batch=3)) as client, ThreadPoolExecutor(8) as pool:
+        memory = added(client, TEXT)
+        first = pool.submit(asked, client, memory, QUESTION, max_tokens=4)
+        assert gate.begun.wait(10)
+        others = [pool.submit(asked, client, memory, QUESTION, max_tokens=4) for _ in range(4)]
+        seeded = pool.submit(asked, client, memory, QUESTION, max_tokens=4, temperature=1, seed=1)
+        eventually(lambda: client.state.worker.waiting == 5)
+        gate.set()
+        assert len({answer_of(one.result()) for one in (first, *others)}) == 1 and answer_of(seeded.result())
+    assert sorted(sizes) == [1, 1, 1, 3] and sizes[0] == 1
+
+
+def test_a_batch_keeps_to_its_tokens(live, gate, sizes):
+    # A memory of 8 tokens, a prompt of 45 and an answer of 40.
+    with live(limits=Limits(batch_tokens=250)) as client, ThreadPoolExecutor(8) as pool:
+        memory = added(client, TEXT)
+        waiting = [pool.submit(asked, client, memory, QUESTION, max_tokens=40) for _ in range(5)]
+        assert gate.begun.wait(10)
+        eventually(lambda: sum(sizes) + client.state.worker.waiting == 5)
+        gate.set()
+        assert len({answer_of(one.result()) for one in waiting}) == 1
+    assert sum(sizes) == 5 and max(sizes) == 2
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_again(live, gate):
+    with live(limits=Limits(queue=2)) as client, ThreadPoolExecutor(4) as pool:
+        memory = added(client, TEXT)
+        first = pool.submit(asked, client, memory, QUESTION)
+        assert gate.begun.wait(10)
+        waiting = [pool.submit(asked, client, memory, QUESTION) for _ in range(2)]
+        eventually(lambda: client.get("/health").json()["waiting"] == 2)
+        refused = client.post("/v1/memories", json={"text": TEXT})
+        assert error_of(refused, 503) == "the queue is full, 2 requests are waiting"
+        assert refused.headers["retry-after"] == "1"
+        gate.set()
+        assert all(answer_of(one.result()) for one in (first, *waiting))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_takes_too_long_is_refused_and_frees_the_worker(live, gate, stream):
+    with live(seconds=1) as client:
+        memory = added(client, TEXT)
+        response = asked(client, memory, QUESTION, stream=stream)
+        assert error_of(response, 504) == "expected an answer within 1 s, got none"
+        gate.set()
+        eventually(lambda: client.get("/health").json()["running"] == 0)
+        assert answer_of(asked(client, memory, QUESTION, max_tokens=3))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_frees_the_worker(live, compressor, monkeypatch, stream):
+    """Of an answer of 400 tokens, the first ones are written; the next token after that is its last."""
+    written, go_on = [], threading.Event()
+    decode = compressor.tokenizer.decode
+
+    def slow(tokens, **options):
+        written.append(len(tokens))
+        if len(tokens) > 40:
+            assert go_on.wait(10)
+        return decode(tokens, **options)
+
+    with live() as client:
+        memory = added(client, TEXT)
+        monkeypatch.setattr(compressor.tokenizer, "decode", slow)
+        turn = {"memory": memory, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 400, "stop": "@"}
+        # A connection of its own, which ends.
+        with httpx.Client(base_url=client.base_url, timeout=30 if stream else 1) as going:
+            if stream:
+                with going.stream("POST", "/v1/chat/completions", json={**turn, "stream": True}) as response:
+                    assert next(response.iter_lines()).startswith("data: ")
+            else:
+                with pytest.raises(httpx.ReadTimeout):
+                    going.post("/v1/chat/completions", json=turn)
+        eventually(lambda: all(job.cancelled for job in client.state.worker.running))
+        go_on.set()
+        eventually(lambda: client.get("/health").json()["running"] == 0)
+        assert max(written) < 60
+
+
+def test_who_goes_while_waiting_is_never_answered_and_makes_room(live, gate):
+    with live(limits=Limits(queue=1)) as client, ThreadPoolExecutor(4) as pool:
+        memory = added(client, TEXT)
+        first = pool.submit(asked, client, memory, QUESTION, max_tokens=3)
+        assert gate.begun.wait(10)
+        with httpx.Client(base_url=client.base_url, timeout=0.3) as going, pytest.raises(httpx.ReadTimeout):
+            asked(going, memory, QUESTION)
+        eventually(lambda: all(job.cancelled for job in client.state.worker._waiting))
+        later = pool.submit(asked, client, memory, QUESTION, max_tokens=3)
+        eventually(lambda: not any(job.cancelled for job in client.state.worker._waiting))
+        gate.set()
+        assert answer_of(first.result()) == answer_of(later.result())
+        eventually(lambda: client.get("/health").json()["done"] == 3)
+
+
+def test_an_error_of_the_model_is_told_and_the_next_question_is_answered(client, compressor, monkeypatch, logged):
+    memory = added(client, TEXT)
+    with monkeypatch.context() as patch:
+        patch.setattr(compressor, "generate", lambda *arguments, **options: 1 / 0)
+        assert error_of(asked(client, memory, QUESTION), 500) == "the server failed: ZeroDivisionError"
+    assert "ZeroDivisionError" in logged.text
+    assert answer_of(asked(client, memory, QUESTION))
+
+
+def test_at_its_end_a_server_refuses_what_waits(serving, gate):
+    with ThreadPoolExecutor(4) as pool, serving() as client:
+        memory = added(client, TEXT)
+        answers = [pool.submit(asked, client, memory, QUESTION)]
+        assert gate.begun.wait(10)
+        answers.append(pool.submit(asked, client, memory, QUESTION))
+        eventually(lambda: client.state.worker.waiting == 1)
+        closing = pool.submit(client.state.worker.close)
+        assert [error_of(one.result(), 503) for one in answers] == ["the server is shutting down"] * 2
+        assert error_of(asked(client, memory, QUESTION), 503) == "the server is shutting down"
+        gate.set()
+        closing.result()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_runs_when_a_server_ends_has_its_time_and_then_an_error(live, compressor, monkeypatch, stream):
+    monkeypatch.setattr(running, "GRACE", 0.2)
+    begun, go_on, decode = threading.Event(), threading.Event(), compressor.tokenizer.decode
+
+    def slow(tokens, **options):
+        if len(tokens) == 40:
+            begun.set()
+            assert go_on.wait(10)
+        return decode(tokens, **options)
+
+    with live() as client, ThreadPoolExecutor(1) as pool:
+        memory = added(client, TEXT)
+        monkeypatch.setattr(compressor.tokenizer, "decode", slow)
+        answering = pool.submit(asked, client, memory, QUESTION, max_tokens=400, stop="@", stream=stream)
+        assert begun.wait(10)
+        client.server.should_exit = True
+        response = answering.result(timeout=10)
+        error = events(response)[-1] if stream else response.json()
+        assert error["error"]["code"] == "shutting_down" and response.status_code == (200 if stream else 503)
+        go_on.set()

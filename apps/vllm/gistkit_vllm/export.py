@@ -1,0 +1,245 @@
+"""`gistkit export`: what reads a compressor's memories, and memories, as vLLM takes them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gistkit.cli.plugins import missing, stores
+from gistkit.options.arguments import add_command, device, path
+from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
+from gistkit_vllm.template import chat_template
+
+if TYPE_CHECKING:
+    import torch
+
+    from gistkit.compress import Compressor, Memory
+
+EXAMPLES = """\
+example: gistkit export smollm2-avgpool-2x --out served --merged --memories notes.store
+example: gistkit export runs/x500 --model ./llama --out served --memories report.gist
+example: gistkit export --model ./llama --out served --merged --memories notes.store"""
+
+# Of an adapter that vLLM serves.
+_PLAIN = {"use_dora": False, "bias": "none", "modules_to_save": None, "trainable_token_indices": None}
+
+
+def add(commands: Any) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "export", _run, "write memories and their reader for a vLLM server", EXAMPLES)
+    parser.add_argument(
+        "name", nargs="?", type=path, metavar="COMPRESSOR", help="the same as --compressor",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", type=path, required=True, metavar="FOLDER",
+        help="where the reader and memories go; memories of the same reader may be added later, also while servers run",
+    )  # fmt: skip
+    parser.add_argument(
+        "--merged", action="store_true", help="a whole model, with the reader's adapter added into its weights, in "
+        "place of the adapter as a PEFT folder for vLLM's --enable-lora",
+    )  # fmt: skip
+    parser.add_argument(
+        "--memories", type=path, nargs="+", default=[], metavar="MEMORY",
+        help="memory files, called by their names without .gist, and stores, whose documents keep their names",
+    )  # fmt: skip
+    parser.add_argument(
+        "--embeddings", action="store_true", help="memories of embeddings (icae) stay such: smaller files, which the "
+        "server reads at each question, by vLLM's --enable-prompt-embeds; for --layout dpl",
+    )  # fmt: skip
+    parser.add_argument("--task", choices=("qa", "lm", "ae"), default="qa", help="as of gistkit ask (default: qa)")
+    around = parser.add_mutually_exclusive_group()
+    around.add_argument("--template", help="text around a {question} (default: ### Question: and ### Answer: lines)")
+    around.add_argument("--chat", action="store_true", help="the model's own chat template around questions")
+    add_model(parser)
+    add_compressor(parser)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from gistkit_vllm import shelf
+
+    if arguments.name is not None and arguments.compressor is not None:
+        raise ValueError(f"--compressor: expected none beside COMPRESSOR, got {arguments.compressor}")
+    arguments.compressor = arguments.name if arguments.compressor is None else arguments.compressor
+    device_name = device(arguments.device)
+    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
+    compressor = chosen_compressor(arguments, model)
+    compressor.tokenizer = tokenizer
+    placeholder, text = _placeholder(tokenizer)
+    reader, name = _reader(compressor), _name(arguments, compressor)
+    settings = {"name": name, "base": arguments.model, "reader": reader, "embeddings": arguments.embeddings}
+    _check_folder(arguments.out, settings)
+    template = chat_template(tokenizer, arguments.template, arguments.chat)
+    count = 0
+    for memory_name, memory in _memories(arguments.memories):
+        values = _values(compressor, memory, arguments)
+        shelf.add(
+            arguments.out / shelf.MEMORIES, memory_name, values, tokens=values.shape[0 if values.dim() == 2 else 2],
+            context_tokens=memory.context_lengths[0] + len(memory.rest[0]), placeholder=placeholder, text=text,
+            reader=reader,
+        )  # fmt: skip
+        count += 1
+    (arguments.out / shelf.MEMORIES).mkdir(parents=True, exist_ok=True)
+    written = _write_reader(compressor, arguments, tokenizer)
+    for folder in (arguments.out, *([] if written is None else [written])):
+        (folder / shelf.SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
+    (arguments.out / shelf.TEMPLATE).write_text(template)
+    whole = written is not None and written.name == shelf.READER
+    what = "the reader is a whole model" if whole else "the reader is an adapter of the base model"
+    what = "the base model reads them as it is" if written is None else what
+    print(
+        f"{count} memories in {arguments.out}; {what}; gistkit-vllm {arguments.out}{'' if whole else ' --model MODEL'} "
+        "serves it"
+    )
+    return 0
+
+
+def _name(arguments: argparse.Namespace, compressor: Compressor) -> str:
+    """What clients call the model."""
+    from gistkit.compress import trained
+
+    if arguments.compressor is not None:
+        return str(Path(arguments.compressor).resolve().name)
+    # The one that came with gistkit for the model, or one that needs no training.
+    base = Path(str(arguments.model)).name
+    known = [name for name in trained() if name.startswith(f"{base}-{compressor.method}-")]
+    return known[0] if len(known) == 1 else f"{base}-{compressor.method}"
+
+
+def _reader(compressor: Compressor) -> str:
+    """What tells readers apart; "base:" begins that of a model as it is."""
+    base, own = compressor.fingerprints()
+    adapters = compressor.adapters
+    trained = _own_weights(compressor) or (adapters is not None and compressor.reader is not None)
+    return f"{base}:{own}" if trained else f"base:{base}"
+
+
+def _check_folder(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Refuses a folder that holds another reader, whose memories would be read wrongly."""
+    from gistkit_vllm import shelf
+
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    before = shelf.reader_of(folder)
+    if before != settings["reader"]:
+        found = "other files" if before is None else f"the reader {before}"
+        raise ValueError(f"--out: expected a new folder or one of the reader {settings['reader']}, got {found}")
+
+
+def _memories(paths: list[Path]) -> Iterator[tuple[str, Memory]]:
+    """Memories by name."""
+    from gistkit.compress import Memory
+
+    seen = set()
+    for place in paths:
+        named = [(place.name.removesuffix(".gist"), place)] if place.is_file() else _store(place).items()
+        for name, memory in named:
+            memory = Memory.load(memory) if isinstance(memory, Path) else memory
+            if name in seen:
+                raise ValueError(f"--memories: expected names that differ, got {name} twice")
+            if memory.batch_size != 1:
+                raise ValueError(f"{name}: expected the memory of one text, got {memory.batch_size} rows")
+            seen.add(name)
+            yield name, memory
+
+
+def _store(folder: Path) -> Mapping[str, Memory]:
+    if (plugin := stores()) is None:
+        raise missing("--memories: a store", "apps/serve")
+    return plugin.open_store(folder)  # type: ignore[no-any-return]
+
+
+def _values(compressor: Compressor, memory: Memory, arguments: argparse.Namespace) -> torch.Tensor:
+    """What vLLM puts before a prompt: keys and values [layers, 2, tokens, heads, size], or embeddings [tokens, d]."""
+    import torch
+
+    from gistkit import hf
+
+    memory = memory.to(compressor.device, compressor.embed.weight.dtype)
+    if arguments.embeddings:
+        return _embeddings(compressor, memory, arguments.task)
+    with torch.no_grad():
+        layers = compressor.to_cache(memory, arguments.task).held
+    count = layers[0][0].shape[2]
+    # A cache has its prompt at position 0, and vLLM behind the placeholders.
+    keys = [hf.rerotate(compressor.model, layer, key, count) for layer, (key, _) in enumerate(layers)]
+    pairs = [torch.stack([key[0], value[0]]) for key, (_, value) in zip(keys, layers, strict=True)]
+    return torch.stack(pairs).transpose(2, 3)
+
+
+def _embeddings(compressor: Compressor, memory: Memory, task: Any) -> torch.Tensor:
+    """Memory, task token and tokens behind the window as embeddings, where positions count them one by one."""
+    import torch
+
+    compressor.check_readable(memory)
+    if memory.embeddings is None:
+        raise ValueError(f"--embeddings: expected memories of embeddings, got one of {memory.source.method}")
+    count = memory.num_tokens
+    places = memory.positions[0] - memory.positions[0, 0]
+    if not torch.equal(places, torch.arange(count)) or memory.starts[0] != memory.positions[0, 0] + count:
+        raise ValueError(
+            f"--embeddings: expected positions that count memory tokens, as those of layout dpl, got layout "
+            f"{memory.source.layout}: without --embeddings it is served as keys and values"
+        )
+    rest = compressor.embed(torch.tensor([memory.rest[0]], dtype=torch.int64, device=compressor.device))
+    with torch.no_grad():
+        return torch.cat([memory.embeddings, compressor.task_embedding(task, memory), rest], 1)[0]
+
+
+def _write_reader(compressor: Compressor, arguments: argparse.Namespace, tokenizer: Any) -> Path | None:
+    """The adapter or the model, each in a folder of its own; None: the base model reads, and nothing was asked for."""
+    from gistkit_vllm import shelf
+
+    adapters, role, out = compressor.adapters, compressor.reader, arguments.out
+    reader, adapter, partial = out / shelf.READER, out / shelf.ADAPTER, out / ".adapter"
+    place = None
+    if adapters is not None and role is not None:
+        compressor.save_pretrained(partial)
+        place = partial / adapters.names[role]
+    try:
+        if not (arguments.merged or _own_weights(compressor)):
+            if place is not None:
+                _check_adapter(place)
+                shutil.rmtree(adapter, ignore_errors=True)
+                place.rename(adapter)
+            return None if place is None else adapter
+        model: Any = compressor.model
+        if adapters is not None:
+            # A second copy of the model: the first has all adapters, which its files would name.
+            model, _ = load_model(arguments.model, arguments.dtype, "cpu")
+        if place is not None:
+            from peft import PeftModel
+
+            model = PeftModel.from_pretrained(model, place).merge_and_unload()
+        model.save_pretrained(reader)
+        tokenizer.save_pretrained(reader)
+        return reader
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _own_weights(compressor: Compressor) -> bool:
+    """Whether the model's own weights were trained, so that no other model has them."""
+    return compressor.adapters is None and compressor.needs_training
+
+
+def _check_adapter(folder: Path) -> None:
+    """Refuses an adapter that has what vLLM reads from no PEFT folder."""
+    config = json.loads((folder / "adapter_config.json").read_text())
+    for name, plain in _PLAIN.items():
+        if config.get(name) not in (plain, None, [], {}):
+            raise ValueError(f"--merged: expected for an adapter with {name} {config[name]}, which vLLM does not read")
+
+
+def _placeholder(tokenizer: Any) -> tuple[int, str]:
+    """A special token that stands for a memory token: one that ends nothing, if there is one."""
+    special = {token: index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    named = {str(token): index for token, index in special.items()}
+    last = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token}
+    for text, index in sorted(named.items(), key=lambda item: (item[0] in last, item[1])):
+        if tokenizer(f"{text}{text}\n", add_special_tokens=False)["input_ids"][:2] == [index, index]:
+            return index, text
+    raise ValueError("--model: expected a tokenizer with special tokens, which stand for memory tokens, got none")

@@ -1,0 +1,140 @@
+"""Front: what stands before vLLM's routes, so that a client names a memory and sends its question, no more."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gistkit_vllm import shelf
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+LONGEST = 1 << 25
+
+
+class Front:
+    """ASGI middleware for vLLM's `--middleware gistkit_vllm.front.Front`.
+
+    A request whose `kv_transfer_params` name a memory gets as many placeholder tokens before its prompt as the memory
+    has tokens; a memory of embeddings goes before it as such. One that names no memory there is gets HTTP 404, and a
+    damaged memory 400, without the engine; other requests pass as they are.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if scope["type"] != "http" or scope["method"] != "POST" or path not in (COMPLETIONS, CHAT):
+            return await self.app(scope, receive, send)
+        body = await _body(receive)
+        if body is None:
+            return await self._refuse(scope, send, 413, f"body: expected at most {LONGEST} bytes, got more", None)
+        try:
+            request = json.loads(body)
+            name = request["kv_transfer_params"]["memory"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return await self.app(scope, _received(body, receive), send)
+        try:
+            store = Path(scope["app"].state.vllm_config.kv_transfer_config.get_from_extra_config("store", "."))
+            about, shape = shelf.about(store, name)
+            if len(shape) == 2:
+                _embed(request, path, shelf.values(store, name, about.digest))
+            else:
+                _place(request, path, about)
+        except shelf.Missing as error:
+            return await self._refuse(scope, send, 404, str(error), "memory_not_found")
+        except (ValueError, OSError) as error:
+            return await self._refuse(scope, send, 400, str(error), "memory_not_read")
+        body = json.dumps(request).encode()
+        headers = [(key, value) for key, value in scope["headers"] if key.lower() != b"content-length"]
+        scope = {**scope, "headers": [*headers, (b"content-length", str(len(body)).encode())]}
+        await self.app(scope, _received(body, receive), send)
+
+    async def _refuse(self, scope: Any, send: Send, status: int, message: str, code: str | None) -> None:
+        """Answers with an error in OpenAI's shape, to those alone whom vLLM's own check of keys lets through."""
+        answer: list[Message] = []
+
+        async def nothing() -> Message:
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+
+        async def keep(part: Message) -> None:
+            answer.append(part)
+
+        await self.app(scope, nothing, keep)
+        if answer and answer[0].get("status") in (401, 403):
+            for part in answer:
+                await send(part)
+            return
+        error = {"message": message, "type": "invalid_request_error", "param": "kv_transfer_params", "code": code}
+        body = json.dumps({"error": error}).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def _place(request: dict[str, Any], path: str, about: shelf.About) -> None:
+    """Writes the placeholders before a prompt; the chat template writes those of messages."""
+    if path == CHAT:
+        given = request.get("chat_template_kwargs") or {}
+        request["chat_template_kwargs"] = {**given, "memory_tokens": about.tokens, "memory_text": about.text}
+        return
+    request["add_special_tokens"] = False
+    request["prompt"] = _before(request.get("prompt"), about)
+
+
+def _before(prompt: Any, about: shelf.About) -> Any:
+    if isinstance(prompt, str):
+        return about.text * about.tokens + prompt
+    if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
+        return [about.placeholder] * about.tokens + prompt
+    if isinstance(prompt, list) and prompt:
+        return [_before(one, about) for one in prompt]
+    raise ValueError(f"prompt: expected a text or token ids behind a memory, got {type(prompt).__name__}")
+
+
+def _embed(request: dict[str, Any], path: str, values: torch.Tensor) -> None:
+    """Writes the memory's embeddings as a message of their own, which comes first."""
+    if path != CHAT:
+        raise ValueError(f"memory: expected {CHAT} for a memory of embeddings, got {path}")
+    if not isinstance(request.get("messages"), list):
+        raise ValueError("messages: expected a list")
+    file = io.BytesIO()
+    torch.save(values, file)
+    part = {"type": "prompt_embeds", "data": base64.b64encode(file.getvalue()).decode()}
+    request["messages"] = [{"role": "memory", "content": [part]}, *request["messages"]]
+    del request["kv_transfer_params"]["memory"]
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """The whole body of a request; None: it is longer than any."""
+    body = bytearray()
+    while True:
+        part = await receive()
+        body += part.get("body", b"")
+        if len(body) > LONGEST:
+            return None
+        if part["type"] != "http.request" or not part.get("more_body"):
+            return bytes(body)
+
+
+def _received(body: bytes, receive: Receive) -> Receive:
+    """What an application receives of a body that was read, and then from the client."""
+    sent = False
+
+    async def again() -> Message:
+        nonlocal sent
+        if sent:
+            return await receive()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again

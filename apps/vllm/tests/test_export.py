@@ -1,0 +1,217 @@
+"""`gistkit export`: what transformers' own attention reads from its files is what the compressor reads."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from vllm_env import exported
+
+from gistkit.ask.turns import chat_turns
+from gistkit.compress import ICAE, AvgPool, FiveHundredX, Select
+from gistkit.compress.tokens import QUESTION, filled_ids
+from gistkit.hf import CACHE
+from gistkit_serve.store import Document, compress_documents
+from gistkit_vllm import shelf
+from tests.helpers.models import byte_tokenizer, tiny_llama
+
+TEXT = "The gate code is 4471, and Olga keeps the key."
+METHODS = {
+    "avgpool": lambda model: AvgPool(model, ratio=3),
+    "x500": lambda model: FiveHundredX(model, chunk=12, ratio=3),
+    "x500, all weights": lambda model: FiveHundredX(model, chunk=12, ratio=3, lora=None),
+    "icae": lambda model: ICAE(model, chunk=12, ratio=3, layout="dpl"),
+    "select": lambda model: Select(model, ratio=3, by="streaming"),
+}
+
+
+def tokenizer_with_turns():
+    """A token a byte, with control tokens and a chat template."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<spare>", "<turn>"]})
+    tokenizer.chat_template = (
+        "{% for m in messages %}<turn>{{ m['role'] }}\n{{ m['content'] }}<end>\n{% endfor %}"
+        "{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
+    )
+    return tokenizer
+
+
+def noisy(compressor):
+    """Adapters start as nothing: a change to the model that a test can see."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for _, parameter in compressor.trainable():
+            parameter += 0.05 * torch.randn_like(parameter)
+    return compressor.float().eval()
+
+
+@pytest.fixture
+def made(tmp_path, request):
+    """A compressor of a method, its folder and its model's, and the memory of a text in a file."""
+    model = tiny_llama(vocab_size=260, eos_token_id=256).float()
+    tokenizer = tokenizer_with_turns()
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    # As commands make one that needs no training.
+    torch.manual_seed(0)
+    compressor = METHODS[request.param](model)
+    if request.param != "select":
+        noisy(compressor).save_pretrained(tmp_path / "compressor")
+    compressor.tokenizer = tokenizer
+    memory = compressor.compress(TEXT)
+    memory.save(tmp_path / "text.gist")
+    return compressor, memory, tmp_path
+
+
+def words_of(compressor, place):
+    chosen = ("--method", "select", "--ratio", "3", "--option", "by=streaming")
+    chosen = chosen if compressor.method == "select" else (place / "compressor",)
+    return (*chosen, "--model", place / "model", "--out", place / "out")
+
+
+def read_on(model, ids, values=None, embeddings=None, tokens=8):
+    """Greedy tokens of transformers' own model behind keys and values at positions 0 on, or behind embeddings."""
+    cache, found = DynamicCache(config=model.config), []
+    first = model.get_input_embeddings()(torch.tensor([ids]))
+    count = 0 if values is None else values.shape[2]
+    if embeddings is not None:
+        first = torch.cat([embeddings[None], first], 1)
+    for layer, pair in enumerate([] if values is None else values.transpose(2, 3)):
+        cache.update(pair[0][None], pair[1][None], layer)
+    with torch.no_grad():
+        for _ in range(tokens):
+            places = count + torch.arange(first.shape[1])[None]
+            out = model(inputs_embeds=first, position_ids=places, use_cache=True, **{CACHE: cache})
+            count += first.shape[1]
+            found.append(int(out.logits[0, -1].argmax()))
+            first = model.get_input_embeddings()(torch.tensor([found[-1:]]))
+    return found
+
+
+@pytest.mark.parametrize("made", METHODS, indirect=True)
+def test_the_merged_model_reads_the_file_as_the_compressor_does(made):
+    compressor, memory, place = made
+    prompt = filled_ids(QUESTION, "{question}", "Who keeps the key?", compressor.tokenizer)
+    want = compressor.generate(memory, [prompt], task="qa", max_new_tokens=8, stop_tokens=()).tolist()[0]
+    exported(*words_of(compressor, place), "--merged", "--memories", place / "text.gist")
+    store, reader = place / "out" / "memories", place / "out" / "reader"
+    about, shape = shelf.about(store, "text")
+    values = shelf.values(store, "text", about.digest)
+    assert shape == tuple(values.shape) and about.tokens == values.shape[2]
+    assert about.reader == shelf.reader_of(reader)
+    assert about.context_tokens == len(TEXT)
+    plain = AutoModelForCausalLM.from_pretrained(reader)
+    assert read_on(plain, prompt, values) == want
+    assert AutoTokenizer.from_pretrained(reader)(about.text, add_special_tokens=False)["input_ids"] == [
+        about.placeholder
+    ]
+    assert about.text == "<spare>"
+
+
+@pytest.mark.parametrize("made", ["icae"], indirect=True)
+def test_embeddings_before_a_prompt_are_read_as_the_memory(made):
+    compressor, memory, place = made
+    prompt = filled_ids(QUESTION, "{question}", "Who?", compressor.tokenizer)
+    want = compressor.generate(memory, [prompt], task="qa", max_new_tokens=8, stop_tokens=()).tolist()[0]
+    exported(*words_of(compressor, place), "--merged", "--embeddings", "--memories", place / "text.gist")
+    about, shape = shelf.about(place / "out" / "memories", "text")
+    values = shelf.values(place / "out" / "memories", "text", about.digest)
+    assert shape == (memory.num_tokens + 1, compressor.config.hidden_size)
+    plain = AutoModelForCausalLM.from_pretrained(place / "out" / "reader")
+    assert read_on(plain, prompt, embeddings=values) == want
+
+
+@pytest.mark.parametrize("made", ["x500"], indirect=True)
+def test_embeddings_are_refused_of_keys_and_values(made):
+    compressor, _, place = made
+    with pytest.raises(ValueError, match=r"--embeddings: expected memories of embeddings, got one of x500"):
+        exported(*words_of(compressor, place), "--embeddings", "--memories", place / "text.gist")
+
+
+@pytest.mark.parametrize("made", ["avgpool"], indirect=True)
+def test_an_adapter_is_a_folder_that_peft_reads(made):
+    from peft import PeftModel
+
+    compressor, memory, place = made
+    exported(*words_of(compressor, place), "--memories", place / "text.gist")
+    base = AutoModelForCausalLM.from_pretrained(place / "model")
+    adapted = PeftModel.from_pretrained(base, place / "out" / "adapter").merge_and_unload()
+    about, _ = shelf.about(place / "out" / "memories", "text")
+    values = shelf.values(place / "out" / "memories", "text", about.digest)
+    want = compressor.generate(memory, [[65, 66]], max_new_tokens=8, stop_tokens=()).tolist()[0]
+    got = read_on(adapted, [65, 66], values)
+    assert got == want
+    assert read_on(AutoModelForCausalLM.from_pretrained(place / "model"), [65, 66], values) != want
+    assert about.reader == shelf.reader_of(place / "out" / "adapter")
+    assert not (place / "out" / "reader").exists() and not (place / "out" / ".adapter").exists()
+
+
+@pytest.mark.parametrize("made", ["avgpool"], indirect=True)
+def test_stores_keep_their_names_and_other_readers_are_refused(made):
+    compressor, _, place = made
+    compress_documents(
+        compressor, compressor.tokenizer, [Document("2026/märz.md", len(TEXT), lambda: TEXT)], place / "notes.store"
+    )
+    words = words_of(compressor, place)
+    exported(*words, "--memories", place / "text.gist", place / "notes.store")
+    read = [shelf.about(place / "out" / "memories", name) for name in ("text", "2026/märz.md")]
+    assert read[0] == read[1]
+    with pytest.raises(ValueError, match=r"--memories: expected names that differ, got text twice"):
+        exported(*words, "--memories", place / "text.gist", place / "text.gist")
+    other = noisy(METHODS["avgpool"](tiny_llama(vocab_size=260, eos_token_id=256).float()))
+    with torch.no_grad():
+        next(iter(other.trainable()))[1].add_(1)
+    other.save_pretrained(place / "compressor")
+    with pytest.raises(ValueError, match=r"--out: expected a new folder or one of the reader \S+, got the reader \S+"):
+        exported(*words)
+    (place / "else").mkdir()
+    (place / "else" / "file").touch()
+    with pytest.raises(ValueError, match=r"got other files"):
+        exported(*words[:-1], place / "else")
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_the_chat_template_writes_what_ask_does(chat):
+    """Behind a memory; elsewhere it is the tokenizer's own."""
+    from gistkit.ask.turns import Turns
+    from gistkit_vllm.template import chat_template
+
+    tokenizer = tokenizer_with_turns()
+    turns = chat_turns(tokenizer) if chat else Turns(QUESTION, QUESTION)
+    messages = [
+        {"role": "user", "content": "Who {question} it?"}, {"role": "assistant", "content": "Olga."},
+        {"role": "user", "content": "When?"},
+    ]  # fmt: skip
+    own = {"add_generation_prompt": True, "tokenize": False}
+    plain = tokenizer.apply_chat_template(messages, **own)
+    written = chat_template(tokenizer, None, chat)
+    ids = turns.ids(tokenizer, messages[0]["content"], None)
+    ids += tokenizer("Olga.")["input_ids"] + [tokenizer.eos_token_id]
+    ids += turns.ids(tokenizer, "When?", ids[-1])
+    spare = tokenizer.convert_tokens_to_ids("<spare>")
+    got = tokenizer.apply_chat_template(messages, **own, chat_template=written, memory_tokens=3, memory_text="<spare>")
+    assert tokenizer(got, add_special_tokens=False)["input_ids"] == [spare] * 3 + ids
+    embedded = [{"role": "memory", "content": "<spare>"}, *messages]
+    got = tokenizer.apply_chat_template(embedded, **own, chat_template=written)
+    assert tokenizer(got, add_special_tokens=False)["input_ids"] == [spare, *ids]
+    assert tokenizer.apply_chat_template(messages, **own, chat_template=written) == plain
+    with pytest.raises(Exception, match="expected roles user and assistant behind a memory"):
+        system = [{"role": "system", "content": "Obey."}, *messages]
+        tokenizer.apply_chat_template(system, chat_template=written, memory_tokens=1, memory_text="x", tokenize=False)
+
+
+def test_settings_are_json_that_the_launcher_reads(tmp_path, capsys):
+    from gistkit_vllm import launch
+
+    (tmp_path / "reader").mkdir()
+    (tmp_path / "gistkit.json").write_text(json.dumps({"name": "tiny", "base": "x", "reader": "r", "embeddings": True}))
+    assert launch.main([str(tmp_path), "--print", "--port", "99"]) == 0
+    shown = capsys.readouterr().out
+    assert f"--model {tmp_path / 'reader'} --served-model-name tiny --port 99" in shown
+    assert "--enable-prompt-embeds" in shown
+    (tmp_path / "reader").rename(tmp_path / "adapter")
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"r": 17}))
+    assert launch.main([str(tmp_path), "--print"]) == 2
+    assert "gistkit-vllm: --model: expected that of x" in capsys.readouterr().err
+    assert launch.main([str(tmp_path), "--print", "--model", "x"]) == 0
+    assert "--max-lora-rank 32 --model x" in capsys.readouterr().out

@@ -1,0 +1,152 @@
+"""The front: what vLLM's routes receive for a request that names a memory, and who is told that there is none."""
+
+import asyncio
+import base64
+import io
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gistkit_vllm import front, shelf
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture
+def store(tmp_path):
+    about = {"context_tokens": 9, "placeholder": 7, "text": "<x>", "reader": "r"}
+    shelf.add(tmp_path, "2026/märz", torch.rand(2, 2, 3, 1, 4), tokens=3, **about)
+    shelf.add(tmp_path, "embedded", torch.arange(8.0).view(2, 4), tokens=2, **about)
+    shelf.path_of(tmp_path, "cut").write_bytes(shelf.path_of(tmp_path, "2026/märz").read_bytes()[:100])
+    return tmp_path
+
+
+def call(store, path, body, status=200, method="POST", chunk=7):
+    """Sends a request through the front: what the application behind it received, and what the client did."""
+    body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    parts = [body[start : start + chunk] for start in range(0, len(body), chunk)] or [b""]
+    received, sent = [], []
+
+    async def application(scope, receive, send):
+        got = bytearray()
+        while True:
+            part = await receive()
+            got += part["body"]
+            if not part["more_body"]:
+                break
+        received.append((dict(scope["headers"]), bytes(got)))
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b"vllm"})
+
+    async def receive():
+        part = parts.pop(0)
+        return {"type": "http.request", "body": part, "more_body": bool(parts)}
+
+    async def send(part):
+        sent.append(part)
+
+    config = SimpleNamespace(get_from_extra_config=lambda name, default: {"store": str(store)}.get(name, default))
+    state = SimpleNamespace(vllm_config=SimpleNamespace(kv_transfer_config=config))
+    headers = [(b"Content-Length", str(len(body)).encode()), (b"x-key", b"1")]
+    scope = {
+        "type": "http", "method": method, "path": path, "headers": headers, "app": SimpleNamespace(state=state),
+    }  # fmt: skip
+    asyncio.run(front.Front(application)(scope, receive, send))
+    return received, sent
+
+
+def passed(store, path, body):
+    ((headers, content),), sent = call(store, path, body)
+    assert sent[1]["body"] == b"vllm"
+    lengths = [value for name, value in headers.items() if name.lower() == b"content-length"]
+    assert lengths == [str(len(content)).encode()] and headers[b"x-key"] == b"1"
+    return json.loads(content)
+
+
+def test_placeholders_stand_before_prompts_of_every_kind(store):
+    named = {"kv_transfer_params": {"memory": "2026/märz"}, "max_tokens": 5}
+    for prompt, want in (
+        ("Who?", "<x><x><x>Who?"), ([1, 2], [7, 7, 7, 1, 2]), (["a", [3]], ["<x><x><x>a", [7, 7, 7, 3]]),
+    ):  # fmt: skip
+        got = passed(store, COMPLETIONS, {"prompt": prompt, "add_special_tokens": True, **named})
+        assert got == {"prompt": want, "add_special_tokens": False, **named}
+    got = passed(store, CHAT, {"messages": [], "chat_template_kwargs": {"a": 1}, **named})
+    assert got["chat_template_kwargs"] == {"a": 1, "memory_tokens": 3, "memory_text": "<x>"}
+
+
+def test_embeddings_are_the_first_message(store):
+    messages = [{"role": "user", "content": "Who?"}]
+    got = passed(store, CHAT, {"messages": messages, "kv_transfer_params": {"memory": "embedded"}})
+    (part,) = got["messages"][0]["content"]
+    values = torch.load(io.BytesIO(base64.b64decode(part["data"])), weights_only=True)
+    assert torch.equal(values, torch.arange(8.0).view(2, 4)) and part["type"] == "prompt_embeds"
+    assert got["messages"][0]["role"] == "memory" and got["messages"][1:] == messages
+    assert got["kv_transfer_params"] == {}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[1]", b'"x"', b'{"kv_transfer_params": null}', b'{"kv_transfer_params": {"do_remote_prefill": 1}}'],
+)
+def test_other_requests_pass_as_they_are(store, body):
+    (received,), sent = call(store, CHAT, body)
+    assert received[1] == body and sent[1]["body"] == b"vllm"
+
+
+def test_other_routes_are_not_read(store):
+    body = {"kv_transfer_params": {"memory": "nothing"}}
+    for path, method in (("/v1/models", "POST"), (CHAT, "GET")):
+        (received,), sent = call(store, path, body, method=method)
+        assert json.loads(received[1]) == body and sent[1]["body"] == b"vllm"
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "code"),
+    [
+        ("nothing", 404, "memory_not_found"), ("../2026", 404, "memory_not_found"), (7, 404, "memory_not_found"),
+        ("", 404, "memory_not_found"), ("x" * 9999, 404, "memory_not_found"), ("\ud800", 404, "memory_not_found"),
+        ("cut", 400, "memory_not_read"),
+    ],
+)  # fmt: skip
+def test_a_memory_that_cannot_be_read_is_told_without_the_engine(store, name, status, code):
+    body = {"prompt": "?", "kv_transfer_params": {"memory": name}}
+    (received,), sent = call(store, COMPLETIONS, body, status=422)
+    assert received[1] == b"{}"
+    assert sent[0]["status"] == status
+    error = json.loads(sent[1]["body"])["error"]
+    assert error["code"] == code and error["param"] == "kv_transfer_params" and "memory" in error["message"]
+
+
+def test_who_has_no_key_is_told_nothing(store):
+    body = {"prompt": "?", "kv_transfer_params": {"memory": "nothing"}}
+    _, sent = call(store, COMPLETIONS, body, status=401)
+    assert [sent[0]["status"], sent[1]["body"]] == [401, b"vllm"]
+
+
+def test_a_body_without_end_is_refused(store, monkeypatch):
+    monkeypatch.setattr(front, "LONGEST", 100)
+    _, sent = call(store, COMPLETIONS, b" " * 101)
+    assert sent[0]["status"] == 413
+
+
+@pytest.mark.parametrize("prompt", [None, 7, [], {}, [[]]])
+def test_prompts_of_no_kind_are_refused(store, prompt):
+    _, sent = call(store, COMPLETIONS, {"prompt": prompt, "kv_transfer_params": {"memory": "2026/märz"}})
+    assert sent[0]["status"] == 400 and b"prompt: expected a text or token ids" in sent[1]["body"]
+
+
+def test_a_file_that_changed_or_is_another_is_refused(store):
+    about, _ = shelf.about(store, "2026/märz")
+    path = shelf.path_of(store, "2026/märz")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"expected values of digest \w+, got others: changed or damaged"):
+        shelf.values(store, "2026/märz", about.digest)
+    from safetensors.torch import save_file
+
+    save_file({"values": torch.zeros(1)}, shelf.path_of(store, "foreign"))
+    with pytest.raises(ValueError, match=r"expected a file of gistkit export, version 1, got another"):
+        shelf.about(store, "foreign")

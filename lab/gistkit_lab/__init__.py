@@ -1,0 +1,1 @@
+"""gistkit's lab: the papers' experiments and tables, run on the library."""

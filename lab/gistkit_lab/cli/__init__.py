@@ -1,0 +1,1 @@
+"""The lab's commands, a file for each."""

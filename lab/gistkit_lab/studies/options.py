@@ -1,0 +1,41 @@
+"""Options that the commands of several studies take."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from gistkit.options.arguments import names, path, positive, whole
+from gistkit_lab.studies.study import Job
+
+# More runs than that are a mistake, and would be listed before the first begins.
+seeds_of = whole(1, 10_000)
+
+
+def add_runs(parser: argparse.ArgumentParser, steps: int | None = None) -> None:
+    """--seeds and --steps. `steps`: the default of --steps; None: the preset's."""
+    parser.add_argument("--seeds", type=seeds_of, default=1, metavar="N", help="seeds 0 to N-1 (default: %(default)s)")
+    default = "the preset's" if steps is None else "%(default)s"
+    parser.add_argument("--steps", type=positive, default=steps, help=f"training steps a run (default: {default})")
+
+
+def add_text(parser: argparse.ArgumentParser, purpose: str = "text file to train on") -> None:
+    """--text."""
+    parser.add_argument("--text", type=path, help=f"{purpose} (default: the standard library's topics)")
+
+
+def add_names(
+    parser: argparse.ArgumentParser, option: str, choices: Sequence[str], default: Sequence[str], more: str = ""
+) -> None:
+    """An option of comma-separated names. `more`: help text before the default."""
+    parser.add_argument(
+        option,
+        type=names(*choices),
+        default=list(default),
+        help=f"comma-separated{more} (default: {','.join(default)})",
+    )
+
+
+def jobs(arms: Sequence[object], seeds: int) -> list[Job]:
+    """Every arm of seed 0, then of seed 1, ..."""
+    return [Job(arm, seed) for seed in range(seeds) for arm in arms]

@@ -1,0 +1,53 @@
+"""Table 3 of More Effective LLM Compressed Tokens: whose answers a judge prefers, of the systems of its Table 2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gistkit_lab.tables.compression_loss import MODEL, PAPER, QUESTIONS, TEXT
+from gistkit_lab.tables.compression_loss import TABLES as ABLATIONS
+from gistkit_lab.tables.table import JUDGE, Arm, Column, Stage, Table
+
+_SYSTEMS = {arm.title: arm for arm in ABLATIONS["cl-2"].arms}
+_STAGES = ("pretrain", "finetune", "answers")
+COLUMNS = [Column(name.capitalize(), "judge", name) for name in ("win", "lose", "tie")]
+
+
+def _runs(system: Arm) -> dict[str, Stage]:
+    """What leads to a system's answers, with its folder in the stages' names."""
+    return {
+        f"{system.folder}/{name}": replace(
+            stage, start=None if stage.start is None else f"{system.folder}/{stage.start}"
+        )
+        for name, stage in system.stages.items()
+        if name in _STAGES
+    }
+
+
+def _arm(title: str, *figures: float) -> Arm:
+    first, second = (_SYSTEMS[name.lower()] if name == "Full" else _SYSTEMS[name] for name in title.split(" vs "))
+    answers = [f"{system.folder}/answers" for system in (first, second)]
+    judge = Stage(JUDGE, ("--questions", "{test}"), reports=answers)
+    published = dict(zip((column.heading for column in COLUMNS), figures, strict=True))
+    return Arm(
+        title, f"{first.folder}-vs-{second.folder}", {**_runs(first), **_runs(second), "judge": judge}, published
+    )
+
+
+TABLES: Mapping[str, Table] = {
+    "cl-3": Table(
+        f"{PAPER}, Table 3", "cl", MODEL, TEXT | QUESTIONS, COLUMNS,
+        [
+            _arm("Full vs wo CL", 24.8, 25.0, 49.0),
+            _arm("wo CL vs wo CL + PI", 37.1, 16.7, 45.0),
+            _arm("wo AE vs wo CL", 25.2, 24.0, 49.9),
+        ],
+        (*ABLATIONS["cl-2"].open,
+         "the judge is GPT-4o there: --more 'judge=--judge URL --judge-model NAME'. Its prompt is ICAE's, which is not "
+         "printed; here the words are gistkit's own",
+         "in which order the answers stand: in both here, so that a liking for a place cancels; "
+         "--more 'judge=--one-order ...' asks once",
+         "shares are of all pairs: those of which the judge gave no verdict count for none"),
+    ),
+}  # fmt: skip

@@ -1,0 +1,122 @@
+"""The card of a trained compressor: what it is, what it was trained on and how, and its figures, from its history."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from text import OUT as TEXT
+
+from gistkit._trained import DEFAULTS
+from gistkit.evaluate.report import format_table
+
+# Of the rows of `measure.rows`.
+READ = {
+    "none": "no context, the model without the adapter",
+    "full": "full context, the model without the adapter",
+    "adapter_none": "no context, with the adapter",
+    "adapter_full": "full context, with the adapter",
+    "kvzip": "KVzip, a selection without training, of as many bytes",
+    "memory": "the memory",
+}
+
+
+def write_card(folder: Path, name: str, model: Any, sittings: Sequence[Any]) -> None:
+    """Writes README.md into a model's folder.
+
+    Args:
+        folder: of the model.
+        name: of the model.
+        model, sittings: see `make.Model` and `make.Sitting`.
+    """
+    found = json.loads((TEXT / "text.json").read_text())
+    packages = ", ".join(f"{package} {version}" for package, version in found["packages"].items())
+    settings = ", ".join(f"{key} {value}" for key, value in model.settings.items())
+    rows = [["steps", "contexts a step", "tokens", "hours", "held-out loss in nats a token", "machine", "commit"]]
+    for one in sittings:
+        losses = ", ".join(f"{loss} {value:.3f}" for loss, value in one.held_out.items() if loss != "loss")
+        machine = one.machine
+        where = f"{machine['processor']}, {machine['threads']} threads, {machine['instruction_set']}"
+        span = f"{one.first} to {one.last}"
+        rows.append(
+            [
+                span,
+                str(one.batch),
+                f"{one.tokens / 1e6:.2f}M",
+                f"{one.seconds / 3600:.2f}",
+                losses or "-",
+                where,
+                machine["commit"],
+            ]
+        )
+    measured = next((one.measured for one in reversed(sittings) if one.measured), {})
+    hours, tokens = (sum(getattr(one, key) for one in sittings) for key in ("seconds", "tokens"))
+    option = "" if name in DEFAULTS.values() else f" --compressor {name}"
+    done, reached = 0, []
+    for stage in model.stages:
+        if done < sittings[-1].last:
+            reached.append(stage)
+        done += stage.steps
+    learned = {loss for stage in reached for loss in stage.losses}
+    state = "" if "qa" in learned else "\n\n**It has not learned to answer questions yet.**"
+    stages = "; ".join(
+        f"{stage.steps} steps of {', '.join(f'{weight:g} x {loss}' for loss, weight in stage.losses.items())} on "
+        f"contexts of {stage.shortest} to {stage.longest} tokens"
+        for stage in model.stages
+    )
+    text = f"""# {name}
+
+A compressor of SmolLM2-135M-Instruct: {model.method}, {settings}. Its adapter (rank {model.rank} on queries, keys,
+values and outputs) and its memory tokens, if it has any, were trained; the model itself is as it was. Weights in
+bfloat16.
+
+    gistkit compress report.txt -o report.gist{option}
+    gistkit ask report.gist "Who signed it?"
+
+## Training
+
+{tokens / 1e6:.1f} million tokens in {hours / 3600:.1f} hours of one process. Learning rate {model.learning_rate:g}
+after {model.warmup} steps of warm-up, falling in the last {model.decay:.0%} of each sitting; {model.precision}
+autocast. Stages: {stages}. It is in stage {len(reached)} of {len(model.stages)}.{state}
+
+{format_table(rows)}
+
+{_figures(measured)}## Data
+
+Pages of Debian's documentation packages, read where apt puts them ({sum(found["bytes"].values()) / 1e6:.0f} MB,
+{sum(found["pages"].values())} pages): {packages}. A tenth of the pages is held out, each as a whole, and homebank-data
+is not trained on at all. Each context has a made-up fact in it, about which a question is asked.
+
+`python lab/models/make.py {name} --steps N` goes on with it.
+"""
+    (folder / "README.md").write_text(text)
+
+
+def _figures(measured: dict[str, dict[str, float]]) -> str:
+    """The tables of passages, and that of the questions: one row for whatever is read, with the same prompt."""
+    if not measured:
+        return ""
+    parts = ["## Figures"]
+    names = {"manuals": "pages of the manuals", "other": "pages of another domain"}
+    for domain, title in names.items():
+        if found := measured.get(domain):
+            rows = [[f"128 tokens of held-out {title}", "perplexity of what follows", "exact answers about facts, %"]]
+            rows += [
+                [read, f"{found[name]:.3g}", f"{found[f'{name}_facts']:.3g}"]
+                for name, read in READ.items()
+                if name in found
+            ]
+            between = "both with the adapter" if "adapter_none" in found else "both of the model, as no adapter reads"
+            kept = f"BLEU-4 {found['bleu4']:.3g}, {found['accuracy']:.1%} of tokens right"
+            way = f"In what follows it goes {found['way']:.2f} of the way from no to full context, {between}."
+            parts += [format_table(rows), f"Reconstruction: {kept}. {way}"]
+    if figures := measured.get("questions"):
+        title = f"{figures['count']} questions written by hand, about 512 tokens of a held-out page"
+        rows = [[title, "exact answers, %", "answers with it within, %", "F1 of words, %"]]
+        for name, read in READ.items():
+            if name in figures:
+                rows.append([read, *(f"{figures[f'{name}{kind}']:.3g}" for kind in ("", "_within", "_f1"))])
+        parts.append(format_table(rows))
+    return "\n\n".join(parts) + "\n\n"

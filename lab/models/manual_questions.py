@@ -1,0 +1,100 @@
+"""Questions written by hand about held-out pages of the manuals: our own words, and where on its page an answer is.
+
+example: python models/manual_questions.py runs/models/manual.jsonl     # for gistkit evaluate --questions
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from texts import held_out_pages
+
+from gistkit.evaluate import Example
+from gistkit.evaluate.data import QUESTION
+from gistkit.hf.smollm2 import load_smollm2_tokenizer
+
+FILE = Path(__file__).with_name("manual_questions.jsonl")
+# Tokens of the part of a page that a question is about.
+PAGE = 512
+
+
+class Question(NamedTuple):
+    """A line of the file.
+
+    Args:
+        page: "package/name" of a page, without the number that its file has.
+        question, answer: the answer as the page has it.
+        at: the character of the page where the answer is; in another version of the package the nearest one counts.
+    """
+
+    page: str
+    question: str
+    answer: str
+    at: int
+
+
+def read(path: Path = FILE) -> list[Question]:
+    """All questions."""
+    return [Question(**json.loads(line)) for line in path.read_text().splitlines()]
+
+
+class About(NamedTuple):
+    """A question and the token ids that it is about."""
+
+    context: list[int]
+    asked: Question
+
+
+def about(tokenizer: Any, length: int, path: Path = FILE) -> list[About]:
+    """The questions, each about up to `length` tokens of its page with the answer in their middle.
+
+    Those whose page is not held out, or has no such answer, are left out: other versions of the packages differ.
+    """
+    pages: dict[str, list[Path]] = {}
+    for page in held_out_pages():
+        pages.setdefault(f"{page.parent.name}/{page.stem.partition('-')[2]}", []).append(page)
+    found = []
+    for one in read(path):
+        for page in pages.get(one.page, [])[:1]:
+            text = page.read_text()
+            if (at := nearest(text, one.answer, one.at)) is None:
+                continue
+            before, after = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (text[:at], text[at:]))
+            first = max(0, len(before) - length // 2)
+            found.append(About([*before[first:], *after][:length], one))
+    return found
+
+
+def examples(tokenizer: Any, length: int, path: Path = FILE) -> list[Example]:
+    """The questions as examples; arguments as in `about`."""
+    ids = lambda question: tokenizer(QUESTION.format(question=question), add_special_tokens=False)["input_ids"]  # noqa: E731
+    return [
+        Example(context, question=ids(one.question), answers=[one.answer])
+        for context, one in about(tokenizer, length, path)
+    ]
+
+
+def nearest(text: str, answer: str, at: int) -> int | None:
+    """Where in `text` the answer is, as near to `at` as there is one; None if there is none."""
+    places = [index for index in range(len(text)) if text.startswith(answer, index)]
+    return min(places, key=lambda index: abs(index - at), default=None)
+
+
+def main() -> int:
+    """Writes the questions with their contexts as JSON lines."""
+    out, tokenizer = Path(sys.argv[1]), load_smollm2_tokenizer()
+    lines = [
+        {"context": tokenizer.decode(context), "question": one.question, "answers": [one.answer]}
+        for context, one in about(tokenizer, PAGE)
+    ]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    print(f"{len(lines)} questions: {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""What tests of the studies share: a bar that interrupts, what a run gave, and a command that measures little."""
+
+import dataclasses
+
+import pytest
+
+from gistkit_lab.studies.epl import command
+
+
+class Bar:
+    """A silent progress bar that can interrupt the run after some steps."""
+
+    def __init__(self, interrupt_after=None):
+        self.left = interrupt_after
+
+    def reset(self, total): ...
+
+    def set_postfix_str(self, text): ...
+
+    def update(self, steps=1):
+        if self.left is not None and steps == 1:
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+
+
+def outcome(run):
+    """All that a run gave but how long it took."""
+    return {key: value for key, value in dataclasses.asdict(run).items() if key != "seconds"}
+
+
+@dataclasses.dataclass(frozen=True)
+class FewChunks(command.Recipe):
+    """The study `epl` as it is, but for what it is measured on."""
+
+    eval_chunks: int = 4
+    final_chunks: int = 8
+
+
+@pytest.fixture
+def few_chunks(monkeypatch):
+    """The commands `demo` and `study epl` measure on few chunks."""
+    monkeypatch.setattr(command, "Recipe", FewChunks)
+    monkeypatch.setattr(command.Epl, "recipe_type", FewChunks)

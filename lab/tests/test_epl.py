@@ -1,0 +1,215 @@
+"""The study `epl` and its command, at a few steps."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from study_runs import Bar, few_chunks, outcome  # noqa: F401
+
+from gistkit import cli, layouts
+from gistkit.evaluate.report import format_table
+from gistkit.inspect import measure_tracking
+from gistkit.train import checkpoint, load_corpus
+from gistkit_lab.studies import reconstruction as training
+from gistkit_lab.studies.epl import report
+from gistkit_lab.studies.epl import study as epl
+from gistkit_lab.studies.fitting import saved_states
+from gistkit_lab.studies.results import load
+from gistkit_lab.studies.smollm2 import study as smollm2
+from gistkit_lab.studies.tracking import memory_attention
+
+RECIPE = epl.Recipe(
+    steps=6, chunk=20, batch=4, eval_every=2, eval_chunks=8, final_chunks=8, hidden_size=32, intermediate_size=48
+)
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return load_corpus()
+
+
+def train(corpus, out, *, layout="epl", resume=False, bar=None):
+    build = epl.build_compressor
+    return training.train(RECIPE, build, layout, 0, corpus, out, device="cpu", resume=resume, bar=bar or Bar())
+
+
+def test_a_run_learns_and_layouts_differ_in_no_parameter(corpus, tmp_path):
+    first = train(corpus, tmp_path)
+    assert first.curve[-1][1] < first.curve[0][1]
+    other = train(corpus, tmp_path, layout="dpl")
+    assert other.parameters == first.parameters and other.curve != first.curve
+
+
+def staged(corpus, out, *, resume=False, bar=None):
+    recipe = smollm2.Recipe(
+        steps=6, chunk=20, batch=4, eval_every=2, eval_chunks=8, final_chunks=8, lengths=(5, 10, 20),
+        compression_steps=3,
+    )  # fmt: skip
+    seen = []
+
+    def build(_, layout, seed):
+        compressor = epl.build_compressor(RECIPE, layout, seed, losses=("ae", "compression"))
+        forward = compressor.forward
+
+        def recorded(rows, **texts):
+            if torch.is_grad_enabled():
+                seen.append((tuple(rows.shape), set(compressor.loss_weights)))
+            return forward(rows, **texts)
+
+        compressor.forward = recorded
+        return compressor
+
+    run = training.train(recipe, build, "epl", 0, corpus, out, device="cpu", resume=resume, bar=bar or Bar())
+    return run, seen
+
+
+def test_contexts_and_losses_come_in_stages(corpus, tmp_path):
+    whole, seen = staged(corpus, tmp_path / "whole")
+    both = {"ae", "compression"}
+    assert (
+        seen == [((16, 5), {"compression"})] * 2 + [((8, 10), {"compression"}), ((8, 10), both)] + [((4, 20), both)] * 2
+    )
+    assert set(whole.losses) == both | {"loss"}
+    with pytest.raises(KeyboardInterrupt):
+        staged(corpus, tmp_path / "cut", bar=Bar(3))
+    assert outcome(staged(corpus, tmp_path / "cut", resume=True)[0]) == outcome(whole)
+
+
+def test_stages_are_checked():
+    for changes, message in [
+        ({"lengths": (16, 32)}, r"lengths: expected ascending numbers up to chunk, 64, got \(16, 32\)"),
+        ({"lengths": (32, 16, 64)}, "lengths: expected ascending"),
+        ({"lengths": (0, 64)}, "lengths: expected ascending"),
+        ({"match_embeddings": True}, "match_embeddings: expected it with method icae alone, got method x500"),
+        ({"dtype": "float16"}, "dtype: expected one of float32, bfloat16, got .float16."),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            smollm2.recipe("short", **changes)
+    assert smollm2.Recipe(lengths=[16, 64]) == smollm2.Recipe(lengths=(16, 64))
+
+
+def test_layouts_of_a_seed_start_from_the_same_weights():
+    models = [epl.build_compressor(RECIPE, layout, 3) for layout in ("dpl", "upl", "epl")]
+    for name, parameter in models[0].named_parameters():
+        assert all(torch.equal(parameter, dict(model.named_parameters())[name]) for model in models[1:]), name
+
+
+def test_a_wrong_or_broken_state_is_refused(corpus, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train(corpus, tmp_path, bar=Bar(1))
+    state = tmp_path / "epl-0.safetensors"
+    state.write_bytes(state.read_bytes()[:-10])
+    for path in saved_states(state)[:-1]:
+        path.unlink()
+    with pytest.raises(ValueError, match=r"epl-0.safetensors: expected a training state, got a file that cannot"):
+        train(corpus, tmp_path, resume=True)
+    save_file({"x": torch.zeros(1)}, state, metadata={"format": "other"})
+    with pytest.raises(ValueError, match=f"of format {checkpoint.FORMAT}, got other"):
+        train(corpus, tmp_path, resume=True)
+
+
+def test_a_text_too_short_for_a_chunk_is_refused(tmp_path, capsys):
+    (tmp_path / "text.txt").write_bytes(bytes(range(100)))
+    text = load_corpus(tmp_path / "text.txt")
+    with pytest.raises(ValueError, match=r"text: expected at least 20 bytes in the held-out part of text.txt, got 10"):
+        training.train(RECIPE, epl.build_compressor, "epl", 0, text, tmp_path, device="cpu", resume=False, bar=None)
+    longer = dataclasses.replace(RECIPE, chunk=5, continuation=15)
+    with pytest.raises(ValueError, match="text: expected at least 20 bytes"):
+        training.train(longer, epl.build_compressor, "epl", 0, text, tmp_path, device="cpu", resume=False, bar=None)
+    assert cli.main(["study", "epl", "--text", str(tmp_path / "text.txt"), "--steps", "2"]) == 2
+    assert "text: expected at least 80 bytes" in capsys.readouterr().err
+
+
+def test_tracking_of_known_maps():
+    even = torch.zeros(4, 20)
+    for slot in range(4):
+        even[slot, 5 * slot : 5 * slot + 5] = 2.0
+    found = measure_tracking(even)
+    assert found.slope == pytest.approx(5) and found.r_squared == pytest.approx(1)
+    assert found.own_segment == pytest.approx(1)
+    flat = measure_tracking(torch.ones(4, 20))
+    assert flat.slope == pytest.approx(0, abs=1e-9) and flat.own_segment == pytest.approx(0.25)
+    with pytest.raises(ValueError, match="expected at least 2 memory tokens, got 1"):
+        measure_tracking(torch.ones(1, 20))
+
+
+def test_memory_attention_is_that_of_the_eager_model():
+    compressor = epl.build_compressor(RECIPE, "epl", 0).double()
+    chunks = torch.randint(0, 256, (3, 20))
+    maps = memory_attention(compressor, chunks)
+    model, plan = compressor.model, layouts.icae_encoder(20, 20, 4, positions="epl").compile()
+    model.set_attn_implementation("eager")
+    embeddings = model.get_input_embeddings()(chunks)
+    out = model.model(
+        inputs_embeds=torch.cat([embeddings, compressor.memory_embeddings.expand(3, -1, -1)], 1),
+        position_ids=plan.positions[None].expand(3, -1),
+        attention_mask=torch.ones(3, 24, dtype=torch.long),
+        output_attentions=True,
+    )
+    assert len(maps) == len(out.attentions) == 2
+    for ours, theirs in zip(maps, out.attentions, strict=True):
+        torch.testing.assert_close(ours, theirs[:, :, 20:, :20].mean((0, 1)).double(), rtol=1e-4, atol=1e-6)
+
+
+def test_report_has_a_row_a_layout_beside_the_paper():
+    make = lambda layout, seed, losses: training.Run(  # noqa: E731
+        layout, seed, [(25 * i, loss, 0.5) for i, loss in enumerate(losses)], losses[-1], 0.5, 0.4, 10.0
+    )
+    runs = [make("dpl", 0, [5, 3]), make("epl", 0, [5, 0.9]), make("dpl", 1, [5, 2]), make("epl", 1, [5, 1.1])]
+    header, dpl, ours = report.table_rows(runs)
+    assert dpl[:3] == ["DPL", "not reached", "2.500 (2.000-3.000)"]
+    assert dpl[3:] == ["0.500 (0.500-0.500)", "0.400 (0.400-0.400)", "10 s (10 s-10 s)", "31.80", "12.18", "39.95"]
+    assert ours[:3] == ["EPL", "25, 1 of 2 not", "1.000 (0.900-1.100)"] and ours[-3:] == ["95.98", "11.42", "43.87"]
+    lines = format_table([header, dpl, ours]).splitlines()
+    assert len(lines) == 4 and len(set(map(len, lines))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_chunks")
+def test_the_command_leaves_results_and_pictures(tmp_path, capsys):
+    arguments = ["demo", "--steps", "2", "--layouts", "dpl,epl", "--out", str(tmp_path / "run")]
+    assert cli.main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "| DPL " in shown and "| paper: AE BLEU-4 | LM PPL | QA F1 |" in shown and "What this does not show" in shown
+    assert "slope 1/" in shown and "EPL  '" in shown
+    lines = load(tmp_path / "run" / "results.jsonl")
+    assert [line["run"]["layout"] for line in lines] == ["dpl", "epl"]
+    assert lines[0]["recipe"]["steps"] == 2 and len(lines[0]["text"]["digest"]) == 12
+    assert lines[0]["run"]["parameters"] == 437120
+    for name in ("loss.png", "attention.png"):
+        assert (tmp_path / "run" / name).read_bytes().startswith(b"\x89PNG")
+    assert cli.main([*arguments, "--resume"]) == 0
+
+
+def test_mistakes_end_in_one_line(tmp_path, capsys):
+    assert cli.main(["study", "epl", "--text", str(tmp_path / "none.txt")]) == 2
+    assert "none.txt" in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        assert cli.main(["demo", "--device", "cuda", "--out", str(tmp_path)]) == 2
+        assert "--device: expected a device that is here, got 'cuda'" in capsys.readouterr().err
+    for device in ("foo", "meta"):
+        assert cli.main(["demo", "--device", device, "--out", str(tmp_path)]) == 2
+        assert f"--device: expected cpu or cuda, got '{device}'" in capsys.readouterr().err
+    assert cli.main(["demo", "--text", str(tmp_path)]) == 2
+    assert str(tmp_path) in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert cli.main(["demo", "--steps", "1", "--out", str(tmp_path / "file")]) == 2
+    assert "--out: expected a place that can be written to" in capsys.readouterr().err
+    for wrong, message in [
+        (["--layouts", "dpl,xyz"], "expected some of dpl,upl,cpl,epl, each once, got 'dpl,xyz'"),
+        (["--steps", "0"], "expected a whole number of at least 1, got '0'"),
+        (["--seeds", "abc"], "expected a whole number from 1 to 10000, got 'abc'"),
+    ]:
+        with pytest.raises(SystemExit):
+            cli.main(["demo", *wrong])
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_info_runs_as_a_module():
+    shown = subprocess.run([sys.executable, "-m", "gistkit.info"], capture_output=True, text=True, check=True).stdout
+    for item in ("torch", "instruction set", "op library", "stable ABI of torch 2.11", "CUDA library", "transformers"):
+        assert item in shown

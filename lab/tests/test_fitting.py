@@ -1,0 +1,169 @@
+"""The loop that the studies share: what a signal, a damaged state and a fresh start leave of a run."""
+
+import math
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from study_runs import Bar
+from torch import nn
+
+from gistkit._signals import Interrupted
+from gistkit.train import checkpoint
+from gistkit_lab.studies import fitting
+from gistkit_lab.studies.fitting import Carried, StudyRecipe, optimise, save_state, saved_states
+
+RECIPE = StudyRecipe(steps=8, batch=4, eval_every=3)
+IDENTITY = {"study": "tiny"}
+
+
+class Run:
+    """A regression with dropout, and with a figure of its own that it carries along."""
+
+    def __init__(self, folder: Path, signals: dict[int, int] | None = None) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+        self.optimizer = torch.optim.AdamW(
+            [{"params": list(self.model.parameters()), "factor": 1.0}], lr=RECIPE.learning_rate
+        )
+        self.state, self.signals, self.carried = folder / "run.safetensors", signals or {}, 0.0
+
+    def loss(self, step: int) -> torch.Tensor:
+        if step in self.signals:
+            signal.raise_signal(self.signals[step])
+        # It changes at some steps alone, as a threshold does.
+        self.carried = self.carried / 3 + 1.0 if step % 2 == 0 else self.carried
+        x = torch.randn(RECIPE.batch, 3, generator=torch.Generator().manual_seed(step))
+        return (self.model.train()(x).sum() - self.carried).square()
+
+    def figures(self) -> tuple[float, ...]:
+        x = torch.randn(4, 3, generator=torch.Generator().manual_seed(99))
+        with torch.no_grad():
+            return (float(self.model.eval()(x).square().mean()),)
+
+    def set_carried(self, value: float) -> None:
+        self.carried = value
+
+    def train(self, resume: bool = False):
+        return optimise(
+            RECIPE, list(self.model.named_parameters()), self.optimizer, self.loss, self.figures, self.state, IDENTITY,
+            learning_rate=lambda step: 1e-2, clips=[(list(self.model.parameters()), 1.0)], resume=resume, bar=Bar(),
+            carried=Carried(lambda: self.carried, self.set_carried),
+        )  # fmt: skip
+
+
+@pytest.fixture
+def whole(tmp_path):
+    (tmp_path / "whole").mkdir()
+    run = Run(tmp_path / "whole")
+    return run, run.train()
+
+
+def check_equal(run, progress, whole):
+    assert progress.curve == whole[1].curve and [step for step, _ in progress.curve] == [0, 3, 6, 8]
+    for ours, theirs in zip(run.model.parameters(), whole[0].model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("step", "number"), [(0, signal.SIGINT), (2, signal.SIGTERM), (4, signal.SIGINT)])
+def test_a_signal_ends_a_run_after_its_step_and_it_goes_on_bit_for_bit(step, number, whole, tmp_path):
+    with pytest.raises(Interrupted, match=rf"after step {step + 1} of 8; .*run.safetensors is saved") as caught:
+        Run(tmp_path, {step: number}).train()
+    assert caught.value.number == number
+    run = Run(tmp_path)
+    check_equal(run, run.train(resume=True), whole)
+
+
+def test_the_last_step_is_measured_when_the_run_goes_on(whole, tmp_path):
+    with pytest.raises(Interrupted, match="after step 8 of 8"):
+        Run(tmp_path, {7: signal.SIGINT}).train()
+    run = Run(tmp_path)
+    check_equal(run, run.train(resume=True), whole)
+
+
+def test_a_damaged_state_gives_way_to_the_one_before(whole, tmp_path):
+    with pytest.raises(Interrupted):
+        Run(tmp_path, {4: signal.SIGINT}).train()
+    _, last = saved_states(tmp_path / "run.safetensors")
+    content = last.read_bytes()
+    last.write_bytes(content[:-1])
+    run = Run(tmp_path)
+    with pytest.warns(UserWarning, match=r"run.safetensors: expected .*; the run goes on from .*before instead"):
+        check_equal(run, run.train(resume=True), whole)
+    # As after a kill between the two moves of a write.
+    last.unlink()
+    run = Run(tmp_path)
+    check_equal(run, run.train(resume=True), whole)
+
+
+def test_a_run_that_begins_anew_knows_nothing_of_the_states_before(tmp_path):
+    Run(tmp_path).train()
+    (tmp_path / "run.safetensors").write_bytes(b"")
+    with pytest.raises(Interrupted):
+        Run(tmp_path, {0: signal.SIGINT}).train()
+    # Its own evaluation before the first step, and its first step.
+    assert len(saved_states(tmp_path / "run.safetensors")) == 2
+    (tmp_path / "run.safetensors").unlink()
+    run = Run(tmp_path)
+    run.train(resume=True)
+    assert [path.name for path in tmp_path.iterdir() if "before" in path.name] == ["run.safetensors.before"]
+
+
+def test_a_good_state_is_there_whenever_a_save_fails(tmp_path, monkeypatch):
+    state = tmp_path / "a.safetensors"
+    weight = torch.nn.Parameter(torch.ones(3))
+    content = [("w", weight)], torch.optim.AdamW([weight])
+    for step in (1, 2):
+        save_state(state, {}, {"step": step}, *content)
+    state.write_bytes(state.read_bytes()[:-1] + b"x")
+    assert checkpoint.load_last(saved_states(state), {}, *content, warn=False) == {"step": 1}
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_tensors", full)
+        with pytest.raises(OSError, match="No space"):
+            save_state(state, {}, {"step": 2}, *content)
+    assert checkpoint.load_last(saved_states(state), {}, *content, warn=False) == {"step": 1}
+
+
+def test_the_times_of_evaluations_are_those_of_training_alone(tmp_path, monkeypatch):
+    clocks = {"perf_counter": 0.0, "process_time": 0.0}
+
+    class Slow(Run):
+        """A step takes the processor 1 s and, as other work is on the machine, 5 s by the clock; an evaluation 100."""
+
+        def loss(self, step: int) -> torch.Tensor:
+            clocks["process_time"] += 1
+            clocks["perf_counter"] += 5
+            return super().loss(step)
+
+        def figures(self) -> tuple[float, ...]:
+            clocks["process_time"] += 100
+            clocks["perf_counter"] += 100
+            return super().figures()
+
+    reading = SimpleNamespace(**{name: lambda name=name: clocks[name] for name in clocks})
+    monkeypatch.setattr(fitting, "time", reading)
+    for threads, a_step in ((1, 1.0), (2, 5.0)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        progress = Slow(tmp_path).train()
+        assert progress.times == [a_step * step for step, _ in progress.curve] and progress.seconds == 40
+        # Going on from the end adds nothing.
+        assert Slow(tmp_path).train(resume=True).times == progress.times
+
+
+def test_a_state_of_an_earlier_release_has_no_times(tmp_path, monkeypatch):
+    save = checkpoint.save
+    old = lambda path, identity, progress, *rest: save(  # noqa: E731
+        path, identity, {name: value for name, value in progress.items() if name not in ("times", "spent")}, *rest
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", old)
+        with pytest.raises(Interrupted):
+            Run(tmp_path, {4: signal.SIGINT}).train()
+    progress = Run(tmp_path).train(resume=True)
+    assert len(progress.times) == len(progress.curve) and all(map(math.isnan, progress.times))

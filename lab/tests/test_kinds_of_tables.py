@@ -1,0 +1,211 @@
+"""Tables of judges, masks, writers, languages and lengths, each made end to end with tiny models."""
+
+import json
+
+import pytest
+from test_tables import call, folder  # noqa: F401 - a fixture
+
+from gistkit_lab.tables import find_table
+from tests.evaluate.test_judge import Server, reply
+from tests.helpers.models import byte_tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+# The tables of these kinds, one of each of which runs here.
+OTHERS = {
+    "cl-3", "cl-figure-2", "dodo-6", "dodo-figure-4", "epl-curves-1b", "epl-curves-3b", "epl-curves-8b", "gistpool-10",
+    "gistpool-12",
+}  # fmt: skip
+
+
+@pytest.fixture
+def texts(tmp_path):
+    path = tmp_path / "text.jsonl"
+    rows = [{"text": f"On day {day} it rained {day * 7 % 10} times. " * 8} for day in range(30)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def questions(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    rows = [{"context": f"It rained on day {n}. " * 3, "question": "When?", "answers": [f"day {n}"]} for n in range(3)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def data(names, path):
+    return [word for name in names for word in ("--data", f"{name}={path}")]
+
+
+def rows_of(path):
+    """The cells of the table in a file, a list a line."""
+    lines = [line for line in path.read_text().splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
+@pytest.mark.slow
+def test_table_3_of_the_compression_loss(folder, texts, questions, tmp_path, capsys):  # noqa: F811
+    small = "--steps 1 --batch 2 --held-out 2 --max-length 60"
+    words = (
+        "cl-3", "--model", folder, "--out", tmp_path / "cl", "--arms", "wo CL vs wo CL + PI",
+        "--more", f"pretrain={small} --min-length 60 --longer-than 100 --chunk 30 --option lora=2",
+        "--more", f"finetune={small} --min-length 8", "--more", "answers=--max-new-tokens 4",
+        *data(["text"], texts), *data(["train", "test"], questions),
+    )  # fmt: skip
+    # Who likes the first place has no say, and the first question gets no verdict.
+    answer = lambda number, body: (  # noqa: E731
+        (404, {}, "") if "day 0" in body["messages"][0]["content"] else (200, {}, reply('{"better": "A"}'))
+    )
+    with Server(answer) as server:
+        assert call(*words, "--more", f"judge=--judge {server.url} --judge-model grader") == 0, capsys.readouterr().err
+        assert len(server.requests) == 1 + 2 * 2 + 1
+    head, _, row = rows_of(tmp_path / "cl" / "cl-3.md")
+    assert head[1:] == ["Win", "Lose", "Tie"]
+    assert row == ["wo CL vs wo CL + PI", "0.0 (37.1)", "0.0 (16.7)", "66.7 (45.0)"]
+    # The runs are those of Table 2.
+    assert (tmp_path / "cl" / "15x-ae-lm-dpl" / "finetune" / "compressor").is_dir()
+
+
+@pytest.mark.slow
+def test_table_10_of_gistpool(folder, questions, tmp_path, capsys):  # noqa: F811
+    sets = ("drop", "fairytaleqa", "squad")
+    arms = ["1 window + gists see BOS", "all windows + gists see themselves + gists see BOS"]
+    words = (
+        "gistpool-10", "--model", folder, "--out", tmp_path / "out", "--arms", ";".join(arms),
+        "--more", "train=--epochs 1 --batch 3 --held-out 1", "--more", "answers=--max-new-tokens 2",
+        *data([f"{name}-{split}" for name in sets for split in ("train", "test")], questions),
+    )  # fmt: skip
+    assert call(*words) == 0, capsys.readouterr().err
+    head, _, *rows = rows_of(tmp_path / "out" / "gistpool-10.md")
+    assert head[1:] == list(sets) and [row[0] for row in rows] == arms
+    assert [cell.partition(" ")[2] for cell in rows[0][1:]] == ["(0.812)", "(1.315)", "(0.468)"]
+    assert [cell.partition(" ")[2] for cell in rows[1][1:]] == [
+        "(0.766 or 0.753)",
+        "(1.160 or 1.177)",
+        "(0.405 or 0.393)",
+    ]
+    assert all(float(cell.split()[0]) > 0 for row in rows for cell in row[1:])
+    for folder_name, windows, itself in (("mask-1-0001", 1, False), ("mask-all-0011", None, True)):
+        saved = json.loads(
+            (tmp_path / "out" / folder_name / "train-drop" / "compressor" / "compressor.json").read_text()
+        )
+        settings = saved["settings"]
+        assert (settings["windows"], settings["memory_sees_itself"], settings["memory_sees_bos"]) == (
+            windows,
+            itself,
+            True,
+        )
+        assert settings["copy_norms"] and not settings["context_sees_memory"] and settings["gists"] == 1639
+
+
+def test_masks_of_gistpool_are_each_choice_once_and_its_own_has_its_figures():
+    table = find_table("gistpool-10")
+    assert len({arm.title for arm in table.arms}) == len({arm.folder for arm in table.arms}) == len(table.arms) == 40
+    # GistPool at 5x, of Appendix B.
+    own = {name: find_table(f"gistpool-{name}") for name in ("drop", "fairytaleqa", "squad")}
+    losses = {
+        name: next(arm.published["loss"] for arm in each.arms if arm.title == "GistPool 5x")
+        for name, each in own.items()
+    }
+    (found,) = (arm for arm in table.arms if arm.published == {name: [loss] for name, loss in losses.items()})
+    assert found.title == "5 windows + gists see gists + gists see themselves + gists see BOS"
+    # That is the mask with which it runs.
+    stage = next(arm.stages["train"] for arm in own["squad"].arms if arm.title == "GistPool 5x")
+    assert "memory_sees_memory=true" in stage.settings and any("pool mask" in each for each in own["squad"].open)
+    # Where a row's figures are open there are two, which another row has too.
+    two = [arm for arm in table.arms if len(arm.published["drop"]) == 2]
+    assert len(two) == 20 and all(sum(arm.published == other.published for other in two) == 2 for arm in two)
+
+
+@pytest.mark.slow
+def test_table_12_of_gistpool(folder, questions, tmp_path, capsys):  # noqa: F811
+    sets = ("alpaca", "squad", "drop", "race", "narrativeqa", "fairytaleqa")
+
+    def answer(number, body):
+        prompt = body["messages"][0]["content"]
+        judged = "day 0" in prompt and '"score"' in prompt
+        return 200, {}, reply('{"score": 0}' if judged else '{"score": 1}' if '"score"' in prompt else "It rained.")
+
+    with Server(answer) as server:
+        endpoints = " ".join(f"--{role} {server.url} --{role}-model m" for role in ("writer", "judge"))
+        given = data([f"{name}-test" for name in sets], questions)
+        words = ("gistpool-12", "--model", folder, "--out", tmp_path / "out", "--arms", "5x;50x", *given)
+        assert call(*words, "--more", f"answers={endpoints}") == 0, capsys.readouterr().err
+    head, _, few, most = rows_of(tmp_path / "out" / "gistpool-12.md")
+    assert head[1:] == [f"{name} {column}" for name in sets for column in ("wrong", "ratio")]
+    # One of three is wrong, and contexts of 60 bytes and the first token are 10.
+    assert few[3] == "33.3 (17.7)" and 6 <= float(few[4]) <= 6.2
+    assert most[1:3] == ["-", "-"] and most[-2] == "33.3 (80.0)"
+
+
+AE = "train=--steps 1 --batch 2 --held-out 2 --lora 2 --min-length 20 --max-length 24"
+
+
+@pytest.mark.slow
+def test_figure_4_of_dodo_is_a_table_and_a_picture(folder, texts, tmp_path, capsys):  # noqa: F811
+    out = tmp_path / "dodo"
+    short = []
+    for length in (100, 200, 300, 400, 500):
+        short += ["--more", f"length-{length}=--context {length // 20} --examples 2 --max-new-tokens 4"]
+    assert call("dodo-figure-4", "--model", folder, "--out", out, "--more", AE, *short, *data(["text"], texts)) == 0
+    shown = capsys.readouterr().out
+    head, _, *rows = rows_of(out / "dodo-figure-4.md")
+    assert head[1:] == ["100", "200", "300", "400", "500"]
+    assert [row[0] for row in rows] == ["Dodo 20x", "Dodo 10x", "ICAE with 128 slots"]
+    assert all(0 <= float(cell) <= 100 for row in rows for cell in row[1:])
+    assert (out / "dodo-figure-4.png").read_bytes().startswith(b"\x89PNG") and "dodo-figure-4.png" in shown
+    icae = json.loads((out / "ae-icae" / "train" / "compressor" / "compressor.json").read_text())
+    assert (icae["method"], icae["settings"]["chunk"], icae["settings"]["ratio"]) == ("icae", 512, 4)
+    # Each length is that of its stage.
+    report = json.loads((out / "ae-icae" / "length-300" / "evaluation.json").read_text())
+    assert report["rows"][0]["counts"]["ae_tokens"] == 2 * 15 and report["rows"][0]["metrics"]["tokens_read"] == 128
+
+
+@pytest.mark.slow
+def test_table_6_of_dodo(folder, texts, tmp_path, capsys):  # noqa: F811
+    out, german, dutch = tmp_path / "dodo", tmp_path / "de.jsonl", tmp_path / "nl.jsonl"
+    german.write_text("".join(json.dumps({"text": f"Es regnet {n}."}) + "\n" for n in ("nicht", "heute", "noch oft")))
+    dutch.write_text(json.dumps({"text": "Het regent. " * 100}) + "\n")
+    words = ("dodo-6", "--model", folder, "--out", out, "--arms", "German;Dutch", "--more", AE, *data(["text"], texts))
+    more = ("--more", "documents=--max-new-tokens 4", *data(["german"], german), *data(["dutch"], dutch))
+    assert call(*words, *more) == 0, capsys.readouterr().err
+    head, _, *rows = rows_of(out / "dodo-6.md")
+    assert head[1:] == ["BLEU", "Perplexity"]
+    assert [cell.partition(" ")[2] for row in rows for cell in row[1:]] == ["(98.80)", "(1.02)", "(97.90)", "(1.02)"]
+    # Whole documents of their own lengths, and what is longer cut to 512; none is held out. One training for both.
+    first = len(byte_tokenizer()("")["input_ids"])
+    counts = [
+        json.loads((out / f"ae-10x-{name}" / "documents" / "evaluation.json").read_text())["rows"][0]["counts"]
+        for name in ("german", "dutch")
+    ]
+    lengths = [len(f"Es regnet {n}.") for n in ("nicht", "heute", "noch oft")]
+    assert [each["examples"] for each in counts] == [3, 1]
+    assert sum(lengths) <= counts[0]["ae_tokens"] <= sum(lengths) + 3 * first
+    assert 512 - first <= counts[1]["ae_tokens"] <= 512 and len(list(out.glob("*/train"))) == 1
+
+
+@pytest.mark.slow
+def test_training_curves_are_a_table_and_a_picture(folder, texts, tmp_path, capsys):  # noqa: F811
+    out = tmp_path / "epl"
+    small = "--steps 11 --batch 2 --chunk 16 --ratio 4 --lora 4 --min-length 32 --max-length 48"
+    words = ("--model", folder, "--out", out, "--arms", "ICAE(DPL);500x(EPL)", *data(["text"], texts))
+    assert call("epl-curves-8b", *words, "--more", f"pretrain={small}") == 0, capsys.readouterr().err
+    head, _, *rows = rows_of(out / "epl-curves-8b.md")
+    # Its documents have more than 4,096 characters.
+    longer = tmp_path / "longer.jsonl"
+    longer.write_text("".join(json.dumps({"text": f"On day {day} it rained. " * 220}) + "\n" for day in range(30)))
+    words = ("--model", folder, "--out", tmp_path / "cl", *data(["text"], longer))
+    assert call("cl-figure-2", *words, "--more", f"pretrain={small.replace('11', '1')}") == 0, capsys.readouterr().err
+    # One step is no curve, of which the mean of ten is shown.
+    assert (tmp_path / "cl" / "cl-figure-2.md").exists() and not (tmp_path / "cl" / "cl-figure-2.png").exists()
+    assert head[1:] == ["steps to AE .01"] and rows == [["ICAE(DPL)", "-"], ["500x(EPL)", "- (1,000)"]]
+    assert (out / "epl-curves-8b.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "8b-icae-dpl" / "pretrain" / "compressor").is_dir()
+    # What would have come there has a figure.
+    lines = [{"step": step, "ae": 1 / step**2} for step in range(1, 41)]
+    metrics = out / "8b-x500-epl" / "pretrain" / "metrics.jsonl"
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    mean = [sum(1 / at**2 for at in range(step - 9, step + 1)) / 10 for step in range(10, 41)]
+    first = 10 + next(index for index, value in enumerate(mean) if value <= 0.01)
+    shown = find_table("epl-curves-8b").choose(["500x(EPL)"]).markdown(out)
+    assert f"| {first} (1,000) " in shown

@@ -1,0 +1,265 @@
+"""The study `length`, and what it shares with `retrieval`: models, training, figures, report and command."""
+
+import dataclasses
+import math
+import re
+
+import pytest
+import torch
+from study_runs import Bar
+from torch.nn.functional import cross_entropy
+
+from gistkit import cli
+from gistkit.nn.seqpe import contrastive_loss, ood_loss
+from gistkit.train import load_corpus
+from gistkit_lab.studies.extrapolation import learner as encodings
+from gistkit_lab.studies.extrapolation.report import TITLES, number
+from gistkit_lab.studies.extrapolation.student import ABLATIONS, ARMS, Arm, Student, arms
+from gistkit_lab.studies.fitting import Progress
+from gistkit_lab.studies.length import command, report
+from gistkit_lab.studies.length import study as length
+from gistkit_lab.studies.registry import read
+from tests.helpers.tiers import mostly_slow
+
+RECIPE = length.Recipe(
+    steps=4, batch=3, warmup=2, eval_every=2, length=8, longest=4, dim=16, layers=2, heads=2, encoder_heads=2, digits=2,
+    max_position=60, pivots=4, candidates=5, windows=3, window_positions=4, eval_tokens=64, test_tokens=128,
+)  # fmt: skip
+
+# Losses are of logits in float32 whatever the model's precision: eight of its steps.
+LOGITS = 8 * torch.finfo(torch.float32).eps
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return load_corpus()
+
+
+@pytest.fixture(autouse=True)
+def double():
+    """Figures are compared in double precision."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def student(name, seed=0, **changes):
+    return Student(dataclasses.replace(RECIPE, **changes), Arm(name), 256, seed)
+
+
+def test_rows_are_of_their_seed_and_step_and_labels_the_next_tokens(corpus):
+    texts, again, other = (length.LengthTexts(corpus, RECIPE, seed) for seed in (0, 0, 1))
+    inputs, labels = texts(3)
+    assert inputs.shape == labels.shape == (3, 8) and torch.equal(inputs[:, 1:], labels[:, :-1])
+    assert all(map(torch.equal, again(3), (inputs, labels)))
+    assert not torch.equal(texts(4)[0], inputs) and not torch.equal(other(3)[0], inputs)
+    train = bytes(corpus.train.tolist())
+    assert all(bytes([*row.tolist(), int(end[-1])]) in train for row, end in zip(inputs, labels, strict=True))
+    assert torch.equal(torch.cat(list(texts.splits.values())), corpus.held_out)
+
+
+@pytest.mark.parametrize("weight_std", [0.02, 0.1])
+@pytest.mark.parametrize("name", ["sinusoidal", "learned"])
+def test_added_positions_are_as_large_as_tokens(name, weight_std):
+    model = student(name, weight_std=weight_std, dim=64, length=32, max_position=128, digits=3).model
+    tokens = model.tokens(torch.arange(32))[None]
+    added = (model.position.embed(tokens, torch.arange(32)) - tokens).detach()
+    assert float(tokens.detach().std()) == pytest.approx(weight_std, rel=0.1)
+    assert float(added.square().mean().sqrt()) == pytest.approx(weight_std, rel=0.1)
+
+
+def test_a_text_too_short_for_the_longest_length_is_named(corpus):
+    short = dataclasses.replace(corpus, held_out=corpus.held_out[:64])
+    with pytest.raises(ValueError, match=r"corpus: expected more than 32 bytes, .* 'held_out', got 32"):
+        length.LengthTexts(short, RECIPE, 0)
+
+
+@pytest.mark.parametrize("name", ["nope", "learned", "alibi", "seqpe-bias", "seqpe-mul"])
+def test_losses_are_those_of_single_chunks_and_all_lengths_read_the_same_tokens(corpus, name):
+    one = student(name)
+    text = corpus.held_out[:100]
+    found = length.losses(one, text, RECIPE.lengths, 75)
+    assert list(found) == [8, 16, 32]
+    for size, loss in found.items():
+        total = 0.0
+        for start in range(0, 64, size):
+            with torch.no_grad():
+                logits = one.model(text[None, start : start + size].long())[0]
+            total += float(cross_entropy(logits, text[start + 1 : start + size + 1].long(), reduction="sum"))
+        assert loss == pytest.approx(total / 64, rel=LOGITS)
+    assert list(length.losses(one, text, (8, 32), 3)) == [8, 32]
+
+
+LEARNERS = ["rope-1e4", "seqpe-sum", "seqpe-mul", "seqpe-bias", *ABLATIONS]
+
+
+@pytest.mark.parametrize("name", mostly_slow(LEARNERS, "rope-1e4", "seqpe-mul", *[*ABLATIONS][-1:]))
+def test_the_loss_of_a_step_is_that_of_the_task_and_of_its_positions(corpus, name):
+    one = student(name, shift_rate=0.6)
+    inputs, labels = length.LengthTexts(corpus, RECIPE, 0)(1)
+    shifted = (step for step in range(50) if one.regularizer.draw(3, step).shifted.sum() == 2)
+    step = 1 if one.regularizer is None else next(shifted)
+    found = float(one.loss(step, inputs, labels).detach())
+    assert found == float(one.loss(step, inputs, labels).detach())
+    if one.regularizer is None:
+        logits = one.model(inputs).detach()
+        assert found == pytest.approx(float(cross_entropy(logits.flatten(0, 1), labels.flatten())), rel=LOGITS)
+        return
+    drawn = one.regularizer.draw(3, step)
+    of = lambda index: one.encoder(drawn.positions[index])  # noqa: E731
+    main = drawn.positions[drawn.main]
+    assert main.shape == (3, 8) and len({int(row[0]) for row in main}) > 1
+    logits = torch.stack([one.model(ids[None], row)[0] for ids, row in zip(inputs, main, strict=True)])
+    expected = cross_entropy(logits.flatten(0, 1), labels.flatten())
+    assert (drawn.pivots is None) == ("no-delta" in name) and (drawn.teacher is None) == name.endswith("no-ood")
+    if drawn.pivots is not None:
+        expected = expected + 0.1 * contrastive_loss(of(drawn.pivots), of(drawn.candidates), drawn.positive)
+    if drawn.teacher is not None:
+        expected = expected + 0.1 * ood_loss(of(drawn.teacher), of(drawn.student), 2)
+    assert found == pytest.approx(float(expected.detach()), rel=LOGITS)
+
+
+def test_arms_of_a_seed_start_from_the_same_model():
+    models = {name: student(name).model for name in ARMS}
+    own = {name: dict(model.position.named_parameters(prefix="position")) for name, model in models.items()}
+    first = {key: value for key, value in models["nope"].state_dict().items()}
+    assert not own["nope"] and own["learned"] and own["seqpe-sum"]
+    for name, model in models.items():
+        rest = {key: value for key, value in model.state_dict().items() if key not in own[name]}
+        rest = {key: value for key, value in rest.items() if key in first}
+        assert rest.keys() == first.keys() and all(torch.equal(rest[key], value) for key, value in first.items())
+    assert not torch.equal(student("nope", 1).model.tokens.weight, first["tokens.weight"])
+
+
+def test_the_learning_rate_warms_up_and_falls():
+    recipe = dataclasses.replace(RECIPE, steps=100, warmup=10, learning_rate=1.0, final=0.1)
+    rates = [recipe.learning_rate_at(step) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1) and max(rates) == rates[9] and rates[50] == pytest.approx(0.55)
+    assert rates[10:] == sorted(rates[10:], reverse=True) and rates[99] == pytest.approx(0.1, abs=1e-3)
+    line = dataclasses.replace(recipe, decay="linear", final=0.0, warmup=0)
+    assert [line.learning_rate_at(step) for step in (0, 25, 100)] == pytest.approx([1, 0.75, 0])
+
+
+def test_positions_are_clipped_by_themselves_and_do_not_decay(corpus, tmp_path, monkeypatch):
+    seen = {}
+
+    def watch(recipe, named, optimizer, *rest, **options):
+        seen.update(options, groups=optimizer.param_groups, named=dict(named))
+        return Progress([], 0.0)
+
+    monkeypatch.setattr(encodings, "optimise", watch)
+    one = student("seqpe-bias", position_rate=0.5, position_clip=7.0)
+    one.train(length.LengthTexts(corpus, RECIPE, 0), lambda: (0.0,), tmp_path / "state", {}, resume=False, bar=Bar())
+    positions = {id(parameter) for parameter in one.model.position.parameters()}
+    (others, clip), (own, its) = seen["clips"]
+    assert {id(x) for x in own} == positions and (clip, its) == (1.0, 7.0) and not positions & {id(x) for x in others}
+    assert len(own) + len(others) == len(seen["named"])
+    for group in seen["groups"]:
+        inside = {id(x) for x in group["params"]}
+        matrices = all(x.dim() >= 2 for x in group["params"]) and not inside & positions
+        assert group["weight_decay"] == (0.1 if matrices else 0.0)
+        assert group["factor"] == (0.5 if inside & positions else 1.0) and (
+            inside <= positions or not inside & positions
+        )
+
+
+def train(corpus, out, name="seqpe-bias", *, seed=0, resume=False, bar=None, **changes):
+    recipe = dataclasses.replace(RECIPE, **changes)
+    return length.train(recipe, Arm(name), seed, corpus, out, resume=resume, bar=bar or Bar())
+
+
+@pytest.mark.parametrize("name", mostly_slow(ARMS, "rope-1e4", "seqpe-bias"))
+def test_every_arm_trains(corpus, tmp_path, name):
+    run = train(corpus, tmp_path, name, steps=3, eval_every=3, learning_rate=1e-2)
+    assert run.arm == name and run.curve[1][1] < run.curve[0][1] and all(map(math.isfinite, run.test.values()))
+
+
+@pytest.mark.parametrize(
+    "name", mostly_slow(["sinusoidal", "rope-1e4", "alibi", "seqpe-mul", "seqpe-bias"], "rope-1e4", "seqpe-bias")
+)
+def test_bfloat16_changes_figures_a_little(corpus, tmp_path, name):
+    torch.set_default_dtype(torch.float32)
+    exact, rounded = (train(corpus, tmp_path, name, steps=2, bfloat16=wanted) for wanted in (False, True))
+    assert rounded.test != exact.test and rounded.test == pytest.approx(exact.test, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: dataclasses.replace(RECIPE, longest=3), r"longest: expected a power of two, got 3"),
+        (lambda: dataclasses.replace(RECIPE, longest=8), r"longest: expected at most 60 positions, got 8 x 8"),
+        (lambda: dataclasses.replace(RECIPE, digits=1), r"longest: expected at most 10 positions, got 4 x 8"),
+        (lambda: Arm("seqpe"), r"name: expected one of nope, .*seqpe-bias-no-delta-no-ood, got 'seqpe'"),
+    ],
+)
+def test_bad_recipes_and_arms_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.fixture
+def runs():
+    figure = lambda arm, seed, size: math.log(4 + ARMS.index(arm) * size / 8 + seed)  # noqa: E731
+    return [
+        length.Run(
+            arm, seed, curve=[(0, 5.0, 6.0)], seconds=10.0,
+            held_out={str(size): 1.0 for size in RECIPE.lengths},
+            test={str(size): figure(arm, seed, size) for size in RECIPE.lengths},
+        )
+        for seed in (0, 1)
+        for arm in reversed(ARMS)
+    ]  # fmt: skip
+
+
+def test_the_table_has_a_row_an_arm_beside_the_paper(runs):
+    rows = report.table_rows(runs)
+    assert rows[0] == ["position encoding", "1x, 8", "2x, 16", "4x, 32", "training", "seeds"]
+    assert [row[0] for row in rows[1:]] == [TITLES[arm] for arm in ARMS]
+    assert rows[1] == ["NoPE", *["4.50 (4.00-5.00)"] * 3, "10 s (10-10 s)", "2"] or rows[1][4].startswith("10 s")
+    assert rows[2][1:4] == ["5.50 (5.00-6.00)", "6.50 (6.00-7.00)", "8.50 (8.00-9.00)"]
+    assert report.table_rows(runs, "held_out")[1][1] == "2.72 (2.72-2.72)"
+    paper = report.paper_rows()
+    assert {len(row) for row in paper} == {7} and ["RoPE 1e4", "19.44", "35.25", "113", "252", "478", "746"] in paper
+    assert [number(x) for x in (3.14159, 99.0, 150.2, 20_000.0)] == ["3.14", "99.00", "150", "2.0e+04"]
+
+
+@pytest.mark.slow
+def test_the_command_prints_tables_and_leaves_results(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(length.PRESETS, "quick", dataclasses.replace(RECIPE, steps=2))
+    names = "rope-1e4,seqpe-bias,seqpe-bias-no-delta"
+    arguments = ["study", "length", "--preset", "quick", "--encodings", names, "--out", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "text that no choice was made on" in shown and "paper: WikiText-103" in shown
+    assert len(re.findall(r"^\| SeqPE AttnBias +\|", shown, re.MULTILINE)) == 3
+    runs = [one.run for one in read(tmp_path / "results.jsonl")]
+    assert [run.arm for run in runs] == names.split(",") and (tmp_path / "length.png").exists()
+    assert (tmp_path / "similarity.png").exists()
+    assert cli.main([*arguments, "--resume"]) == 0
+    assert [one.run for one in read(tmp_path / "results.jsonl")] == runs
+
+
+@pytest.mark.slow
+def test_the_papers_preset_takes_its_text_and_says_what_it_follows(corpus, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(length.PRESETS, "seqpe-wikitext", dataclasses.replace(RECIPE, steps=1))
+    asked = []
+
+    def load(text, **options):
+        asked.append((text, options["dataset"], options["tokenizer"]))
+        return corpus
+
+    monkeypatch.setattr(command, "load_corpus", load)
+    monkeypatch.setattr(command, "_tokenizer", str)
+    arguments = ["study", "length", "--preset", "seqpe-wikitext", "--encodings", "nope", "--out", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    assert length.NOTES["seqpe-wikitext"] in capsys.readouterr().out
+    assert cli.main([*arguments, "--text", str(tmp_path), "--tokenizer", "own", "--overwrite"]) == 0
+    assert asked == [
+        (None, "Salesforce/wikitext:wikitext-103-raw-v1", "openai-community/gpt2"),
+        (tmp_path, None, "own"),
+    ]
+
+
+def test_every_arm_has_a_title():
+    assert tuple(arm.name for arm in arms()) == ARMS
+    assert set(TITLES) == set(ARMS) and set(report.PAPER) <= set(ARMS)

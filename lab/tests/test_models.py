@@ -1,0 +1,360 @@
+"""What makes the trained compressors: pages, passages with facts, sittings that go on, cards."""
+
+import json
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the hf extra is not installed")
+pytest.importorskip("inscriptis", reason="the models extra is not installed")
+pytest.importorskip("sacrebleu", reason="the evaluate extra is not installed")
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
+
+import card
+import make
+import manual_questions
+import measure
+import text
+import texts
+from passages import Passages
+from questions import draw_fact, plant
+
+from gistkit._signals import Interrupted
+from gistkit.compress import AvgPool, Compressor
+from gistkit.evaluate import Example
+from gistkit.train import Corpus
+from tests.cli.test_cli import small_llama
+from tests.helpers.models import byte_tokenizer
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
+
+SENTENCE = "The scheduler keeps every task in its queue until a worker asks for one. "
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    """Bytes as token ids."""
+    words = "".join(SENTENCE.replace("task", f"task {number}") for number in range(200))
+    ids = torch.tensor(byte_tokenizer()(words)["input_ids"], dtype=torch.int32)
+    return Corpus("made up", ids[: len(ids) // 2], ids[len(ids) // 2 :], "0123", byte_tokenizer())
+
+
+def test_a_page_is_its_own_text():
+    paragraphs = "".join(f"<p>Paragraph {number} is about the queue of tasks and how a worker takes one.</p>" * 3
+                         for number in range(9))  # fmt: skip
+    body = f"<nav>Home, next, previous</nav><div class='body'><h1>Queues</h1>{paragraphs}<script>x = 1</script></div>"
+    page = f"<html><head><title>t</title></head><body><p>Aside.</p>{body}<div class='footer'>2020</div></body></html>"
+    found = text.page_text(page.encode())
+    assert found.splitlines()[0].strip() == "Queues" and found.count("Paragraph") == 27
+    for other in ("Home", "Aside", "x = 1", "2020"):
+        assert other not in found
+    # Too short, and hardly words.
+    assert text.page_text(b"<html><body><p>Little.</p></body></html>") == ""
+    assert text.page_text(f"<html><body>{'<p>0x12 == 44 --</p>' * 200}</body></html>".encode()) == ""
+    assert text.page_text(b"") == ""
+
+
+def test_a_package_that_is_missing_is_named():
+    # Where there is no dpkg, that says so itself.
+    with pytest.raises(FileNotFoundError, match=r"no-such-package: expected Debian's package|dpkg-query"):
+        list(text.pages("no-such-package", ".*"))
+
+
+def test_facts_have_their_answers_in_them():
+    random = np.random.default_rng(0)
+    facts = [draw_fact(random) for _ in range(300)]
+    assert len({fact.question.split()[0] for fact in facts}) >= 4 and len(set(facts)) > 250
+    for fact in facts:
+        assert fact.answer in fact.sentence and fact.answer not in fact.question and fact.question.endswith("?")
+
+
+def test_a_sentence_is_put_behind_a_sentence():
+    random = np.random.default_rng(0)
+    passage = [5, 6, 0, 7, 8, 0, 9]
+    found = {tuple(plant(passage, [1, 2], {0}, random)) for _ in range(50)}
+    assert found == {(5, 6, 0, 1, 2, 7, 8, 0, 9), (5, 6, 0, 7, 8, 0, 1, 2, 9)}
+    # Without an end of a sentence at either end.
+    assert {tuple(plant([5, 6], [1], {0}, random)) for _ in range(50)} == {(1, 5, 6), (5, 6, 1)}
+
+
+def test_passages_are_a_context_with_a_fact_what_follows_and_a_question(corpus):
+    batches = Passages(corpus, 100, 140, 30, 3, 7)
+    decode = lambda row: corpus.tokenizer.decode([token for token in row if 0 <= token < 256])  # noqa: E731
+    whole = decode(corpus.train.tolist())
+    lengths = set()
+    for step in range(12):
+        batch = batches(step)
+        lengths.add(batch["input_ids"].shape[1])
+        for row in zip(*(tensor.tolist() for tensor in batch.values()), strict=True):
+            context, after, question, answer = map(decode, row)
+            # Taken out again, the fact leaves a passage of the text that goes on with the continuation.
+            places = [
+                (start, end)
+                for start in range(len(context))
+                for end in range(start + 15, min(start + 80, len(context)) + 1)
+                if answer in context[start:end] and context[:start] + context[end:] + after in whole
+            ]
+            assert places, (context, after)
+            asked = question.partition("### Question:\n")[2].partition("\n")[0]
+            assert asked.endswith("?") and len(after) == 30
+    assert lengths <= set(range(100, 141)) and len(lengths) > 5
+    again = Passages(corpus, 100, 140, 30, 3, 7)(5)
+    assert all(torch.equal(tensor, batches(5)[name]) for name, tensor in again.items())
+    assert batches.identity != Passages(corpus, 100, 140, 30, 3, 8).identity
+    held_out = batches.held_out(5)
+    assert [len(batch["input_ids"]) for batch in held_out] == [3, 2]
+    assert all(batch["input_ids"].shape[1] == 140 for batch in held_out)
+
+
+def test_the_stages_of_a_sitting():
+    first, second = make.Stage(10, {"ae": 1.0}, 8, 16), make.Stage(20, {"lm": 1.0}, 8, 16)
+    assert make.parts((first, second), 0, 5) == [(first, 5)]
+    assert make.parts((first, second), 5, 15) == [(first, 5), (second, 5)]
+    # The last stage goes on.
+    assert make.parts((first, second), 25, 100) == [(second, 75)]
+
+
+@pytest.fixture
+def place(corpus, tmp_path, monkeypatch):
+    """A folder for models with one of the small model's in it, in two stages of 4 steps each."""
+    stages = (
+        make.Stage(4, {"ae": 1.0}, 70, 90, 10),
+        make.Stage(4, {"ae": 1.0, "lm": 0.5, "qa": 0.5}, 70, 90, 10),
+    )
+    settings = {"chunk": 30, "ratio": 5, "layout": "epl"}
+    model = make.Model("x500", settings, stages, rank=2, batch=2, warmup=1, precision="no")
+    monkeypatch.setattr(make, "MODELS", {"tiny": model, "cut": model})
+    monkeypatch.setattr(make, "FOLDER", tmp_path / "models")
+    monkeypatch.setattr(make, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(make, "manuals", lambda: corpus)
+    monkeypatch.setattr(make, "load_smollm2", lambda: (small_llama(), byte_tokenizer()))
+    held_out = Passages.held_out
+    monkeypatch.setattr(Passages, "held_out", lambda self, rows: held_out(self, min(rows, 4)))
+    (tmp_path / "models" / "tiny").parent.mkdir()
+    found = {"packages": {"some-doc": "1.0"}, "pages": {"some-doc": 2}, "bytes": {"some-doc": 10**6}}
+    (tmp_path / "text.json").write_text(json.dumps(found))
+    monkeypatch.setattr(card, "TEXT", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def untrained(place):
+    """The small model's compressor as it begins."""
+    return make.new_compressor(make.MODELS["tiny"]).eval()
+
+
+@pytest.fixture
+def gets(monkeypatch):
+    """`gets(number, count)`: the process gets a signal when it makes the count-th batch from now on."""
+    call, left = Passages.__call__, []
+
+    def counted(self, step):
+        if left:
+            left[1] -= 1
+            if not left[1]:
+                signal.raise_signal(left[0])
+        return call(self, step)
+
+    monkeypatch.setattr(Passages, "__call__", counted)
+    return lambda number, count: left.__setitem__(slice(None), [number, count])
+
+
+def weights(name):
+    compressor = Compressor.from_pretrained(make.FOLDER / name, small_llama())
+    return {name: parameter.detach().clone() for name, parameter in compressor.trainable()}
+
+
+def test_sittings_go_on_and_cut_ones_end_as_whole_ones(place, gets):
+    first = make.sit("tiny", 3, 0)
+    assert (first.first, first.last, first.until) == (0, 3, 3) and set(first.held_out) == {"loss", "ae"}
+    gets(signal.SIGTERM, 2)
+    with pytest.raises(Interrupted):
+        make.sit("cut", 3, 0)
+    assert [(line.first, line.last, line.until) for line in make.history(place / "models" / "cut")] == [(0, 2, 3)]
+    # The length of the interrupted sitting counts.
+    again = make.sit("cut", 99, 0)
+    assert (again.first, again.last, again.until) == (0, 3, 3) and again.held_out == first.held_out
+    before = weights("tiny")
+    assert all(map(torch.equal, before.values(), weights("cut").values()))
+
+    # Through the end of the first stage; the time of the other one is over before it begins.
+    second = make.sit("tiny", 3, 0)
+    assert (second.first, second.last) == (3, 6) and set(second.held_out) == {"loss", "ae", "lm", "qa"}
+    assert second.tokens > 0 and second.seconds > 0
+    paused = make.sit("cut", 3, 0, deadline=0)
+    assert (paused.first, paused.last, paused.until) == (3, 5, 6) and set(paused.held_out) == {"loss", "ae"}
+    again = make.sit("cut", 99, 0, deadline=1e12)
+    assert (again.first, again.last, again.until) == (3, 6, 6) and again.held_out == second.held_out
+    assert again.tokens > 0 and again.seconds > 0 and len(make.history(place / "models" / "cut")) == 2
+    after = weights("tiny")
+    assert all(map(torch.equal, after.values(), weights("cut").values()))
+
+    assert before.keys() == after.keys() and any(not torch.equal(before[name], after[name]) for name in before)
+    # In bfloat16, as saved.
+    assert all(torch.equal(tensor, tensor.bfloat16().to(tensor.dtype)) for tensor in after.values())
+    folder = place / "models" / "tiny"
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert [(line["first"], line["last"]) for line in lines] == [(0, 3), (3, 6)]
+    page = (folder / "README.md").read_text()
+    assert "some-doc 1.0" in page and "| 0 to 3" in page and "| 3 to 6" in page
+    # On another machine there are no checkpoints: a cut sitting goes on from its weights.
+    make.write_history(folder, [replace(line, until=10) for line in make.history(folder)[:1]])
+    (place / "runs").rename(place / "elsewhere")
+    found = make.sit("tiny", 1, 0)
+    assert (found.first, found.last, found.until) == (3, 4, 4) and len(make.history(folder)) == 2
+
+
+@pytest.mark.slow
+def test_a_sitting_of_a_compressor_in_place_with_more_contexts_a_step(place, monkeypatch):
+    model = make.MODELS["tiny"]
+    model = replace(model, method="avgpool", settings={"ratio": 2}, stages=model.stages[1:])
+    monkeypatch.setattr(make, "MODELS", {"means": model})
+    few = make.sit("means", 2, 0)
+    assert few.batch == 2 and set(few.held_out) == {"loss", "ae", "lm", "qa"}
+    assert make.sit("means", 2, 0, batch=6, deadline=0).last == 3
+    # A sitting that goes on keeps its own.
+    many = make.sit("means", 2, 0)
+    assert (many.first, many.last, many.batch) == (2, 4, 6) and many.tokens > 2 * few.tokens
+    page = (place / "models" / "means" / "README.md").read_text()
+    assert "--compressor means" in page
+    sittings = [line.split("|") for line in page.splitlines() if line.startswith(("| 0 to 2", "| 2 to 4"))]
+    assert [cells[2].strip() for cells in sittings] == ["2", "6"]
+
+
+@pytest.fixture
+def ignored():
+    """SIGINT is ignored, as where a shell starts a command in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ignored")
+def test_the_command_pauses_without_a_complaint_and_says_where_the_weights_are(place, gets, monkeypatch, capsys):
+    command, folder = ["make.py", "tiny", "--steps", "3", "--contexts", "0"], place / "models" / "tiny"
+    monkeypatch.setattr(sys, "argv", [*command, "--minutes", "0"])
+    assert make.main() == 0
+    told = "Paused after step 1 of 3, as 0 minutes are over; the same command goes on. The weights are in"
+    assert f"{told} {folder}" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", command)
+    gets(signal.SIGTERM, 1)
+    assert make.main() == 128 + signal.SIGTERM
+    assert f"SIGTERM after step 2 of 3; {place / 'runs'}" in (told := capsys.readouterr().err)
+    assert f"the weights are in {folder}" in told
+    assert make.main() == 0 and [line.last for line in make.history(folder)] == [3]
+    assert '"first": 0, "last": 3, "until": 3' in capsys.readouterr().out
+
+
+def test_questions_of_the_file_are_short_and_none_is_there_twice():
+    questions = manual_questions.read()
+    assert len(questions) == 50 and len({(one.page, one.question) for one in questions}) == 50
+    for one in questions:
+        package = one.page.partition("/")[0]
+        assert package in text.PACKAGES and one.at >= 0
+        assert one.question.endswith("?") and one.answer not in one.question and len(one.answer) <= 40
+
+
+def test_the_answer_nearest_to_its_place_counts():
+    assert manual_questions.nearest("1 of 11", "1", 0) == 0
+    assert manual_questions.nearest("1 of 11", "1", 4) == 5
+    assert manual_questions.nearest("1 of 11", "1", 99) == 6
+    assert manual_questions.nearest("1 of 11", "2", 0) is None
+
+
+def pages_of_text(folder, monkeypatch):
+    """Twenty pages, every tenth of which is held out, and where it is."""
+    (folder / "manuals" / "some-doc").mkdir(parents=True)
+    for number in range(20):
+        words = f"{SENTENCE * 4}The port of page {number} is {4000 + number}. {SENTENCE * 4}"
+        (folder / "manuals" / "some-doc" / f"{number:04}-page-{number}.txt").write_text(words)
+    monkeypatch.setattr(texts, "TEXT", folder)
+    return texts.held_out_pages()
+
+
+def test_questions_are_about_the_part_of_a_held_out_page_with_the_answer(tmp_path, monkeypatch):
+    held_out = pages_of_text(tmp_path, monkeypatch)
+    assert len(held_out) == 2
+    number = int(held_out[0].stem.rpartition("-")[2])
+    other = next(index for index in range(20) if all(path.stem != f"{index:04}-page-{index}" for path in held_out))
+    lines = [
+        {"page": f"some-doc/page-{number}", "question": "Which port?", "answer": str(4000 + number), "at": 0},
+        # Trained on; not there; no such answer.
+        {"page": f"some-doc/page-{other}", "question": "Which port?", "answer": str(4000 + other), "at": 0},
+        {"page": "some-doc/none", "question": "Which port?", "answer": "1", "at": 0},
+        {"page": f"some-doc/page-{number}", "question": "Which port?", "answer": "7777777", "at": 0},
+    ]
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tokenizer = byte_tokenizer()
+    (found,) = manual_questions.examples(tokenizer, 60, path)
+    assert found.answers == [str(4000 + number)] and len(found.context) == 60
+    read = tokenizer.decode(found.context)
+    assert read in held_out[0].read_text() and read.index(found.answers[0]) == 30
+    assert "Which port?" in tokenizer.decode(found.question)
+
+
+@pytest.fixture
+def with_adapter():
+    """AvgPool with an adapter that changes what the model reads."""
+    compressor = AvgPool(small_llama(), ratio=2, lora=2).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in compressor.trainable():
+            if "lora_B" in name:
+                parameter.normal_(std=0.3)
+    return compressor
+
+
+def test_questions_are_measured_beside_no_and_full_context_with_and_without_the_adapter(
+    untrained, with_adapter, corpus
+):
+    ids = corpus.tokenizer
+    example = Example(ids(SENTENCE)["input_ids"], question=ids("Who?")["input_ids"], answers=["a worker"])
+    for compressor, reads in ((with_adapter, set(card.READ)), (untrained, {"none", "full", "kvzip", "memory"})):
+        figures = measure.asked(compressor, [example] * 3, ids, progress=False)
+        expected = {"count"} | {f"{read}{kind}" for read in reads for kind in ("", "_within", "_f1")}
+        assert figures["count"] == 3 and set(figures) == expected
+        assert all(0 <= figures[name] <= 100 for name in figures)
+        page = card._figures({"questions": {**figures, "full": 61.0}})
+        assert "3 questions written by hand" in page and "61" in page
+        assert sum(line.startswith("| ") for line in page.splitlines()) == 1 + len(reads)
+        assert ("full context, with the adapter" in page) == (compressor is with_adapter)
+
+
+def test_what_is_measured(untrained, with_adapter, place, corpus, monkeypatch):
+    monkeypatch.setattr(measure, "CONTEXT", 90)
+    monkeypatch.setattr(measure, "FOLLOWING", 20)
+    for compressor, own in ((untrained, ""), (with_adapter, "adapter_")):
+        figures = measure.measure(compressor, corpus, 4, progress=False)
+        names = {name for name in card.READ if own or not name.startswith("adapter")}
+        assert set(figures) == {"bleu4", "accuracy", "way"} | names | {f"{name}_facts" for name in names}
+        none, memory, full = (figures[name] for name in (f"{own}none", "memory", f"{own}full"))
+        assert figures["way"] == pytest.approx((none - memory) / (none - full)) and min(none, memory, full) > 1
+        assert 0 <= figures["bleu4"] <= 100 and 0 <= figures["accuracy"] <= 1
+        assert own == "" or figures["adapter_full"] != figures["full"]
+        made = make.Model("x500", {"chunk": 30}, ())
+        machine = {"processor": "some", "threads": 1, "instruction_set": "avx2", "commit": "0"}
+        sitting = make.Sitting(0, 2, 2, measured={"manuals": figures}, machine=machine)
+        card.write_card(place / "models", "tiny", made, [sitting])
+        page = (place / "models" / "README.md").read_text()
+        assert f"{figures['memory']:.3g}" in page and ("both with the adapter" in page) == bool(own)
+        assert "| KVzip" in page and f"{figures['way']:.2f} of the way" in page
+
+
+@pytest.mark.parametrize(("last", "stage", "answers"), [(1, 1, False), (2, 1, False), (3, 2, True), (9, 2, True)])
+def test_the_card_says_what_has_been_learned(place, last, stage, answers):
+    stages = (make.Stage(2, {"ae": 1.0}, 8, 16), make.Stage(100, {"ae": 1.0, "qa": 0.5}, 8, 16))
+    made = make.Model("x500", {"chunk": 30}, stages)
+    machine = {"processor": "some", "threads": 1, "instruction_set": "avx2", "commit": "0"}
+    folder = place / "models" / "staged"
+    folder.mkdir(parents=True, exist_ok=True)
+    card.write_card(folder, "staged", made, [make.Sitting(0, last, last, machine=machine)])
+    page = (folder / "README.md").read_text()
+    assert f"It is in stage {stage} of 2." in page
+    assert ("has not learned to answer" not in page) is answers

@@ -1,0 +1,85 @@
+"""Study `pairs`: contexts of keys and values, answers behind a compressed context, runs that resume."""
+
+import math
+
+import pytest
+import torch
+from study_runs import Bar
+
+from gistkit.hf import attach
+from gistkit_lab.studies.in_place.study import Arm, arm_compressor
+from gistkit_lab.studies.pairs import runs as pairs_runs
+from gistkit_lab.studies.pairs.command import STUDY
+from gistkit_lab.studies.pairs.study import METHODS, PRESETS, Pairs, Recipe, draw, fresh_model
+from tests.helpers.tiers import mostly_slow
+
+RECIPE = Recipe(
+    steps=4, batch=4, warmup=1, eval_every=2, keys=6, values=3, fewest=3, most=4, base_steps=3, dim=16, heads=2,
+    eval_contexts=8, test_contexts=12,
+)  # fmt: skip
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_contexts_hold_each_key_once_with_its_answer():
+    pairs = draw(RECIPE, "train", 0, 1, 5, rows=50)
+    assert torch.equal(pairs.contexts, draw(RECIPE, "train", 0, 1, 5, rows=50).contexts)
+    assert not torch.equal(pairs.contexts, draw(RECIPE, "held_out", 0, 1, 5, rows=50).contexts)
+    lengths = {draw(RECIPE, "train", step, rows=1).keys.shape[1] for step in range(30)}
+    assert lengths == {3, 4}
+    for context, keys, answers in zip(
+        pairs.contexts.tolist(), pairs.keys.tolist(), pairs.answers.tolist(), strict=True
+    ):
+        told = dict(zip(context[::2], context[1::2], strict=True))
+        assert len(told) == len(keys) and sorted(told) == sorted(keys) and set(keys) <= set(range(6))
+        assert [told[key] - 6 for key in keys] == answers and set(answers) <= {0, 1, 2}
+
+
+def test_the_full_context_is_that_of_plain_transformers():
+    model = fresh_model(RECIPE, 0).eval()
+    pairs = draw(RECIPE, "test", 0, rows=5)
+    bos = torch.full((5, 1), RECIPE.bos)
+    with torch.no_grad():
+        before = torch.cat([bos, pairs.contexts], 1)
+        plain = [model(torch.cat([before, key], 1)).logits[:, -1:, 6:9] for key in pairs.keys.split(1, 1)]
+        compressor = arm_compressor(Arm("full"), model, lora=None)
+        with attach(model):
+            found = pairs_runs.logits(compressor, pairs, RECIPE)
+    torch.testing.assert_close(found, torch.cat(plain, 1), rtol=1e-4, atol=1e-4)
+
+
+def test_figures_are_of_all_answers(monkeypatch):
+    right = iter([True] * 2 + [False] * 2)
+
+    def logits(compressor, pairs, recipe):
+        shown = torch.nn.functional.one_hot(pairs.answers, 3).float()
+        return shown * math.log(2) if next(right) else -shown * math.log(2)
+
+    monkeypatch.setattr(pairs_runs, "logits", logits)
+    recipe = Recipe(keys=6, values=3, fewest=4, most=4)
+    compressor = torch.nn.Linear(1, 1)
+    compressor.device = "cpu"
+    # Groups of 32, 32, 32 and 24 contexts.
+    figures = pairs_runs.measure(compressor, recipe, "test", 120)
+    assert figures["exact"] == pytest.approx(64 / 120)
+    losses = -math.log(2 / 4), -math.log(0.5 / 2.5)
+    assert figures["loss"] == pytest.approx((64 * losses[0] + 56 * losses[1]) / 120)
+
+
+def run(arm, out, *, resume=False, bar=None):
+    return pairs_runs.train(RECIPE, arm, 0, out, resume=resume, bar=bar or Bar())
+
+
+@pytest.mark.parametrize("method", mostly_slow(METHODS, "no", "gistpool"))
+def test_each_arm_trains_and_is_measured(method, tmp_path):
+    found = run(Arm(method, 1 if method in ("no", "full") else 2), tmp_path)
+    assert [step for step, _, _ in found.curve] == [0, 2, 4]
+    assert set(found.held_out["all"]) == set(found.test["all"]) == {"loss", "exact"}
+    assert STUDY.arm_name(found).startswith(method) and STUDY.table([found], RECIPE).count("\n") == 2
+
+
+def test_sizes_are_checked():
+    for sizes in ({"fewest": 0}, {"most": 33}, {"fewest": 16}):
+        with pytest.raises(ValueError, match="fewest, most: expected 1 <= fewest <= most <= keys, got"):
+            Recipe(**sizes)
+    assert PRESETS["quick"].learning_rate_at(0) == 1e-3 / 50 and PRESETS["quick"].learning_rate_at(1800) == 5e-4
+    assert isinstance(draw(RECIPE, "test", 0, rows=1), Pairs)

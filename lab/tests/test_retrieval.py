@@ -1,0 +1,301 @@
+"""The study `retrieval`: its sequences and documents, its figures, its report and command."""
+
+import dataclasses
+import math
+import re
+
+import pytest
+import torch
+from study_runs import Bar
+from torch.nn.functional import cross_entropy
+
+from gistkit import cli
+from gistkit.train import load_corpus
+from gistkit_lab.studies import shown
+from gistkit_lab.studies.extrapolation.student import ARMS, IGNORE, Arm, Student
+from gistkit_lab.studies.length import study as length
+from gistkit_lab.studies.pages import committed
+from gistkit_lab.studies.registry import find, read
+from gistkit_lab.studies.retrieval import documents, report
+from gistkit_lab.studies.retrieval import study as retrieval
+from gistkit_lab.studies.retrieval.study import Facts
+
+RECIPE = retrieval.Recipe(
+    steps=4, batch=3, warmup=2, eval_every=2, length=30, longest=2, dim=16, layers=2, heads=2, encoder_heads=2,
+    digits=2, max_position=90, pivots=4, candidates=5, windows=3, window_positions=4, keys=6, values=7, filler=3,
+    facts=5, questions=3, eval_rows=6, test_rows=5,
+)  # fmt: skip
+
+
+def sequences(inputs, labels):
+    """Each row's places of facts, {key: value} and questions [(key, value)], read token by token."""
+    for ids, wanted in zip(inputs.tolist(), labels.tolist(), strict=True):
+        whole = [*ids, wanted[-1]]
+        context, questions = whole[:-6], whole[-6:]
+        places = [at for at, token in enumerate(context) if token >= 16]
+        # Tokens: 7 values, 6 keys, 3 fillers, 6 x 7 facts.
+        facts = {(context[at] - 16) // 7: (context[at] - 16) % 7 for at in places}
+        assert len(facts) == len(places) and all(token >= 13 for token in context)
+        # The labels are the answers, each behind its question.
+        assert wanted == [IGNORE] * len(context) + [questions[at] if at % 2 else IGNORE for at in range(1, 6)]
+        yield places, facts, [(question - 7, answer) for question, answer in zip(*[iter(questions)] * 2, strict=True)]
+
+
+@pytest.mark.parametrize("size", [30, 60])
+def test_each_question_asks_for_another_value_of_its_context(size):
+    assert RECIPE.context(size) == size - 5 and RECIPE.vocabulary == 58
+    inputs, labels = Facts(RECIPE, 0).split("held_out", size, 200)
+    assert inputs.shape == labels.shape == (200, size)
+    seen, about, fillers = set(), set(), set()
+    for row, (places, facts, asked) in zip(inputs.tolist(), sequences(inputs, labels), strict=True):
+        assert len(facts) == 5 and len(dict(asked)) == len(asked) == 3
+        assert all(facts[key] == value for key, value in asked)
+        seen |= set(places)
+        about |= set(facts.items())
+        fillers |= {token for token in row[: size - 5] if token < 16}
+    assert seen == set(range(size - 5)) and len(about) == 42 and fillers == {13, 14, 15}
+
+
+def test_sequences_are_of_their_seed_and_step_and_splits_of_neither():
+    one, again, other = (Facts(RECIPE, seed) for seed in (0, 0, 1))
+    same = lambda a, b: all(map(torch.equal, a, b))  # noqa: E731
+    assert same(one(2), again(2)) and not same(one(2), one(3)) and not same(one(2), other(2))
+    assert one(0)[0].shape == (3, 30)
+    assert same(one.split("test", 30, 4), other.split("test", 30, 4))
+    assert not same(one.split("test", 30, 4), one.split("held_out", 30, 4))
+
+
+@pytest.mark.parametrize("name", ["alibi", "seqpe-bias"])
+@pytest.mark.parametrize("size", [30, 60])
+def test_figures_are_those_of_greedy_answers(name, size):
+    student = Student(RECIPE, Arm(name), RECIPE.vocabulary, 0)
+    data = Facts(RECIPE, 0)
+    inputs, labels = data.split("held_out", size, 5)
+    # The model's own answers in the first three rows, but for the last one of one row.
+    whole = torch.cat([inputs, labels[:, -1:]], 1)
+    starts = [at for at in range(size) if labels[0, at] != IGNORE]
+    for at in starts:
+        whole[:3, at + 1] = student.model.generate(whole[:3, : at + 1], 1)[:, -1]
+    whole[2, -1] = whole[2, -1] % 7 + 1
+    labels = torch.where(labels != IGNORE, whole[:, 1:], IGNORE)
+    data.split = lambda split, length, rows: (whole[:, :-1], labels)
+    found = retrieval.measure(student, data, "held_out", size, 5)
+    with torch.no_grad():
+        logits = torch.cat([student.model(row[None]) for row in whole[:, :-1]])
+    loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
+    assert found["loss"] == pytest.approx(float(loss), rel=1e-5)
+    right = 0
+    for row in range(5):
+        for at in starts:
+            right += int(student.model.generate(whole[row : row + 1, : at + 1], 1)[0, -1] == whole[row, at + 1])
+    assert found["exact"] == right / 15 and 8 / 15 <= found["exact"] < 1
+
+
+def train(out, name="seqpe-bias", *, seed=0, resume=False, bar=None, **changes):
+    recipe = dataclasses.replace(RECIPE, **changes)
+    return retrieval.train(recipe, Arm(name), seed, out, resume=resume, bar=bar or Bar())
+
+
+@pytest.mark.slow
+def test_answers_come_from_the_context_soon(tmp_path):
+    run = train(
+        tmp_path, "rope-1e4", steps=150, batch=32, eval_every=150, learning_rate=5e-3, length=14, longest=1, keys=4,
+        facts=4, questions=2, values=3, dim=32, weight_std=0.15, test_rows=64,
+    )  # fmt: skip
+    # By chance one answer in three is right, at a loss of log 3.
+    assert run.test["14"]["exact"] > 0.7 and run.test["14"]["loss"] < 0.7
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"facts": 7}, r"facts: expected at least 3 questions and at most 6 keys, got 7"),
+        ({"facts": 2}, r"facts: expected at least 3 questions and at most 6 keys, got 2"),
+        ({"length": 9, "longest": 1}, r"length: expected at least 10 tokens, .* got 9"),
+        ({"questions": 0}, r"questions: expected at least 1, got 0"),
+    ],
+)
+def test_bad_recipes_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(RECIPE, **changes)
+
+
+def test_the_smallest_length_is_all_facts_and_questions():
+    recipe = dataclasses.replace(RECIPE, length=10, longest=1)
+    (found,) = [len(places) for places, *_ in sequences(*Facts(recipe, 0).split("test", 10, 1))]
+    assert found == recipe.context(10) == 5
+
+
+def test_presets_are_tested_at_eight_times_their_length():
+    for recipe in find("retrieval").presets.values():
+        assert recipe.lengths[-1] == 8 * recipe.length
+
+
+@pytest.fixture
+def runs():
+    figures = lambda arm, seed: {"loss": math.log(2.0 + seed), "exact": 1 / (1 + ARMS.index(arm))}  # noqa: E731
+    return [
+        retrieval.Run(
+            arm, seed, curve=[(0, 5.0, 0.0)], seconds=10.0,
+            held_out={str(size): figures(arm, seed) for size in RECIPE.lengths},
+            test={str(size): figures(arm, seed) for size in RECIPE.lengths},
+        )
+        for seed in (0, 1)
+        for arm in ("seqpe-bias", "nope")
+    ]  # fmt: skip
+
+
+def test_the_tables_have_a_row_an_arm_beside_the_paper(runs):
+    exact, perplexity = (report.table_rows(runs, figure) for figure in ("exact", "perplexity"))
+    assert exact[0][:3] == ["position encoding", "1x, 30", "2x, 60"]
+    assert exact[1][:3] == ["NoPE", *["1.000 (1.000-1.000)"] * 2] and exact[2][1] == "0.100 (0.100-0.100)"
+    assert perplexity[1][1] == "2.50 (2.00-3.00)"
+    assert [
+        "SeqPE AttnBias",
+        "5.56 / 26.8",
+        "7.64 / 15.0",
+        "7.58 / 11.4",
+        "28.60 / 2.6",
+    ] in report.paper_rows()
+
+
+@pytest.mark.slow
+def test_the_command_prints_tables_and_leaves_results(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(find("retrieval").presets, "quick", dataclasses.replace(RECIPE, steps=2))
+    names = "rope-1e6,seqpe-bias,seqpe-bias-no-ood"
+    arguments = ["study", "retrieval", "--preset", "quick", "--encodings", names, "--out", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert (
+        "5 facts, a key and its value each: trained on 30 tokens, tested at up to 60" in shown
+        and "paper: RULER SQuAD" in shown
+    )
+    assert len(re.findall(r"^\| SeqPE AttnBias +\|", shown, re.MULTILINE)) == 3
+    runs = [one.run for one in read(tmp_path / "results.jsonl")]
+    assert [run.arm for run in runs] == names.split(",") and (tmp_path / "retrieval.png").exists()
+    assert set(report.PAPER) <= set(ARMS)
+
+
+BASE = length.Recipe(
+    steps=3, batch=3, warmup=2, eval_every=3, length=48, longest=2, dim=16, layers=2, heads=2, encoder_heads=2,
+    max_position=99, digits=2, pivots=4, candidates=5, windows=3, window_positions=4, eval_tokens=96, test_tokens=96,
+)  # fmt: skip
+DOCUMENTS = documents.Recipe(
+    steps=4, batch=5, warmup=2, eval_every=2, model=BASE, shortest=16, longest=2, letters=5, facts=4, questions=3,
+    eval_rows=6, test_rows=5,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return load_corpus()
+
+
+def check_document(inputs, labels, text, facts):
+    """Reads a row byte by byte: text with `facts` facts, and questions about them."""
+    whole = bytes([*inputs.tolist(), int(labels[-1])])
+    document, _, questions = whole.rpartition(b"\n")
+    asked = re.findall(rb"([A-E])(\d)", questions)
+    assert b"".join(map(b"".join, asked)) == questions and len(dict(asked)) == len(asked) == min(facts, 3)
+    # The labels are the answers, each behind its question.
+    wanted = [IGNORE] * (len(document) + 1) + [byte if at % 2 else IGNORE for at, byte in enumerate(questions)]
+    assert [IGNORE, *labels.tolist()] == wanted
+    found = [byte - 128 for byte in document if byte >= 128]
+    about = {b"%c" % (65 + fact // 10): b"%d" % (fact % 10) for fact in found}
+    assert len(found) == len(about) == facts and all(about[letter] == digit for letter, digit in asked)
+    # Without its facts it is a passage of the text, but for bytes that facts are written with.
+    assert re.sub(rb"[\x80-\xff] ", b"", document) in re.sub(rb"[\x80-\xff]", b"?", text)
+
+
+@pytest.mark.parametrize("size", [48, 96])
+def test_documents_are_held_out_text_with_facts_that_are_asked_for(corpus, size):
+    data, text = documents.Documents(corpus, DOCUMENTS, 0), bytes(corpus.splits()["held_out"].tolist())
+    inputs, labels = data.split("held_out", size, 40)
+    assert inputs.shape == labels.shape == (40, size)
+    for row, wanted in zip(inputs, labels, strict=True):
+        check_document(row, wanted, text, 4)
+    assert not torch.equal(data.split("test", size, 40)[0], inputs)
+    assert torch.equal(documents.Documents(corpus, DOCUMENTS, 1).split("held_out", size, 40)[0], inputs)
+
+
+def test_documents_of_training_grow_with_the_steps_and_have_fewer_facts(corpus):
+    recipe = dataclasses.replace(DOCUMENTS, steps=200)
+    one, again, other = (documents.Documents(corpus, recipe, seed) for seed in (0, 0, 1))
+    text = bytes(corpus.train.tolist())
+    sizes = {step: one(step)[0].shape[1] for step in range(200)}
+    assert sizes[0] == 16 and max(sizes[step] for step in range(50)) <= 32
+    assert {min(sizes[step] for step in range(100, 200)), max(sizes.values())} <= {16, 17, 18, 47, 48}
+    counts = set()
+    for step in range(80, 120):
+        inputs, labels = one(step)
+        assert len(inputs) == 5 and all(map(torch.equal, again(step), (inputs, labels)))
+        counts.add(int((labels[0] != IGNORE).sum()))
+    assert counts == {1, 2, 3} and not torch.equal(other(0)[0], one(0)[0])
+    inputs, labels = one(0)
+    for row, wanted in zip(inputs, labels, strict=True):
+        check_document(row, wanted, text, int((labels[0] != IGNORE).sum()))
+
+
+def tune(corpus, out, name="seqpe-bias", *, seed=0, resume=False, bar=None, **changes):
+    recipe = dataclasses.replace(DOCUMENTS, **changes)
+    return documents.train(recipe, Arm(name), seed, corpus, out, resume=resume, bar=bar or Bar())
+
+
+def test_a_run_on_documents_of_other_facts_is_refused(corpus, tmp_path):
+    run = tune(corpus, tmp_path, steps=2)
+    assert list(run.held_out) == list(run.test) == ["48", "96"]
+    with pytest.raises(ValueError, match=r"the saved run differs in data"):
+        tune(corpus, tmp_path, resume=True, steps=2, facts=3)
+
+
+def test_the_models_that_are_fine_tuned_are_those_of_the_study_length(corpus, tmp_path):
+    length.train(BASE, Arm("alibi"), 0, corpus, tmp_path / "length", bar=Bar())
+    before = (tmp_path / "length" / "alibi-0.safetensors").read_bytes()
+    run = tune(corpus, tmp_path, "alibi")
+    assert (tmp_path / "length" / "alibi-0.safetensors").read_bytes() == before
+    base, _ = length.fit(BASE, Arm("alibi"), 0, corpus, tmp_path / "length", device="cpu", resume=True, bar=Bar())
+    data = documents.Documents(corpus, DOCUMENTS, 0)
+    found = retrieval.measure(base, data, "held_out", 48, 6)
+    assert run.curve[0] == (0, found["loss"], found["exact"])
+    untrained = Student(BASE, Arm("alibi"), 256, 0)
+    assert retrieval.measure(untrained, data, "held_out", 48, 6)["loss"] != pytest.approx(found["loss"], rel=1e-5)
+    # Where there is none it is trained first, to the same result.
+    alone = tune(corpus, tmp_path / "alone", "alibi")
+    assert (alone.curve, alone.test) == (run.curve, run.test)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"facts": 6}, r"facts: expected at least 3 questions and at most 5 letters, got 6"),
+        ({"letters": 13}, r"letters: expected at most 12, got 13"),
+        ({"shortest": 5}, r"shortest: expected room for a fact, and for 4 in the 48 bytes of model, got 5"),
+        ({"letters": 12, "facts": 12}, r"shortest: expected room .*, and for 12 in the 48 bytes of model, got 16"),
+    ],
+)
+def test_bad_recipes_of_documents_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(DOCUMENTS, **changes)
+
+
+@pytest.mark.slow
+def test_documents_are_another_table_of_the_same_file(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(find("retrieval").presets, "short", dataclasses.replace(RECIPE, steps=1))
+    monkeypatch.setitem(find("retrieval").presets, "documents", dataclasses.replace(DOCUMENTS, steps=1))
+    for preset in ("short", "documents"):
+        arguments = ["study", "retrieval", "--preset", preset, "--encodings", "nope", "--save", str(tmp_path)]
+        assert cli.main([*arguments, "--out", str(tmp_path / preset)]) == 0
+    assert "Documents with 4 facts, a byte each: fine-tuned on 48 bytes, tested at up to 96" in (
+        capsys.readouterr().out
+    )
+    path = tmp_path / "retrieval-short.jsonl"
+    assert [one.recipe for one in read(path)] == [dataclasses.replace(one, steps=1) for one in (RECIPE, DOCUMENTS)]
+    assert set(shown.draw(path)) == {"retrieval", "documents-retrieval"}
+    page = find("retrieval").page(committed(tmp_path, "retrieval"))
+    assert (
+        page.count("paper: RULER SQuAD") == 1 and "| documents, exact " in page and "| documents, perplexity " in page
+    )
+    assert "1 steps of 5 x 48 bytes at most, after 3 of the language model" in page
+    (tmp_path / "a.txt").write_text("text")
+    assert cli.main(["study", "retrieval", "--text", str(tmp_path / "a.txt"), "--out", str(tmp_path / "other")]) == 2
+    assert "--text: expected none but with --preset documents or seqpe-squad" in capsys.readouterr().err
