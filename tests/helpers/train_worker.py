@@ -187,7 +187,7 @@ def evaluations(losses):
 
     def found(self, *args, **options):
         measure, loss = self.measure, losses[self.state.global_step]
-        self.measure = lambda compressor: {"loss": loss}
+        self.measure = lambda compressor: dict.fromkeys(["loss", *self.losses.names], loss)
         metrics = evaluate(self, *args, **options)
         self.measure = measure
         return metrics

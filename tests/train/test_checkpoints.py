@@ -1,7 +1,6 @@
 """Checkpoints: at signals and by time, damaged ones, full disks, kills, and the metrics beside them."""
 
 import contextlib
-import json
 import multiprocessing
 import os
 import random
@@ -163,7 +162,7 @@ def later(path):
 
 
 def gone(path):
-    (path / "scheduler.pt").unlink()
+    (path / "scheduler.json").unlink()
 
 
 def undigested(path):
@@ -191,7 +190,9 @@ def test_a_run_without_a_whole_checkpoint_is_refused_and_nothing_changes(done):
     before = {path: path.read_bytes() for path in done.rglob("*.*") if path.is_file()}
     compressor = make_compressor()
     weights = [parameter.clone() for _, parameter in compressor.trainable()]
-    with pytest.raises(ValueError, match=r"checkpoint-8: expected .*digest of optimizer.*; the 1 before it are damaged"):
+    with pytest.raises(
+        ValueError, match=r"checkpoint-8: expected .*digest of optimizer.*; the 1 before it are damaged"
+    ):
         train(done, compressor, resume=True)
     assert {path: path.read_bytes() for path in done.rglob("*.*") if path.is_file()} == before
     assert all(torch.equal(a, b) for a, (_, b) in zip(weights, compressor.trainable(), strict=True))

@@ -33,7 +33,10 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, name):
     assert numbers(read_metrics(tmp_path / "resumed" / "metrics.jsonl")) == numbers(
         read_metrics(tmp_path / "whole" / "metrics.jsonl")
     )
-    states = [safetensors.torch.load_file(checkpoints.find(tmp_path / run)[-1] / checkpoints.OPTIMIZER) for run in ("whole", "resumed")]
+    states = [
+        safetensors.torch.load_file(checkpoints.find(tmp_path / run)[-1] / checkpoints.OPTIMIZER)
+        for run in ("whole", "resumed")
+    ]
     assert states[0].keys() == states[1].keys() and len(states[0]) > 10
     for key, tensor in states[0].items():
         assert torch.equal(tensor, states[1][key]), key

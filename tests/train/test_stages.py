@@ -104,7 +104,7 @@ def test_a_staged_run_resumes_bit_for_bit(tmp_path, make, broken):
     for name in ("whole", "cut"):
         compressor = make()
         compressor = getattr(compressor, "compressor", compressor)
-        checkpoint.restore(checkpoints.find(tmp_path / name)[-1], compressor.trainable())
+        checkpoints.restore(checkpoints.find(tmp_path / name)[-1], compressor.trainable())
         weights.append(dict(compressor.trainable()))
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
     with pytest.raises(ValueError, match="the saved run differs in stages"):

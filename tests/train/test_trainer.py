@@ -190,7 +190,9 @@ def test_transformers_own_arguments_and_rows_of_any_dataset(tmp_path):
     records = read_metrics(tmp_path / "a" / "metrics.jsonl")
     assert output.global_step == 9 and [each["step"] for each in records] == [0, 3, 3, 6, 6, 9, 9]
     assert records[-1]["held_out"]["loss"] < records[0]["held_out"]["loss"]
-    assert [path.name for path in checkpoints.find(tmp_path / "a")] == [f"checkpoint-{step}" for step in (2, 4, 6, 8, 9)]
+    assert [path.name for path in checkpoints.find(tmp_path / "a")] == [
+        f"checkpoint-{step}" for step in (2, 4, 6, 8, 9)
+    ]
     for step in (6, 8, 9):
         shutil.rmtree(tmp_path / "a" / f"checkpoint-{step}")
     trainer(tmp_path / "a", again, Rows()).train(resume_from_checkpoint=True)
@@ -358,9 +360,7 @@ def test_gists_may_start_as_means(tmp_path, monkeypatch):
     for name in ("plain", "means"):
         tensors = safetensors.torch.load_file(checkpoints.find(tmp_path / name)[-1] / checkpoints.WEIGHTS)
         # One copied map a layer, which the start sets to zero: gists attend evenly.
-        queries[name] = [
-            float(t.abs().max()) for n, t in tensors.items() if n.startswith("copies") and "q_proj" in n
-        ]
+        queries[name] = [float(t.abs().max()) for n, t in tensors.items() if n.startswith("copies") and "q_proj" in n]
     assert queries["plain"] and max(queries["means"]) < 1e-4 < min(queries["plain"])
 
     # What goes on has its maps, and does not solve for them again.
@@ -386,9 +386,7 @@ def test_gists_parameters_learn_faster(tmp_path):
     moved = safetensors.torch.load_file(checkpoints.find(one)[-1] / checkpoints.WEIGHTS)
     steps = {
         role: max(
-            float(tensor.abs().max())
-            for name, tensor in moved.items()
-            if "lora_B" in name and f"_{role}." in name
+            float(tensor.abs().max()) for name, tensor in moved.items() if "lora_B" in name and f"_{role}." in name
         )
         for role in ("text", "memory")
     }

@@ -12,8 +12,8 @@ checkpoints and, at the end, `compressor/` for `Compressor.from_pretrained`. Ctr
 step, with a checkpoint; a second one ends it at once. In the compressor's place a `Trainer` takes a language model that
 reads with one, as `gistkit.compress.MixedResolution(compressor, tau=128, segment=32)`.
 
-`track="tensorboard"` (or "wandb", or a tracker of Accelerate) has the figures too, and `callbacks` hear of every step,
-evaluation and checkpoint, and may end the run: see `Callback`.
+`Trainer` is a `transformers.Trainer` with a recipe and batches in place of `TrainingArguments` and a dataset, which
+`CompressorTrainer` takes. `track="tensorboard"` (or "wandb") has the figures too, and `callbacks` are transformers'.
 
 Several devices: start the same script with `accelerate launch`. By itself it copies the model to every device (DDP):
 
@@ -46,7 +46,7 @@ Checkpoints hold whole tensors whatever the sharding, so a run may be resumed on
 compressor that is saved at the end is the same as that of one process. A checkpoint's weights go into a compressor that
 is not sharded (which needs a threshold too, with `MixedResolution.calibrate`):
 
-    train.restore("runs/first/step-00001000.safetensors", compressor.trainable())
+    train.restore("runs/first/checkpoint-1000", compressor.trainable())
     compressor.save_pretrained("runs/first/compressor")
 
 docs/processes.md has more, and a job for several machines.

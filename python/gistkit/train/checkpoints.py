@@ -161,9 +161,7 @@ def save_weights(folder: Path, parameters: NamedParameters, header: Mapping[str,
         write_tensors(folder / WEIGHTS, tensors, {"training": json.dumps(header)})
 
 
-def restore(
-    path: str | Path, parameters: NamedParameters, identity: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def restore(path: str | Path, parameters: NamedParameters, identity: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Copies the trained weights of a checkpoint into `parameters` and returns its header.
 
     Args:

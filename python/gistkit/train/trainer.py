@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 import time
@@ -16,7 +17,7 @@ import transformers
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 from transformers import TrainerCallback, TrainerState, TrainingArguments
-from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME, TrainOutput
+from transformers.trainer import TRAINER_STATE_NAME, TrainOutput
 
 try:
     import accelerate as accelerate
@@ -35,11 +36,11 @@ from gistkit.train.callbacks import Bar, Flow, MetricsFile, record_of, waited
 from gistkit.train.losses import Losses
 from gistkit.train.recipe import Recipe, split_groups
 from gistkit.train.rounded import RoundedMaps
-from gistkit.train.sharding import gathers_kept_keys, reshard, whole, whole_weights
+from gistkit.train.sharding import reshard, whole, whole_weights
 from gistkit.train.stages import Stage, check_stages, selecting_at
 
 Measure = Callable[[Compressor], dict[str, float]]
-EXPORTED = "compressor"
+EXPORTED, SCHEDULER = "compressor", "scheduler.json"
 NOTICE = "The run ends after this step, with a checkpoint. The same signal once more ends it at once."
 
 
@@ -150,7 +151,9 @@ class CompressorTrainer(transformers.Trainer):
         state = self.accelerator.state
         plugin = getattr(state, "fsdp_plugin", None)
         if plugin is not None and not getattr(self.accelerator, "is_fsdp2", False):
-            raise ValueError("accelerate: expected fsdp_version: 2, which keeps frozen and trained weights apart, got 1")
+            raise ValueError(
+                "accelerate: expected fsdp_version: 2, which keeps frozen and trained weights apart, got 1"
+            )
         if plugin is not None and plugin.activation_checkpointing:
             # It would run layers again without knowing whether they ran with the adapter.
             raise ValueError(
@@ -315,7 +318,10 @@ class CompressorTrainer(transformers.Trainer):
         if "loss" in logs:
             steps = max(1, self.state.global_step - self._step_before)
             means = self.accelerator.reduce(self._sums, "sum") / steps
-            logs |= {"loss": float(self.losses.mean(means)), **dict(zip(self.losses.names, means.tolist(), strict=True))}
+            logs |= {
+                "loss": float(self.losses.mean(means)),
+                **dict(zip(self.losses.names, means.tolist(), strict=True)),
+            }
             taken = self.seconds - self._seconds_before
             logs |= {"tokens_per_second": self._tokens / max(taken, 1e-9), "seconds": self.seconds}
             self.begin_records()
@@ -418,7 +424,7 @@ class CompressorTrainer(transformers.Trainer):
         state = getattr(optimizer, "optimizer", optimizer).state
         checkpoints.save_optimizer(Path(output_dir), self.compressor.trainable(), state, write=self.args.should_save)
         if self.args.should_save:
-            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+            (Path(output_dir) / SCHEDULER).write_text(json.dumps(self.lr_scheduler.state_dict()))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if self.is_deepspeed_enabled:
@@ -428,7 +434,7 @@ class CompressorTrainer(transformers.Trainer):
             checkpoints.load_optimizer(
                 Path(checkpoint), self.compressor.trainable(), getattr(optimizer, "optimizer", optimizer)
             )
-            self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
+            self.lr_scheduler.load_state_dict(json.loads((Path(checkpoint) / SCHEDULER).read_text()))
             for group, rate in zip(optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
                 group["lr"] = rate
 
