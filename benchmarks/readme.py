@@ -1,5 +1,5 @@
-"""Writes the tables of README.md and benchmarks/results/README.md from the committed results; `--check` only says
-whether they agree.
+"""Writes the tables of README.md, docs/speed.md and benchmarks/results/README.md from the committed results; `--check`
+only says whether they agree.
 
 The markers of the tables of speed name the machine whose results they show, a folder of benchmarks/results.
 
@@ -22,6 +22,9 @@ from lengths import read_runs as lengths_runs
 from masks import FEW
 from roof import UNRATED, Roof
 
+from gistkit.compress.scores import SCORES
+from gistkit.evaluate.press_report import pairs_table, parts_table, percent, presses_table, trained_names
+from gistkit.evaluate.presses import FULL, NONE, PLAIN, Comparison, shown
 from gistkit.evaluate.report import format_table
 from gistkit.train.presets import find_preset
 from gistkit_lab.studies.pages import committed, machine_line, machines_line
@@ -29,6 +32,8 @@ from gistkit_lab.studies.registry import STUDIES, find
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+# Of `gistkit evaluate --against presses`.
+PRESSES = sorted(RESULTS.glob("presses-*.jsonl"))
 Content = Mapping[str, Any]
 """A suite's figures."""
 
@@ -47,6 +52,53 @@ def lengths_table() -> str:
         f"{' in bfloat16' if training.get('precision') == 'bf16' else ''}; {contexts} held-out ones a length. "
         f"{machines_line([run['machine'] for run in found])}."
     )
+
+
+def presses_tables() -> str:
+    """Trained compressors beside selections without training: rows, differences, kinds of questions, the picture."""
+    parts = []
+    for path in PRESSES:
+        found = Comparison.load(path)
+        chosen = lambda one, found=found: (  # noqa: E731
+            one.entry.memory in (FULL, "kvzip", *trained_names(found)) and one.entry.ratio in (1, 2, 4, 8)
+        )
+        parts += [presses_table(found), presses_note(found), pairs_table(found), parts_table(found, chosen)]
+        if path.with_suffix(".png").exists():
+            parts.append(f"![exact answers against the share of tokens kept]({path.stem}.png)")
+    return "\n\n".join(part for part in parts if part)
+
+
+def presses_note(found: Comparison) -> str:
+    """What the figures of a comparison are of."""
+    short, long = min(found.lengths), max(found.lengths)
+    said = f"{len(found.sets)} questions about {len(found.lengths)} contexts of {short} to {long:,} tokens"
+    given = found.settings
+    return f"{given['model']} in {given['dtype']}; {said}; in brackets 95% intervals. {machine_line(given['machine'])}."
+
+
+def presses_summary() -> str:
+    """Full and no context, the trained compressors, and the best selections made without the question."""
+    parts = []
+    for path in PRESSES:
+        found = Comparison.load(path)
+        rows = [["SmolLM2-135M reads", "tokens kept", "exact answers, %", "with the right one within, %"]]
+        adapters = {one.entry.reader for one in found.outcomes} - {PLAIN}
+        for reader in (*sorted(adapters), PLAIN):
+            ours = [one for one in found.outcomes if one.entry.reader == reader]
+            chosen = [one for one in ours if one.entry.memory in (FULL, NONE, *trained_names(found))]
+            for ratio in (2, 4, 8, 16):
+                selected = [one for one in ours if one.entry.ratio == ratio and one.entry.memory in SCORES]
+                unasked = [one for one in selected if not one.entry.aware]
+                chosen += sorted(unasked, key=lambda one: -sum(one.exact))[:1] if reader != PLAIN else []
+            for one in chosen:
+                name = shown(one.entry) + ("" if reader == PLAIN else ", with the adapter")
+                name += ", no training" if one.entry.memory in SCORES else ""
+                kept = sum(one.tokens[owner] for owner in found.contexts) / len(found.contexts)
+                exact, within = (percent(found, values) for values in (one.exact, one.within))
+                cells = [f"{each.mean:.0f} ({each.low:.0f}-{each.high:.0f})" for each in (exact, within)]
+                rows.append([name, f"{kept:.0f}", *cells])
+        parts.append(f"{format_table(rows)}\n\n{presses_note(found)}")
+    return "\n\n".join(parts)
 
 
 def in_milliseconds(value: float) -> str:
@@ -278,6 +330,38 @@ def summary_table(machine: str) -> str:
     return f"{format_table(rows)}\n\n{note}. {machines_line(machines)}."
 
 
+# The rows of the README: its name, and what the summary and the GPU's table call it.
+OVERVIEW = (
+    ("attention, causal", "attention, causal", "attention, causal,"),
+    ("attention, GistPool 8x", "attention, GistPool 8x", "attention, GistPool 8x,"),
+    ("attention, Dodo 10x", "attention, Dodo 10x, tau 128", "attention, Dodo 10x, tau 128,"),
+)
+BOTH = "forward + backward"
+
+
+def overview_table(machine: str) -> str:
+    """Attention's forward and backward passes on a CPU and a GPU, each beside the best other form of the same run."""
+    summary, gpu = (_cells(table) for table in (summary_table(machine), gpu_table(GPU_SUMMARY)))
+    rows = [["forward and backward", "CPU", "", "GPU", ""]]
+    for name, case, start in OVERVIEW:
+        cpu = next(row for row in summary if row[:2] == [case, BOTH])
+        device = next(row for row in gpu if row[0].startswith(start) and row[0].endswith(BOTH))
+        rows.append([name, cpu[2], f"{cpu[5]} of {cpu[4]}", device[1], f"{device[5]} of {device[4]}"])
+    content, one = of(machine)["attention"], next(RESULTS.glob("*/gpu.jsonl"))
+    device_line = json.loads(one.read_text().splitlines()[0])
+    return (
+        f"{format_table(rows)}\n\nSpeed beside the fastest other form. "
+        f"CPU: float32, {machine_line(content['machine'])}. "
+        f"GPU: bfloat16, {device_line['gpu']}, torch {device_line['torch']}, commit {device_line['commit']}."
+    )
+
+
+def _cells(table: str) -> list[list[str]]:
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")
+    ]
+
+
 def gpu_table(only: str = "") -> str:
     """gistkit on GPUs against the best of the others in the same run; of cases whose names match the pattern `only`."""
     return "\n\n".join(gpu_times(path, only) for path in sorted(RESULTS.glob("*/gpu.jsonl")))
@@ -323,13 +407,20 @@ def pages() -> dict[Path, dict[str, Callable[[str], str]]]:
     for name in STUDIES:
         if (groups := committed(RESULTS, name)) and name != "epl":
             tables[name] = lambda _, name=name, groups=groups: find(name).page(groups)
+    if PRESSES:
+        tables["presses"] = lambda _: presses_tables()
     if lengths_runs():
         tables["lengths"] = lambda _: lengths_table()
-    readme: dict[str, Callable[[str], str]] = {
-        "demo": lambda _: find("epl").page(committed(RESULTS, "epl")), "summary": summary_table,
-        "gpu": lambda _: gpu_table(GPU_SUMMARY),
-    }  # fmt: skip
-    return {ROOT / "README.md": readme, RESULTS / "README.md": tables}
+    tables["demo"] = lambda _: find("epl").page(committed(RESULTS, "epl"))
+    readme: dict[str, Callable[[str], str]] = {"overview": overview_table}
+    if PRESSES:
+        readme["presses"] = lambda _: presses_summary()
+    speed: dict[str, Callable[[str], str]] = {"summary": summary_table, "gpu": lambda _: gpu_table(GPU_SUMMARY)}
+    return {
+        ROOT / "README.md": readme,
+        ROOT / "docs" / "speed.md": speed,
+        RESULTS / "README.md": tables,
+    }
 
 
 def updated(page: str, tables: dict[str, Callable[[str], str]], name: str) -> str:
@@ -357,7 +448,9 @@ def main() -> int:
     for path, tables in pages().items():
         before = path.read_text()
         chosen = rf"\1 table of {arguments.machine} -->"
-        after = re.sub(r"(speed|summary) table of [a-z0-9-]+ -->", chosen, before) if arguments.machine else before
+        after = (
+            re.sub(r"(speed|summary|overview) table of [a-z0-9-]+ -->", chosen, before) if arguments.machine else before
+        )
         after = updated(after, tables, str(path.relative_to(ROOT)))
         stale |= before != after
         if not arguments.check:

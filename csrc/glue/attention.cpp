@@ -85,7 +85,7 @@ void fill_problem(AttentionProblem& p, const Tensor& query, const Tensor& key, c
   check_shape(key, "key", p.batch, p.key_heads, p.num_keys, dim_qk);
   check_shape(value, "value", p.batch, p.key_heads, p.num_keys, dim_v);
   STD_TORCH_CHECK(dim_qk >= 1 && dim_qk <= 256 && dim_v >= 1 && dim_v <= 256, "attention: head dims must be 1 to 256");
-  check_sizes("attention", {&query, &key, &value, &spans});
+  check_sizes("attention", {&query, &key, &value, &spans, key_bias ? &*key_bias : nullptr});
   STD_TORCH_CHECK((p.key_heads == 0) == (p.query_heads == 0) && (p.key_heads == 0 || p.query_heads % p.key_heads == 0),
                   "attention: query heads must be a multiple of key heads");
   check_lengths(p.num_queries, p.num_keys);
@@ -143,6 +143,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   check_shape(out, "out", p.batch, p.query_heads, p.num_queries, p.dim_v);
   check_row_values(lse, "lse", query, p);
   if (grad_lse) check_row_values(*grad_lse, "grad_lse", query, p);
+  check_sizes("attention_backward", {&grad_out, &out, &lse, grad_lse ? &*grad_lse : nullptr});
   Tensor grad_query = empty_gradient(query), grad_key = empty_gradient(key), grad_value = empty_gradient(value);
   Tensor grad_key_bias = need_key_bias ? make(query, accumulation, {p.batch, p.query_heads, p.num_keys})
                                        : make(query, accumulation, {int64_t{0}});

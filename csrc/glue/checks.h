@@ -51,9 +51,20 @@ inline bool has_countable_sizes(const torch::stable::Tensor& x) {
   return most > 0;
 }
 
+// Whether a tensor's elements lie somewhere: FSDP and offloading free what they put elsewhere, and leave the sizes.
+inline bool has_storage(const torch::stable::Tensor& x) {
+  for (int64_t i = 0; i < x.dim(); ++i)
+    if (x.size(i) == 0) return true;
+  return x.const_data_ptr() != nullptr;
+}
+
+// Of the tensors that a kernel reads; a null pointer is none.
 inline void check_sizes(const char* op, std::initializer_list<const torch::stable::Tensor*> tensors) {
-  for (const torch::stable::Tensor* x : tensors)
-    STD_TORCH_CHECK(!x || has_countable_sizes(*x), "gistkit::", op, ": expected tensors of at most 2**48 elements");
+  for (const torch::stable::Tensor* x : tensors) {
+    if (!x) continue;
+    STD_TORCH_CHECK(has_countable_sizes(*x), "gistkit::", op, ": expected tensors of at most 2**48 elements");
+    STD_TORCH_CHECK(has_storage(*x), "gistkit::", op, ": expected tensors with storage, got one that was freed");
+  }
 }
 
 inline bool same_device(const torch::stable::Tensor& a, const torch::stable::Tensor& b) {

@@ -138,6 +138,7 @@ std::tuple<Tensor, Tensor> rope_angle_grad(Tensor grad_query, Tensor grad_key, T
   RopeAngleGradParams params{};
   const Tensor* grads[2] = {&grad_query, &grad_key};
   const Tensor* heads[2] = {&query, &key};
+  check_sizes("rope", {&grad_query, &grad_key});
   for (int i = 0; i < 2; ++i) {
     check_heads(*grads[i], query);
     check_heads(*heads[i], query);

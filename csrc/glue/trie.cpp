@@ -67,7 +67,7 @@ TriePaths trie_paths(const TrieLinks& links) {
 }
 
 void check_mix(const Tensor& weights, const Tensor& table, const TrieLinks& paths) {
-  check_sizes("trie_mix", {&weights, &table});
+  check_sizes("trie_mix", {&weights, &table, &paths.rows, &paths.entries, &paths.offsets});
   check_element(weights, "trie_mix");
   STD_TORCH_CHECK(is_like(table, weights) && table.dim() == 3,
                   "gistkit::trie_mix: expected a contiguous table [R, H, C]");
@@ -96,6 +96,7 @@ Tensor trie_mix(Tensor weights, Tensor table, Tensor base, Tensor paths, Tensor 
   STD_TORCH_CHECK(
       is_like(base, weights) && base.dim() == 2 && base.size(0) == table.size(0) && base.size(1) == table.size(2),
       "gistkit::trie_mix: expected a contiguous base [R, C]");
+  check_sizes("trie_mix", {&base});
   Tensor out = torch::stable::new_empty(weights, {paths.size(0), table.size(2)});
   auto p = mix_params<TrieMixParams>(weights, table, links);
   p.base = base.const_data_ptr();
@@ -111,6 +112,7 @@ std::tuple<Tensor, Tensor, Tensor> trie_mix_backward(Tensor grad_out, Tensor wei
   STD_TORCH_CHECK(is_like(grad_out, weights) && grad_out.dim() == 2 && grad_out.size(0) == paths.size(0) &&
                       grad_out.size(1) == table.size(2),
                   "gistkit::trie_mix_backward: expected a contiguous gradient [N, C]");
+  check_sizes("trie_mix_backward", {&grad_out});
   Tensor grad_weights = torch::stable::new_empty(weights, {weights.size(0), weights.size(1), weights.size(2)});
   Tensor grad_table = torch::stable::new_empty(table, {table.size(0), table.size(1), table.size(2)});
   Tensor grad_base = torch::stable::new_empty(table, {table.size(0), table.size(2)});
@@ -131,7 +133,7 @@ bool is_heads(const Tensor& x, const Tensor& like) {
 }
 
 void check_ancestors(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& ancestors) {
-  check_sizes("ancestor_attention", {&query, &key, &value});
+  check_sizes("ancestor_attention", {&query, &key, &value, &ancestors});
   check_element(query, "ancestor_attention");
   STD_TORCH_CHECK(query.dim() == 3 && is_heads(query, query) && is_heads(key, query) && is_heads(value, query) &&
                       key.size(0) == value.size(0) && query.size(1) > 0 && query.size(2) > 0,
@@ -185,6 +187,7 @@ std::tuple<Tensor, Tensor, Tensor> ancestor_attention_backward(Tensor grad_out, 
           weights.dim() == 3 && weights.size(0) == query.size(0) && weights.size(1) == ancestors.size(1) &&
           weights.size(2) == query.size(1),
       "gistkit::ancestor_attention_backward: expected contiguous gradients [N, H, D] and weights [N, M, H]");
+  check_sizes("ancestor_attention_backward", {&grad_out, &weights, &entries, &offsets});
   auto empty = [&](const Tensor& x) { return torch::stable::new_empty(x, {x.size(0), x.size(1), x.size(2)}); };
   Tensor grad_query = empty(query), grad_key = empty(key), grad_value = empty(value), grad_scores = empty(weights);
   auto p = ancestor_params<AncestorAttentionGradParams>(query, key, value, ancestors, scale);
@@ -202,7 +205,7 @@ std::tuple<Tensor, Tensor, Tensor> ancestor_attention_backward(Tensor grad_out, 
 }
 
 void check_gelu(const Tensor& x, const Tensor& bias, const std::optional<Tensor>& scale) {
-  check_sizes("bias_gelu", {&x});
+  check_sizes("bias_gelu", {&x, &bias, scale ? &*scale : nullptr});
   check_element(x, "bias_gelu");
   STD_TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && is_like(bias, x) && bias.dim() == 1 &&
                       bias.size(0) == x.size(1) &&
@@ -229,6 +232,7 @@ std::tuple<Tensor, Tensor, Tensor> bias_gelu_backward(Tensor grad_out, Tensor x,
   check_gelu(x, bias, scale);
   STD_TORCH_CHECK(is_like(grad_out, x) && grad_out.dim() == 2 && grad_out.numel() == x.numel(),
                   "gistkit::bias_gelu_backward: expected a contiguous gradient [N, C]");
+  check_sizes("bias_gelu_backward", {&grad_out});
   const int64_t rows = x.size(0), columns = x.size(1);
   Tensor grad_x = torch::stable::new_empty(x, {rows, columns});
   Tensor grad_bias = torch::stable::new_empty(x, {columns});

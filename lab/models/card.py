@@ -108,10 +108,11 @@ def _figures(measured: dict[str, dict[str, float]]) -> str:
                 for name, read in READ.items()
                 if name in found
             ]
-            between = "both with the adapter" if "adapter_none" in found else "both of the model, as no adapter reads"
-            kept = f"BLEU-4 {found['bleu4']:.3g}, {found['accuracy']:.1%} of tokens right"
-            way = f"In what follows it goes {found['way']:.2f} of the way from no to full context, {between}."
-            parts += [format_table(rows), f"Reconstruction: {kept}. {way}"]
+            kept = f"Reconstruction: BLEU-4 {found['bleu4']:.3g}, {found['accuracy']:.1%} of tokens right."
+            if "way" in found:
+                between = "both with the adapter" if "adapter_none" in found else "which no adapter reads"
+                kept += f" In what follows it goes {found['way']:.2f} of the way from no to full context, {between}."
+            parts += [format_table(rows), kept]
     if figures := measured.get("questions"):
         title = f"{figures['count']} questions written by hand, about 512 tokens of a held-out page"
         rows = [[title, "exact answers, %", "answers with it within, %", "F1 of words, %"]]

@@ -171,7 +171,7 @@ def test_report_has_a_row_a_layout_beside_the_paper():
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_chunks")
 def test_the_command_leaves_results_and_pictures(tmp_path, capsys):
-    arguments = ["demo", "--steps", "2", "--layouts", "dpl,epl", "--out", str(tmp_path / "run")]
+    arguments = ["study", "epl", "--steps", "2", "--layouts", "dpl,epl", "--out", str(tmp_path / "run")]
     assert cli.main(arguments) == 0
     shown = capsys.readouterr().out
     assert "| DPL " in shown and "| paper: AE BLEU-4 | LM PPL | QA F1 |" in shown and "What this does not show" in shown
@@ -189,15 +189,15 @@ def test_mistakes_end_in_one_line(tmp_path, capsys):
     assert cli.main(["study", "epl", "--text", str(tmp_path / "none.txt")]) == 2
     assert "none.txt" in capsys.readouterr().err
     if not torch.cuda.is_available():
-        assert cli.main(["demo", "--device", "cuda", "--out", str(tmp_path)]) == 2
+        assert cli.main(["study", "epl", "--device", "cuda", "--out", str(tmp_path)]) == 2
         assert "--device: expected a device that is here, got 'cuda'" in capsys.readouterr().err
     for device in ("foo", "meta"):
-        assert cli.main(["demo", "--device", device, "--out", str(tmp_path)]) == 2
+        assert cli.main(["study", "epl", "--device", device, "--out", str(tmp_path)]) == 2
         assert f"--device: expected cpu or cuda, got '{device}'" in capsys.readouterr().err
-    assert cli.main(["demo", "--text", str(tmp_path)]) == 2
+    assert cli.main(["study", "epl", "--text", str(tmp_path)]) == 2
     assert str(tmp_path) in capsys.readouterr().err
     (tmp_path / "file").touch()
-    assert cli.main(["demo", "--steps", "1", "--out", str(tmp_path / "file")]) == 2
+    assert cli.main(["study", "epl", "--steps", "1", "--out", str(tmp_path / "file")]) == 2
     assert "--out: expected a place that can be written to" in capsys.readouterr().err
     for wrong, message in [
         (["--layouts", "dpl,xyz"], "expected some of dpl,upl,cpl,epl, each once, got 'dpl,xyz'"),
@@ -205,7 +205,7 @@ def test_mistakes_end_in_one_line(tmp_path, capsys):
         (["--seeds", "abc"], "expected a whole number from 1 to 10000, got 'abc'"),
     ]:
         with pytest.raises(SystemExit):
-            cli.main(["demo", *wrong])
+            cli.main(["study", "epl", *wrong])
         assert message in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""SIGINT (Ctrl-C) and SIGTERM: raised as `Interrupted`, or held until a step's end, where a run can be saved."""
+"""SIGINT (Ctrl-C), SIGTERM, SIGHUP: raised as `Interrupted`, or held until a step's end, where a run can be saved."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
+
+# What ends a process from outside; SIGHUP comes where its terminal is closed.
+ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -32,7 +35,7 @@ class Held:
 
 @contextmanager
 def held(notice: str = "") -> Iterator[Held]:
-    """Inside, the first SIGINT or SIGTERM only leaves its number; a second one acts as it would outside.
+    """Inside, the first SIGINT, SIGTERM or SIGHUP only leaves its number; a second one acts as it would outside.
 
     At the end the signal acts, unless an error is on its way: whoever looks at the number raises `Interrupted`. In
     another thread than the main one, which gets no signals, nothing is held.
@@ -46,13 +49,13 @@ def held(notice: str = "") -> Iterator[Held]:
     def hold(number: int, frame: object) -> None:
         first.number = number
         _restore(before)
-        # The signal may have come while this very stream was written.
-        with suppress(RuntimeError):
+        # The signal may have come while this very stream was written, or its terminal may be gone.
+        with suppress(RuntimeError, OSError):
             if notice:
                 print(f"\n{notice}", file=sys.stderr, flush=True)
 
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, *ENDS):
             # Who started the process may have wanted it ignored, and C code's handler cannot be put back.
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 before[number] = signal.signal(number, hold)
@@ -66,7 +69,7 @@ def held(notice: str = "") -> Iterator[Held]:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Inside, SIGTERM raises `Interrupted`, so that what is half written is removed; otherwise Python ends at once.
+    """Inside, SIGTERM and SIGHUP raise `Interrupted`, so that what is half written is removed; otherwise all ends.
 
     Ctrl-C raises too in the foreground of a terminal, where whoever started the process left SIGINT ignored; in the
     background, as under nohup, it stays ignored.
@@ -77,8 +80,10 @@ def terminable() -> Iterator[None]:
         raise Interrupted(number)
 
     if threading.current_thread() is threading.main_thread():
-        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            before[signal.SIGTERM] = signal.signal(signal.SIGTERM, end)
+        for ends in ENDS:
+            # nohup has SIGHUP ignored.
+            if signal.getsignal(ends) == signal.SIG_DFL:
+                before[ends] = signal.signal(ends, end)
         if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and _in_foreground():
             before[signal.SIGINT] = signal.signal(signal.SIGINT, end)
     try:

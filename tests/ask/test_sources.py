@@ -5,7 +5,7 @@ import torch
 from transformers import DynamicCache
 
 from gistkit.ask import Conversation, Passage, best_passages, context_attention, sources
-from gistkit.compress import FiveHundredX, NoContext
+from gistkit.compress import FiveHundredX, NoContext, Select
 from gistkit.hf.cache import CACHE
 from gistkit.layouts.positions import upl
 from tests.ask.test_conversation import METHODS, encoded, ids, made
@@ -69,7 +69,7 @@ def test_padding_stands_for_nothing():
 
 
 def dense(compressor, memory, prompt, answer):
-    """Attention [keys] of the rows before each answer token, by transformers' own eager attention with all weights."""
+    """Attention [layers, heads, keys] of the rows before answer tokens, by transformers' own eager attention."""
     model = compressor.model
     text = [*memory.rest[0], *prompt, *answer[:-1]]
     lead = compressor.task_embedding("qa", memory)
@@ -87,8 +87,7 @@ def dense(compressor, memory, prompt, answer):
     with torch.no_grad():
         out = model.model(inputs_embeds=inputs, position_ids=positions[None], output_attentions=True, **{CACHE: cache})
     model.set_attn_implementation("sdpa")
-    weights = torch.stack(out.attentions).mean((0, 1, 2))
-    return weights[-len(answer) :].sum(0)
+    return torch.stack(out.attentions)[:, 0, :, -len(answer) :].sum(2)
 
 
 @pytest.mark.parametrize(("name", "context"), [("icae", 17), ("x500", 26)])
@@ -99,7 +98,7 @@ def test_attention_is_that_of_a_dense_computation(name, context, monkeypatch):
     conversation = Conversation(compressor, memory)
     first = conversation.reply(ids(4), max_new_tokens=3).tolist()
     answer = conversation.reply(ids(5, seed=1), max_new_tokens=7).tolist()
-    expected = dense(compressor, memory, ids(4) + first + ids(5, seed=1), answer)
+    expected = dense(compressor, memory, ids(4) + first + ids(5, seed=1), answer).mean((0, 1))
     found = conversation.attention()
     # Eager attention has its softmax in single precision.
     torch.testing.assert_close(found[: len(expected)], expected, rtol=1e-5, atol=1e-6)
@@ -118,6 +117,30 @@ def test_attention_is_that_of_a_dense_computation(name, context, monkeypatch):
     sums = [float(weights[start : start + 5].sum()) for start in range(context - 4)]
     assert passages[0].start == max(range(len(sums)), key=sums.__getitem__)
     assert passages[0].share == pytest.approx(max(sums) / float(weights.sum()), abs=1e-5)
+
+
+def test_each_head_attends_to_the_tokens_that_it_kept():
+    compressor = Select(tiny_llama(), ratio=3, by="expected_attention", bos_token=1).eval()
+    memory = compressor.encode([ids(30)])
+    conversation = Conversation(compressor, memory)
+    answer = conversation.reply(ids(4), max_new_tokens=5).tolist()
+    with torch.no_grad():
+        whole = compressor.model(torch.tensor([[1, *ids(30)]]), **{CACHE: DynamicCache()}).past_key_values
+    weights, chosen = torch.zeros(31, dtype=torch.float64), set()
+    for layer, shares in enumerate(dense(compressor, memory, ids(4), answer)):
+        for head, share in enumerate(shares):
+            group = head // (len(shares) // memory.layers[layer][0].shape[1])
+            # Whose keys they are says where they come from.
+            places = torch.cdist(memory.layers[layer][0][0, group], whole.layers[layer].keys[0, group]).argmin(1)
+            weights[places] += share[: len(places)].double() / len(shares) / 2
+            chosen.add(tuple(places.tolist()))
+    assert len(chosen) > 2
+    (found,) = context_attention(conversation)
+    torch.testing.assert_close(found, weights[1:], rtol=1e-5, atol=1e-6)
+    # Two texts, each with its own tokens.
+    conversation = Conversation(compressor, memory, compressor.encode([ids(12, seed=1)]))
+    conversation.reply(ids(4), max_new_tokens=5)
+    assert [len(part) for part in context_attention(conversation)] == [30, 12]
 
 
 def test_a_stop_token_does_not_count():

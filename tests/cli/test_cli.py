@@ -258,10 +258,12 @@ def test_a_model_without_a_trained_compressor_selects(folder, run, report):
     compressor.tokenizer = tokenizer
     answer = compressor.ask(Memory.load(memory), "Who?", max_new_tokens=6)
     assert run("ask", memory, "Who?", "--max-new-tokens", 6)[:2] == (0, f"{answer}\n")
-    assert run("ask", memory, "Who?", "--sources")[0] == 2
+    assert run("ask", memory, "Who?", "--sources")[0] == 0
     chosen = ("--option", "by=snapkv", "--option", "budget=9")
     assert "to 9 memory tokens (Select snapkv 9)" in run("compress", report, *chosen)[1]
+    assert "(Select snapkv 4x, for a question)" in run("compress", report, "--question", "Who?")[1]
     assert run("ask", memory, "Who?", "--max-new-tokens", 3)[0] == 0
+    assert Memory.load(memory).source.layout.endswith('"question": "Who?"}')
 
 
 def test_a_text_that_grows_is_told(folder, run, tmp_path):

@@ -1,7 +1,10 @@
 """What a command that is interrupted, or whose disk is full, says and leaves."""
 
+import errno
+import io
 import os
 import signal
+import sys
 from contextlib import suppress
 
 import pytest
@@ -90,14 +93,33 @@ def test_a_held_signal_that_nobody_asked_about_acts_at_the_end():
         signal.raise_signal(signal.SIGINT)
         done.append(signals.number)
     assert done == [signal.SIGINT]
-    with pytest.raises(Interrupted) as caught, terminable(), held():
-        signal.raise_signal(signal.SIGTERM)
-    assert caught.value.number == signal.SIGTERM
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with pytest.raises(Interrupted) as caught, terminable(), held():
+            signal.raise_signal(number)
+        assert caught.value.number == number and signal.getsignal(number) == signal.SIG_DFL
     # An error on its way is not covered.
     with pytest.raises(ZeroDivisionError), held():
         signal.raise_signal(signal.SIGINT)
         _ = 1 / 0
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_closed_terminal_ends_a_command_as_sigterm_does(monkeypatch, capsys):
+    """Unless nohup had SIGHUP ignored; the terminal of its last line may be gone."""
+    monkeypatch.setattr("gistkit.cli.info._run", lambda *_: signal.raise_signal(signal.SIGHUP) or 7)
+    assert cli.main(["info"]) == 129 and capsys.readouterr().err == "\ngistkit: terminated\n"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert cli.main(["info"]) == 7
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.EIO, "the terminal is gone")
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    assert cli.main(["info"]) == 129
 
 
 @pytest.mark.parametrize(("group", "ended"), [(0, True), (1, False)], ids=["foreground", "background"])

@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 from gistkit.compress import Memory, Select
 from gistkit.compress.scores import SCORES, ExpectedAttention, KVzip, Score, SnapKV, Streaming
+from gistkit.compress.tokens import QUESTION
 from gistkit.hf import CACHE
 from tests.helpers.models import byte_tokenizer, double_angles, tiny, tiny_llama
 from tests.helpers.tiers import tiers
@@ -24,6 +25,7 @@ def model_of(**changes):
 
 
 def made(by, model=None, **settings):
+    torch.manual_seed(0)
     compressor = Select(model_of() if model is None else model, ratio=3, by=by, **settings).eval()
     compressor.tokenizer = byte_tokenizer(start=True)
     return compressor
@@ -99,6 +101,19 @@ def snapkv(model, layer, query, key, value, ids):
     return scores.tolist()
 
 
+def asked(model, layer, query, key, value, ids):
+    """SnapKV's scores of a text by the attention of the last 32 tokens, which are no part of it."""
+    n, group = key.shape[1] - 32, len(query) // len(key)
+    scores = torch.zeros(len(key), n).double()
+    for head, own in enumerate(query):
+        seen = torch.zeros(n).double()
+        for place in range(n, n + 32):
+            q = rotated(own[place], place, model.model.rotary_emb.inv_freq)
+            seen += (key[head // group, : place + 1] @ q / q.shape[0] ** 0.5).softmax(0)[:n] / 32
+        scores[head // group] += torch.stack([sum(seen[max(i - 2, 0) : i + 3]) / 5 for i in range(n)])
+    return scores.tolist()
+
+
 def streaming(model, layer, query, key, value, ids):
     n = key.shape[1]
     return [[math.inf if i < 4 else i for i in range(n)]] * len(key)
@@ -149,6 +164,27 @@ def test_the_kept_keys_are_those_of_the_highest_scores(by):
         for head, own in enumerate(places):
             for kept, whole in zip(memory.layers[layer], (key, value), strict=True):
                 torch.testing.assert_close(kept[0, head], whole[head, own], rtol=1e-9, atol=1e-9)
+
+
+def test_a_question_decides_what_is_kept(tmp_path):
+    question, model = "Who?", model_of()
+    compressor = made(None, model, question=question)
+    assert compressor.title == "Select snapkv 3x, for a question"
+    whole = [BOS, *IDS, *byte_tokenizer()(QUESTION.format(question=question))["input_ids"]]
+    assert len(whole) == len(IDS) + 1 + 32
+    memory = compressor.encode([IDS, IDS[:9]])
+    assert memory.lengths == (30, 3) and memory.starts == (91, 10)
+    for layer, (query, key, value) in enumerate(cached(model, whole)):
+        for head, own in enumerate(chosen(asked(model, layer, query, key, value, whole), 30)):
+            torch.testing.assert_close(memory.layers[layer][0][0, head], key[head, own], rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(memory.layers[layer][1][0, head], value[head, own], rtol=1e-9, atol=1e-9)
+    # Another compressor reads it only if it is for that question.
+    memory.save(tmp_path / "m.gist")
+    again = made(None, model, question=question)
+    assert torch.equal(again.generate(Memory.load(tmp_path / "m.gist"), max_new_tokens=3),
+                       compressor.generate(memory, max_new_tokens=3))  # fmt: skip
+    with pytest.raises(ValueError, match="memory: expected one made with"):
+        made("snapkv", model).generate(memory)
 
 
 def test_kvzip_repeats_long_texts_in_parts():
@@ -275,6 +311,8 @@ def test_a_users_adapter_stays_active():
         ({"by": 3}, "by: expected one of"),
         ({"positions": "both"}, "positions: expected kept or closed, got 'both'"),
         ({"budget": 0}, "budget: expected"),
+        ({"by": "kvzip", "question": "Who?"}, "question: expected by snapkv, which reads it, got by kvzip"),
+        ({"question": ""}, "question: expected a text, got ''"),
         ({"losses": ("kl",)}, "losses: expected 'kl' beside LoRA"),
     ],
 )
@@ -291,11 +329,48 @@ def test_wrong_scores_are_named():
     ):
         with pytest.raises((ValueError, TypeError), match=message):
             wrong()
-    memory = made("key_norm").encode([IDS])
-    with pytest.raises(
-        ValueError, match="memory: expected one whose tokens stand for parts of the text, got one of sel"
-    ):
-        made("key_norm").stands_for(memory)
+
+
+def of_places(compressor, ids, start=0):
+    """The kept keys of each layer and head of a text, as transformers makes them from position `start` on."""
+    memory = compressor.encode([ids])
+    with torch.no_grad(), double_angles(compressor.model):
+        whole = compressor.model(
+            torch.tensor([[BOS, *ids]]),
+            position_ids=start + torch.arange(len(ids) + 1)[None],
+            **{CACHE: DynamicCache()},
+        ).past_key_values
+    places = memory.positions[0].mT.unflatten(0, (2, -1))
+    kept = [
+        layer.keys[0].take_along_dim(index[..., None], 1) for layer, index in zip(whole.layers, places, strict=True)
+    ]
+    return memory, kept
+
+
+def test_joined_texts_are_read_one_behind_the_other(tmp_path):
+    compressor = made("expected_attention")
+    first, kept = of_places(compressor, IDS)
+    second, later = of_places(compressor, IDS[::-1][:40], len(IDS) + 1)
+    memory = compressor.join([first, second])
+    for layer, (key, value) in enumerate(memory.layers):
+        torch.testing.assert_close(key[0], torch.cat([kept[layer], later[layer]], 1), rtol=1e-6, atol=1e-6)
+        assert torch.equal(value, torch.cat([first.layers[layer][1], second.layers[layer][1]], 2))
+    assert memory.starts == (91 + 41,) and memory.context_lengths == (130,)
+    assert memory.ordinals.tolist() == [[*range(61, 91), *range(91 + 28, 91 + 41)]]
+    # All tokens but BOS, which is none of a text's, count from the first text on.
+    memory.save(tmp_path / "m.gist")
+    spans = compressor.stands_for(Memory.load(tmp_path / "m.gist"))[0]
+    own = compressor.stands_for(second)[0]
+    assert torch.equal(spans[30:], (own + 90).where(own[..., 1:] > 0, 0)) and (own[0] == 0).any()
+    closed = made("expected_attention", positions="closed")
+    memory = closed.join([closed.encode([IDS]), closed.encode([IDS[:40]])])
+    assert memory.starts == memory.lengths == (43,) and memory.ordinals.tolist() == [[*range(43)]]
+
+
+def test_models_whose_keys_cannot_move_refuse_to_join():
+    compressor = made("key_norm", tiny("gpt2", bos_token_id=1))
+    with pytest.raises(TypeError, match="model: expected"):
+        compressor.join([compressor.encode([[3, 4, 5, 6]])] * 2)
 
 
 def test_a_score_of_ones_own():

@@ -22,7 +22,7 @@ from gistkit.compress.folder import load_model
 from tests.helpers.disks import limit
 from tests.helpers.fuzz import rounds
 from tests.helpers.hostile import changed
-from tests.helpers.models import tiny_llama
+from tests.helpers.models import byte_tokenizer, tiny_llama
 
 SIZES = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 24, "vocab_size": 40}
 LOSSES = {"ae": 1.0, "compression": 2.0}
@@ -272,6 +272,37 @@ def test_links_out_of_a_folder_are_refused_and_those_of_a_hub_cache_followed(pat
     (folder / path).symlink_to(repository / "blobs" / "abc")
     shutil.move(folder, repository / "snapshots" / "main")
     assert load(repository / "snapshots" / "main", model()) is not None
+
+
+@pytest.fixture
+def with_tokenizer(folders, tmp_path):
+    """A compressor's folder with a tokenizer of 40 letters, and a secret beside it."""
+    compressor = load(folders["icae"], model())
+    compressor.tokenizer = byte_tokenizer()
+    compressor.save_pretrained(tmp_path / "compressor")
+    (tmp_path / "secret").write_text("TOP SECRET")
+    return tmp_path / "compressor"
+
+
+@pytest.mark.parametrize("place", ["additional_chat_templates/leak.jinja", "chat_template.jinja", "a/b/c"])
+def test_a_tokenizers_links_out_of_the_folder_are_refused_at_any_depth(place, with_tokenizer):
+    """transformers would read it, and save_pretrained publish it."""
+    link = with_tokenizer / "tokenizer" / place
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(with_tokenizer.parent / "secret")
+    with pytest.raises(ValueError, match=r"expected a file inside .*, got a link to .*secret"):
+        load(with_tokenizer, model()).tokenizer  # noqa: B018
+
+
+def test_a_tokenizer_is_of_files_that_have_its_names(with_tokenizer, tmp_path):
+    """Of fast_tokenizer_files transformers reads any path that has a version in its name."""
+    path = with_tokenizer / "tokenizer" / "tokenizer_config.json"
+    shutil.copy(with_tokenizer / "tokenizer" / "tokenizer.json", tmp_path / "tokenizer.5.0.json")
+    settings = json.loads(path.read_text())
+    assert load(with_tokenizer, model()).tokenizer("a")["input_ids"]
+    path.write_text(json.dumps(settings | {"fast_tokenizer_files": ["../../tokenizer.5.0.json"]}))
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json: expected no fast_tokenizer_files"):
+        load(with_tokenizer, model()).tokenizer  # noqa: B018
 
 
 def test_a_regular_expression_is_taken_where_it_is_asked_for(folders, tmp_path):

@@ -10,7 +10,7 @@ import torch
 
 from gistkit.compress import AvgPool, FiveHundredX, Select
 from gistkit.compress.scores import SCORES
-from gistkit.evaluate import Example, compare, facts
+from gistkit.evaluate import QUESTION, Example, compare, facts
 from gistkit.evaluate.intervals import interval
 from gistkit.evaluate.press_reader import PressReader
 from gistkit.evaluate.press_report import curves, pairs_table, parts_table, presses_table
@@ -70,20 +70,23 @@ def test_a_memory_of_one_pass_is_what_select_makes_by_itself(family):
                 alone, mine = select.encode([context]), reader.scored(text, by, count)
                 for one, other in zip(alone.tensors, mine.tensors, strict=True):
                     assert torch.equal(one, other), by
-                assert torch.equal(alone.positions, mine.positions) and torch.equal(alone.last, mine.last)
+                assert torch.equal(alone.ordinals, mine.ordinals) and torch.equal(alone.last, mine.last)
                 assert (alone.lengths, alone.starts) == (mine.lengths, mine.starts)
 
 
-def test_with_the_question_snapkv_keeps_what_it_keeps_of_a_text_that_ends_with_it():
-    model, context, question = tiny_llama(**SIZES), ids(CONTEXT), ids(" Who has the key?")
-    reader = PressReader(model, byte_tokenizer(), {})
+def test_a_memory_for_a_question_is_what_select_makes_for_it():
+    model, context, question = tiny_llama(**SIZES), ids(CONTEXT), " Who has the key?"
+    reader = PressReader(model, byte_tokenizer(), {"snapkv": SCORES["snapkv"]()})
     with evaluating(reader.select):
-        mine = reader.asked(reader.read(context), question, 12)
-    window = len(question)
-    select = Select(model, budget=12 + window, by={"name": "snapkv", "window": window}).eval()
-    both = select.encode([context + question])
-    for one, other in zip(both.tensors, mine.tensors, strict=True):
-        torch.testing.assert_close(one[:, :, :12], other)
+        text = reader.read(context)
+        mine = reader.asked(text, "snapkv", ids(QUESTION.format(question=question)), 12)
+        without = reader.scored(text, "snapkv", 12)
+    select = Select(model, budget=12, question=question).eval()
+    select.tokenizer = byte_tokenizer()
+    alone = select.encode([context])
+    for one, other in zip(alone.tensors, mine.tensors, strict=True):
+        torch.testing.assert_close(one, other)
+    assert any(not torch.equal(one, other) for one, other in zip(mine.tensors, without.tensors, strict=True))
 
 
 def test_full_and_no_context_are_the_model_with_the_adapter_merged_into_it(tmp_path):

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,14 @@ def test_kernels_know_no_torch():
     for folder in ("common", "cpu", "cuda", "planner"):
         for path in (ROOT / "csrc" / folder).rglob("*.*"):
             assert not re.search(r"#include\s*[<\"](torch|ATen|c10|pybind11)/", path.read_text()), path.name
+
+
+def test_packages_whose_next_version_breaks_have_a_bound():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {package for packages in extras.values() for package in packages}
+    for name in ("transformers", "lm-eval"):
+        (package,) = (each for each in named if each.startswith(f"{name}>="))
+        assert re.fullmatch(r"[\w-]+>=[\d.]+,<[\d.]+", package), package
 
 
 @pytest.mark.slow

@@ -62,6 +62,13 @@ def test_no_secrets_and_no_more_rights_than_needed(path: Path) -> None:
         assert not any("${{" in step.get("run", "") for step in job["steps"]), name
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_actions_are_pinned_by_digest(path: Path) -> None:
+    """A tag may be moved to other code by whoever has the action's repository."""
+    used = re.findall(r"\buses: (.*)", path.read_text())
+    assert used and all(re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}  # v[\d.]+", action) for action in used), used
+
+
 def test_only_a_tag_publishes_and_only_what_was_tested() -> None:
     wheels = workflow(ROOT / ".github/workflows/wheels.yml")
     assert set(wheels["on"]) == {"push", "workflow_dispatch"} and set(wheels["on"]["push"]) == {"tags"}

@@ -71,7 +71,8 @@ def _run(arguments: argparse.Namespace) -> int:
     placeholder, text = _placeholder(tokenizer)
     reader, name = _reader(compressor), _name(arguments, compressor)
     settings = {"name": name, "base": arguments.model, "reader": reader, "embeddings": arguments.embeddings}
-    _check_folder(arguments.out, settings)
+    before = _check_folder(arguments.out, reader)
+    settings["embeddings"] |= before.get("embeddings", False)
     template = chat_template(tokenizer, arguments.template, arguments.chat)
     count = 0
     for memory_name, memory in _memories(arguments.memories):
@@ -117,16 +118,18 @@ def _reader(compressor: Compressor) -> str:
     return f"{base}:{own}" if trained else f"base:{base}"
 
 
-def _check_folder(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Refuses a folder that holds another reader, whose memories would be read wrongly."""
+def _check_folder(folder: Path, reader: str) -> dict[str, Any]:
+    """The settings of a folder that holds this reader; another one's memories would be read wrongly."""
     from gistkit_vllm import shelf
 
     if not folder.exists() or not any(folder.iterdir()):
-        return
-    before = shelf.reader_of(folder)
-    if before != settings["reader"]:
-        found = "other files" if before is None else f"the reader {before}"
-        raise ValueError(f"--out: expected a new folder or one of the reader {settings['reader']}, got {found}")
+        return {}
+    settings = folder / shelf.SETTINGS
+    before = json.loads(settings.read_text()) if settings.is_file() else {}
+    if before.get("reader") != reader:
+        found = f"the reader {before['reader']}" if before else "other files"
+        raise ValueError(f"--out: expected a new folder or one of the reader {reader}, got {found}")
+    return before
 
 
 def _memories(paths: list[Path]) -> Iterator[tuple[str, Memory]]:

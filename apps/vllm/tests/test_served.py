@@ -121,16 +121,20 @@ def test_an_adapter_reads_as_the_merged_model_does(avgpool, tmp_path):
 
 
 def test_methods_whose_reader_is_the_base_model_share_an_engine(tmp_path):
-    """500xCompressor with its task token, and a selection with other tokens in each head."""
+    """500xCompressor with its task token, a selection with other tokens in each head, and embeddings."""
     vllm_python()
     want = {}
-    for name in ("smollm2-x500-4x", "select"):
+    options = {
+        "smollm2-x500-4x": ("smollm2-x500-4x",),
+        "select": ("--method", "select", "--option", "by=snapkv"),
+        "icae": ("--method", "icae", "--layout", "dpl", "--ratio", "4", "--embeddings"),
+    }
+    for name, words in options.items():
         (tmp_path / name).mkdir()
         compressor = smollm2_compressor(name)
         files, report, _ = texts(name, tmp_path / name, compressor)
         files[0] = files[0].rename(files[0].with_name(f"{name}.gist"))
         want[name] = report
-        words = (name,) if name != "select" else ("--method", "select", "--option", "by=snapkv")
         exported(*words, "--out", tmp_path / "served", "--merged", "--memories", files[0])
     with served(tmp_path / "served", tmp_path, free_port()) as (_, client):
         (model,) = [one["id"] for one in client.get("/v1/models").json()["data"]]

@@ -145,8 +145,10 @@ class Conversation:
         return tokens
 
     @torch.no_grad()
-    def attention(self) -> Tensor:
+    def attention(self, *, by_head: bool = False) -> Tensor:
         """Attention of the last answer to each key, float64 [keys]: summed over its tokens, mean of heads and layers.
+
+        `by_head` gives the parts of this mean, [keys, A], from each of A layers and key heads, layer by layer.
 
         A token's attention is that of the row that predicts it; a stop token at the end does not count. Keys are the
         memory, the task token and the text. The answer is read a second time, in passes of a few rows under an
@@ -162,19 +164,22 @@ class Conversation:
         end = len(self._text) - 1 - self._ended
         self._cut(start)
         plan = self._plan(len(self._text))
-        total = torch.zeros(plan.num_keys, dtype=torch.float64)
         lm = self.compressor.lm
+        heads = [count if by_head else 1 for count, _ in lm.head_shapes]
+        total = torch.zeros(sum(heads), plan.num_keys, dtype=torch.float64)
         with lm.using(self.compressor.reader), lm.without_checkpointing():
             if self._read < start:
                 self._feed(plan, start)
             while self._read < end:
                 rows = min(ROWS, end - self._read)
-                with AttentionRecorder(rows=slice(-rows, None), batch=[0], reduce="mean") as recorder:
+                with AttentionRecorder(
+                    rows=slice(-rows, None), batch=[0], reduce="none" if by_head else "mean"
+                ) as recorder:
                     self._feed(plan, self._read + rows)
-                for layer in recorder.maps:
-                    weights = layer.weights[0, 0].double().sum(0)
-                    total[: len(weights)] += weights / len(recorder.maps)
-        return total
+                for layer, into in zip(recorder.maps, total.split(heads), strict=True):
+                    weights = layer.weights[0].double().sum(1).unflatten(0, (len(into), -1)).mean(1)
+                    into[:, : weights.shape[1]] += weights / len(into) / len(heads)
+        return total.mT if by_head else total.sum(0)
 
     def _plan(self, tokens: int) -> Plan:
         """The plan of the memory and that many tokens of text."""

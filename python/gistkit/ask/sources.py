@@ -51,19 +51,21 @@ def context_attention(conversation: Conversation) -> list[Tensor]:
     """Attention of the last answer to each token of each document, float64 [tokens], see `sources`."""
     memories = conversation.memories
     spans = [conversation.compressor.stands_for(memory)[0] for memory in memories]
-    attention = conversation.attention()
+    by_head = spans[0].dim() == 3
+    attention = conversation.attention(by_head=by_head)
+    attention = attention if by_head else attention[:, None]
     column, found = 0, []
     for memory, memory_spans in zip(memories, spans, strict=True):
-        start, end = memory_spans.unbind(-1)
+        start, end = (bound.reshape(len(memory_spans), -1) for bound in memory_spans.unbind(-1))
         size = (end - start).clamp(min=1)
-        share = attention[column : column + len(size)] / size * (end > start)
+        share = (attention[column : column + len(size)] / size * (end > start)).flatten()
         change = torch.zeros(memory.context_lengths[0] + 1, dtype=torch.float64)
-        change.index_add_(0, start, share).index_add_(0, end, -share)
+        change.index_add_(0, start.flatten(), share).index_add_(0, end.flatten(), -share)
         found.append(change.cumsum(0)[:-1].clamp(min=0))
         column += len(size)
     # What stood behind the compressor's window is read as it is.
     rest = conversation.rest
-    found[-1] = torch.cat([found[-1], attention[rest]])
+    found[-1] = torch.cat([found[-1], attention[rest].sum(-1)])
     return found
 
 

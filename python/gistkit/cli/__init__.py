@@ -7,10 +7,11 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
-from gistkit._messages import one_line
+from gistkit._messages import one_line, plain_terminals
 from gistkit._signals import terminable
-from gistkit.cli import ask, compress, evaluate, info, judge, lm_eval, nuggets, train, view
+from gistkit.cli import ask, compress, demo, evaluate, info, judge, lm_eval, nuggets, train, view
 from gistkit.cli.overview import command_map
 from gistkit.cli.plugins import add_plugins
 from gistkit.options.arguments import LateParser, Parser
@@ -22,7 +23,7 @@ EXAMPLES = """\
 example: gistkit demo
          gistkit compress report.txt -o report.gist --model smollm2 --compressor runs/x500
          gistkit COMMAND --help lists a command's options"""
-COMMANDS = (train, evaluate, judge, lm_eval, compress, ask, nuggets, view, info)
+COMMANDS = (demo, train, evaluate, judge, lm_eval, compress, ask, nuggets, view, info)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,11 +44,16 @@ class _Map(Parser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command.
+    """Runs one command, whose output holds nothing that a terminal obeys.
 
-    A user's mistake ends in one line on standard error and exit status 2, a warning is a line; SIGINT and SIGTERM end
-    in one that says what is saved, and 130 or 143.
+    A user's mistake ends in one line on standard error and exit status 2, a warning is a line; SIGINT, SIGTERM and
+    SIGHUP end in one that says what is saved, and 130, 143 or 129.
     """
+    with plain_terminals():
+        return _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     options = argparse.Namespace()
     try:
         with terminable(), one_line_warnings():
@@ -65,9 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         number = getattr(error, "number", signal.SIGINT)
         # One line for all processes of a launcher.
         if os.environ.get("RANK", "0") == "0":
-            word = "terminated" if number == signal.SIGTERM else "interrupted"
+            word = "interrupted" if number == signal.SIGINT else "terminated"
             saved = f"; {options.saved(options)}" if "saved" in options else ""
-            print(f"\ngistkit: {word}{saved}", file=sys.stderr)
+            # The terminal may be gone.
+            with suppress(OSError):
+                print(f"\ngistkit: {word}{saved}", file=sys.stderr, flush=True)
         return 128 + number
 
 

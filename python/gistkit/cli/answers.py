@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gistkit._messages import plain
 from gistkit.options.texts import read_contents
 
 if TYPE_CHECKING:
@@ -70,13 +71,8 @@ class Answers:
             text = ""
             if self.texts:
                 words = self.tokenizer.decode(self.texts[passage.document][passage.start : passage.end])
-                text = f": {printable(words)}"
+                text = f": {' '.join(plain(words).split())}"
             print(f"  [{name}tokens {passage.start} to {passage.end} of {size}, {passage.share:.0%}]{text}", flush=True)
-
-
-def printable(text: str) -> str:
-    """A text in one line, without characters that a terminal obeys."""
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 def source_ids(

@@ -28,6 +28,7 @@ from gistkit.options.texts import (
     TEXT_FILES,
     TEXTS,
     Source,
+    check_text,
     find_sources,
     folder_texts,
     is_picture,
@@ -43,6 +44,7 @@ example: gistkit compress notes/ -o notes.store --index --model ./llama --compre
 example: gistkit compress notes/ -o notes.store --embed ./bge-small --model ./llama --compressor runs/x500
 example: accelerate launch --num_processes 4 -m gistkit.cli compress wiki/ -o wiki.store --model ./llama \\
              --compressor runs/x500
+example: gistkit compress report.txt -o signed.gist --question "Who signed it?"
 example: gistkit compress photo.png --model ./llava --compressor runs/voco/compressor
 example: pdftotext paper.pdf - | gistkit compress - -o paper.gist --model ./llama --compressor runs/x500"""
 
@@ -74,6 +76,10 @@ def add(commands: Any) -> None:
         "--embed MODEL finds the nearest to a question: a model of sentence-transformers, a folder or a name on the "
         "Hugging Face hub",
     )  # fmt: skip
+    parser.add_argument(
+        "--question", help="what will be asked: a selection then keeps what this question attends to, and other "
+        "questions find less",
+    )  # fmt: skip
     add_model(parser)
     add_memory_dtype(parser)
     add_compressor(parser)
@@ -84,6 +90,9 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.question is not None:
+        check_text("--question", arguments.question)
+        arguments.option = [*arguments.option, ("question", arguments.question)]
     processes = launched()
     device_name = processes.on(device(arguments.device))
     if arguments.out is not None and str(arguments.out) == STDIN:

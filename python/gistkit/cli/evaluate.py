@@ -35,7 +35,7 @@ example: gistkit evaluate --model ./llama --compressor runs/qa/compressor --ques
              --judge http://localhost:8000/v1 --judge-model grader
 example: gistkit evaluate --model ./llama --questions dev.jsonl --written-ratio 5 \\
              --writer http://localhost:8000/v1 --writer-model large
-example: gistkit evaluate --against presses --model smollm2 --ratios 4 --by kvzip,key_diff --out runs/presses.jsonl"""
+example: gistkit evaluate --against presses --model smollm2 --examples 8 --context 256 --ratios 4 --by kvzip,key_diff"""
 
 CONTEXT = 510
 # The options of a writer that are None by default.

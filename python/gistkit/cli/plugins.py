@@ -8,7 +8,7 @@ from typing import Any
 
 # {group of entry points: {name: the folder of this repository that brings it}}
 BROUGHT = {
-    "gistkit.commands": {"demo": "lab", "study": "lab", "serve": "apps/serve", "export": "apps/vllm"},
+    "gistkit.commands": {"study": "lab", "serve": "apps/serve", "export": "apps/vllm"},
     "gistkit.view": {"results": "lab"},
     "gistkit.stores": {"stores": "apps/serve"},
 }

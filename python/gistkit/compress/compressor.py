@@ -253,6 +253,7 @@ class Compressor(nn.Module, ABC):
     def stands_for(self, memory: Memory) -> Tensor:
         """The context tokens that each memory token stands for, as [start, end), int64 [B, K, 2] on the CPU.
 
+        Where each layer and key head has tokens of its own (`Select`), [B, K, A, 2] for A of them, layer by layer.
         (0, 0) for those that stand for none: BOS, and padding.
 
         Raises:

@@ -47,8 +47,8 @@ FORMAT = "gistkit-compressor"
 VERSION = 2
 # Settings that older folders do not have, with the value that their compressors were made with.
 ADDED_SETTINGS = {
-    "copy_norms": False, "full_copy": False, "match_embeddings": False, "past": "kv", "scorer_norm": True,
-    "shared_lora": False, "soft_prompt": False,
+    "copy_norms": False, "full_copy": False, "match_embeddings": False, "past": "kv", "question": None,
+    "scorer_norm": True, "shared_lora": False, "soft_prompt": False,
 }  # fmt: skip
 # Arguments that an adapter's own configuration holds.
 _OF_ADAPTERS = {"lora", "embedding_lora", "train_norms"}
@@ -169,8 +169,7 @@ def load_compressor(cls: type[Any], folder: Path, model: PreTrainedModel | None,
 def load_tokenizer(folder: Path | None, model: Any) -> Any:
     """The tokenizer in a compressor's folder, or else that of the base model, see `Compressor.tokenizer`."""
     if folder is not None and (folder / TOKENIZER).is_dir():
-        for path in (folder / TOKENIZER).iterdir():
-            inside(folder, TOKENIZER, path.name)
+        _check_tokenizer(folder)
         try:
             # Not AutoTokenizer: this class reads JSON alone, whatever the files ask for.
             return PreTrainedTokenizerFast.from_pretrained(str(folder / TOKENIZER), local_files_only=True)
@@ -187,6 +186,22 @@ def load_tokenizer(folder: Path | None, model: Any) -> Any:
     except (OSError, ValueError, KeyError) as error:
         reason += f", which has none that loads ({one_line(error)})"
     raise ValueError(f"tokenizer: expected the model's own, for texts, got none: {reason}; set compressor.tokenizer")
+
+
+def _check_tokenizer(folder: Path) -> None:
+    """Refuses a tokenizer's folder that leads out of a compressor's: by links at any depth, or by names of files."""
+    place = folder / TOKENIZER
+    for path in place.rglob("*"):
+        inside(folder, *path.relative_to(folder).parts)
+    config = inside(folder, TOKENIZER, "tokenizer_config.json")
+    if not config.exists():
+        return
+    for field, value in read_json(config, "a tokenizer's settings").items():
+        # Such as fast_tokenizer_files, of which transformers chooses by its version.
+        if value is not None and field.endswith(("_file", "_files")):
+            raise ValueError(
+                f"{config}: expected no {shown(field)}, as a tokenizer's files have names, got {shown(value)}"
+            )
 
 
 def download(name: str | Path, **options: Any) -> Path | None:

@@ -87,7 +87,8 @@ class Memory:
         lengths: memory tokens of each row; the other columns are padding.
         context_lengths: context tokens that the memory tokens of each row stand for.
         positions: int64 or float64 [B, K] on the CPU, the position ids of the memory tokens in the decoder (embeddings)
-            or the ids that their keys were rotated with (kv); 0 on padding. [B, K, A] in models with A axes of them.
+            or the ids that their keys were rotated with (kv); 0 on padding. [B, K, A] in models with A axes of them;
+            in `Select` 1 + the context token that each of A layers and key heads keeps, 0 for a BOS that it lacks.
         starts: position id of the token after the memory, each row's [LM] token or its text.
         embeddings: [B, K, hidden] where the method carries embeddings (ICAE).
         layers: per layer (key, value), each [B, heads, K, head_dim], where it carries the cache (500xCompressor).

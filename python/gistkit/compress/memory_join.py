@@ -26,6 +26,46 @@ def join(compressor: MemoryReader, memories: Sequence[Memory]) -> Memory:
         memories: at least one, all readable by `compressor`, with the same number of rows; only the last may have a
             rest.
     """
+    _check(compressor, memories)
+    memories = _in_one_rotation(compressor, memories)
+    result = memories[0]
+    for memory in memories[1:]:
+        result = _append(compressor, result, memory)
+    return result
+
+
+def join_selected(compressor: MemoryReader, memories: Sequence[Memory]) -> Memory:
+    """`join` of memories of `Select`: each document keeps its own BOS, and its keys are rotated behind those before it.
+
+    Raises:
+        TypeError: for a model whose keys cannot be moved.
+    """
+    _check(compressor, memories)
+    hf.check_moves(compressor.lm.model)
+    result = memories[0]
+    for memory in memories[1:]:
+        delta = torch.tensor(result.starts)[:, None]
+        context = torch.tensor(result.context_lengths)[:, None, None]
+        moves = delta.to(memory.device).expand(-1, memory.num_tokens)
+        parts = zip(result.layers or (), memory.layers or (), _frequencies(compressor, memory), strict=True)
+        result = replace(
+            _together(result, memory),
+            positions=_after(
+                result.positions, (memory.positions + context).where(memory.positions > 0, 0), result, memory
+            ),
+            ordinals=_columns_after(
+                compressor.ordinals(result)[0], compressor.ordinals(memory)[0] + delta, result, memory
+            ),
+            starts=_sum(result.starts, memory.starts),
+            layers=tuple(
+                (_after(key, _turned(other_key, moves, f), result, memory), _after(value, other_value, result, memory))
+                for (key, value), (other_key, other_value), f in parts
+            ),
+        )
+    return result
+
+
+def _check(compressor: MemoryReader, memories: Sequence[Memory]) -> None:
     if not memories:
         raise ValueError("memories: expected at least one, got none")
     for memory in memories:
@@ -41,11 +81,6 @@ def join(compressor: MemoryReader, memories: Sequence[Memory]) -> Memory:
             raise ValueError(
                 "memories: expected a rest behind the window only in the last one, got one in an earlier memory"
             )
-    memories = _in_one_rotation(compressor, memories)
-    result = memories[0]
-    for memory in memories[1:]:
-        result = _append(compressor, result, memory)
-    return result
 
 
 def _in_one_rotation(compressor: MemoryReader, memories: Sequence[Memory]) -> Sequence[Memory]:
@@ -122,14 +157,21 @@ def _append(compressor: MemoryReader, first: Memory, second: Memory) -> Memory:
     if first.embeddings is not None and second.embeddings is not None:
         embeddings = _after(first.embeddings, second.embeddings, first, second)
     return replace(
-        second,
-        lengths=lengths,
-        context_lengths=contexts,
-        positions=_after(first.positions[..., None], positions[..., None], first, second)[..., 0],
+        _together(first, second),
+        positions=_columns_after(first.positions, positions, first, second),
         starts=contexts if source.consistent else lengths,
         embeddings=embeddings,
         layers=layers,
         frequencies=None if first.frequencies is None else second.frequencies,
+    )
+
+
+def _together(first: Memory, second: Memory) -> Memory:
+    """The second memory with the lengths and the origin of both."""
+    return replace(
+        second,
+        lengths=_sum(first.lengths, second.lengths),
+        context_lengths=_sum(first.context_lengths, second.context_lengths),
         fingerprint=first.fingerprint if first.fingerprint == second.fingerprint else None,
         maker=first.maker if first.maker == second.maker else None,
     )
@@ -137,6 +179,11 @@ def _append(compressor: MemoryReader, first: Memory, second: Memory) -> Memory:
 
 def _sum(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(x + y for x, y in zip(a, b, strict=True))
+
+
+def _columns_after(first_values: Tensor, second_values: Tensor, first: Memory, second: Memory) -> Tensor:
+    """`_after` of [B, K]."""
+    return _after(first_values[..., None], second_values[..., None], first, second)[..., 0]
 
 
 def _after(first_values: Tensor, second_values: Tensor, first: Memory, second: Memory) -> Tensor:

@@ -14,7 +14,7 @@ from gistkit import hf
 from gistkit.compress import AvgPool, Compressor, Memory, Select
 from gistkit.compress.methods.in_place import TEXT
 from gistkit.compress.plans import ReadingRow, decoder_plan
-from gistkit.compress.scores import Even, Heads, Score, SnapKV
+from gistkit.compress.scores import Even, Heads, Score
 from gistkit.compress.tokens import pad
 from gistkit.hf.keep import Layers
 
@@ -76,7 +76,7 @@ class PressReader:
         """One pass over BOS and a context, and those that scores need beside it."""
         select = self.select
         rows = select.with_bos(select.contexts([list(context)]))
-        keep = _Kept(self._frequencies, {by: one.score for by, one in self.scores.items()} if scored else {})
+        keep = _Kept(select.frequencies, {by: one.score for by, one in self.scores.items()} if scored else {})
         plan = select.lm.causal_plan(rows.ids.shape[1])
         inputs = select.lm.embedded(TEXT, rows.ids)
         out = select.lm.run(TEXT, inputs_embeds=inputs, plan=plan, keep=keep)
@@ -104,21 +104,21 @@ class PressReader:
 
         return self._chosen(text, count, scores)
 
-    def asked(self, text: Text, question: Sequence[int], count: int) -> Memory:
-        """The context's tokens that SnapKV chooses when its window is the question, which has read the context."""
+    def asked(self, text: Text, by: str, question: Sequence[int], count: int) -> Memory:
+        """The context's tokens that a score chooses for a question, which has read the context."""
         select, length = self.select, text.length
         row = ReadingRow(length, b"", np.arange(length).tobytes(), length, length, (len(question),))
         plan = decoder_plan((row,), length, (len(question),), True, select.lm.windows, str(select.device))
-        keep = _Kept(self._frequencies, {})
+        keep = _Kept(self.select.frequencies, {})
         inputs = select.lm.embedded(TEXT, pad([question], select.device).ids)
         select.lm.run(TEXT, inputs_embeds=inputs, plan=plan, memory=text.layers, keep=keep)
-        score = SnapKV(window=len(question))
 
         def scores(layer: int) -> Tensor:
             both = zip(text.layers[layer], keep.layers[layer], strict=True)
             key, value = (torch.cat([context[0], own[0]], 1) for context, own in both)
             query, scale = keep.queries[layer]
-            return score(Heads(layer, query, key, value, scale, None, count))[:, :length]
+            heads = Heads(layer, query, key, value, scale, select.frequencies(layer), count, len(question))
+            return self.scores[by].score(heads)[:, :length]
 
         return self._chosen(text, count, scores)
 
@@ -136,18 +136,18 @@ class PressReader:
         return self._memory(text, tuple(layers), count, text.length)
 
     def _memory(self, text: Text, layers: tuple[tuple[Tensor, Tensor], ...], count: int, start: int) -> Memory:
+        # Those of the last tokens, which layers with a sliding window keep; other layers see all keys anyway.
+        ordinals = (start - count + torch.arange(count))[None]
         return Memory(
             source=self.select.source,
             lengths=(count,),
             context_lengths=(text.length - 1,),
-            positions=(start - count + torch.arange(count))[None],
+            positions=ordinals,
+            ordinals=ordinals,
             starts=(start,),
             layers=layers,
             last=text.states[None, start - 1],
         )
-
-    def _frequencies(self, layer: int) -> Tensor | None:
-        return self.select.frequencies(layer)
 
 
 class _Pooled(AvgPool):

@@ -152,7 +152,7 @@ def entries(
         ]
         for ratio in ratios:
             found += [Entry(reader, score, ratio) for score in by]
-            found += [Entry(reader, "snapkv", ratio, aware=True)] if "snapkv" in by else []
+            found += [Entry(reader, score, ratio, aware=True) for score in by if SCORES[score].reads_question]
             found += [Entry(reader, NEWEST, ratio), Entry(reader, OLDEST, ratio)]
             own = adapted.get(reader)
             # Means of its own ratio under AvgPool's adapter are the trained compressor itself.
@@ -307,7 +307,7 @@ class _Measure:
         if self.entry.memory == NONE:
             return presses.first(text, 1)
         if self.entry.aware:
-            return presses.asked(text, question, count)
+            return presses.asked(text, self.entry.memory, question, count)
         return presses.scored(text, self.entry.memory, count)
 
     def __call__(self, tokenizer: Any) -> Outcome:

@@ -9,10 +9,10 @@ import csv
 import gzip
 import io
 import json
-import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -21,6 +21,8 @@ GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 COMPRESSED = (".gz", ".zst")
 # Characters that a JSON document is read by; a larger member is read by more and more.
 CHUNK = 1 << 16
+# Bytes of a line or characters of a value, decompressed: a few kilobytes of a file may claim gigabytes.
+MOST = 1 << 28
 # An error of JSON so far from the end of what was read is one of the file.
 _CUT = 16
 
@@ -107,7 +109,9 @@ def _undamaged(path: Path, name: str, *errors: type[Exception]) -> Iterator[None
 def lines(path: Path) -> Iterator[tuple[int, str]]:
     """(number, line with its end) of a file in UTF-8, from 1, without a byte order mark; "\\n" alone ends a line."""
     with opened(path) as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(iter(partial(file.readline, MOST + 1), b""), 1):
+            if len(line) > MOST:
+                raise ValueError(f"{path}, line {number}: expected a line of at most {MOST} bytes, got a longer one")
             try:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
@@ -142,7 +146,8 @@ def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
             where = f"{path}, line {number}"
             try:
                 yield where, json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as error:
+            # Also of integers with thousands of digits.
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{where}: expected a JSON object, got text that is not JSON: {error}") from error
 
 
@@ -184,12 +189,12 @@ def rows(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict[str, str]
     Raises:
         ValueError: naming the line of a row that has not as many cells as the header.
     """
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    csv.field_size_limit(min(MOST, 2**31 - 1))
     with opened(path) as file:
         reader = csv.reader(_decoded(path, io.TextIOWrapper(file, "utf-8-sig", newline="")), delimiter=delimiter)
         columns = next(reader, [])
         start = reader.line_num
-        for cells in reader:
+        for cells in _cells(path, reader):
             where, start = f"{path}, line {start + 1}", reader.line_num
             if cells and len(cells) != len(columns):
                 raise ValueError(f"{where}: expected {len(columns)} cells as in the header, got {len(cells)}")
@@ -199,9 +204,19 @@ def rows(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict[str, str]
 
 def _decoded(path: Path, file: io.TextIOWrapper) -> Iterator[str]:
     try:
-        yield from file
+        for line in iter(partial(file.readline, MOST + 1), ""):
+            if len(line) > MOST:
+                raise ValueError(f"{path}: expected lines of at most {MOST} characters, got a longer one")
+            yield line
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: expected UTF-8 text, got byte {error.object[error.start]:#x} in it") from error
+
+
+def _cells(path: Path, reader: Any) -> Iterator[list[str]]:
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {reader.line_num}: expected cells of CSV, got others: {error}") from error
 
 
 class _Document:
@@ -238,7 +253,10 @@ class _Document:
                 value, end = self.decode(self.text, self.at)
             except RecursionError as error:
                 raise self.error("JSON, got objects inside each other too deep to read") from error
-            except json.JSONDecodeError as error:
+            except ValueError as error:
+                if not isinstance(error, json.JSONDecodeError):
+                    # Of an integer with thousands of digits.
+                    raise self.error(f"JSON, got a number that is none: {error}") from error
                 # What is cut off at the end of what was read may go on.
                 broken = not error.msg.startswith("Unterminated string") and error.pos + _CUT < len(self.text)
                 if broken or not self._fill():
@@ -276,6 +294,8 @@ class _Document:
 
     def _fill(self) -> bool:
         """Reads on, as much as there is of an unread value at least; False at the end."""
+        if len(self.text) - self.at > MOST:
+            raise self.error(f"values of at most {MOST} characters, got a longer one")
         try:
             more = self.file.read(max(CHUNK, len(self.text) - self.at))
         except UnicodeDecodeError as error:

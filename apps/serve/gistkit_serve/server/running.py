@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
+import threading
 from types import FrameType
 
 import uvicorn
@@ -34,7 +36,7 @@ class _Server(uvicorn.Server):
 
 
 def run(app: FastAPI, listener: socket.socket, connections: int) -> None:
-    """Serves until SIGINT, also where whoever started the process left it ignored, or SIGTERM.
+    """Serves until SIGINT, also where whoever started the process left it ignored, SIGTERM or SIGHUP.
 
     Args:
         app: of `application`.
@@ -56,7 +58,16 @@ def run(app: FastAPI, listener: socket.socket, connections: int) -> None:
         timeout_graceful_shutdown=2 * GRACE,
     )
     server = _Server(config)
-    server.run(sockets=[listener])
+    hangup = signal.getsignal(signal.SIGHUP)
+    # uvicorn hears SIGINT and SIGTERM alone. nohup has SIGHUP ignored, and a thread hears nothing.
+    if hangup not in (signal.SIG_IGN, None) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGHUP, server.handle_exit)
+        try:
+            server.run(sockets=[listener])
+        finally:
+            signal.signal(signal.SIGHUP, hangup)
+    else:
+        server.run(sockets=[listener])
     # uvicorn raises the signal once more when it has ended, which does nothing where it is ignored.
     if server.ended_by:
         raise Interrupted(server.ended_by)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 import numpy as np
 import torch
@@ -308,7 +308,7 @@ class InPlace(Compressor):
         adapter = None if self.adapters is None else self.adapters.names.get(GISTS)
         return adapter is not None and adapter in name.split(".")
 
-    def join(self, memories: Sequence[Memory]) -> NoReturn:
+    def join(self, memories: Sequence[Memory]) -> Memory:
         """Refused: documents that are compressed in place must be read together."""
         raise ValueError(
             f"memories: expected those of a method that compresses chunks by themselves, got {self.method}'s; encode "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -12,11 +12,12 @@ from torch import Tensor
 from gistkit import hf, ops
 from gistkit._checks import placed, whole
 from gistkit.compress.memory import Memory
+from gistkit.compress.memory_join import join_selected
 from gistkit.compress.methods.in_place import TEXT, InPlace, InPlaceOptions
 from gistkit.compress.plans import ReadingRow, decoder_plan
-from gistkit.compress.scores import Heads, Score, description, score_of
+from gistkit.compress.scores import SCORES, Heads, Score, description, score_of
 from gistkit.compress.scores.kvzip import Repetition
-from gistkit.compress.tokens import Rows
+from gistkit.compress.tokens import QUESTION, Rows, filled_ids, join_rows, pad
 from gistkit.hf.attach import decoder_of, frequencies_of
 from gistkit.hf.keep import Layers
 
@@ -33,7 +34,9 @@ class Select(InPlace):
     Args:
         ratio: tokens of the context, BOS among them, for each that is kept, a whole number >= 1.
         by: the score: a name of `gistkit.compress.scores.SCORES`, a mapping with its "name" and arguments, or a
-            `Score`.
+            `Score`. None: "kvzip", or with a question "snapkv".
+        question: what will be asked: keys are kept that it attends to, as it is read behind the text in `ask`'s
+            template. Other questions find less. It needs a score that reads it.
         budget: how many tokens of any longer context are kept, in place of a share of them.
         positions: "kept": the text goes on behind the whole context. "closed": kept tokens move together, by rotation
             of their keys, and the text follows them.
@@ -49,12 +52,18 @@ class Select(InPlace):
         model: Any,
         *,
         ratio: int = 4,
-        by: str | Mapping[str, Any] | Score = "kvzip",
+        by: str | Mapping[str, Any] | Score | None = None,
+        question: str | None = None,
         budget: int | None = None,
         positions: Literal["kept", "closed"] = "kept",
         **common: Unpack[InPlaceOptions],
     ) -> None:
-        score = score_of(by)
+        score = score_of(("kvzip" if question is None else "snapkv") if by is None else by)
+        if question is not None and (not isinstance(question, str) or not question.strip()):
+            raise ValueError(f"question: expected a text, got {question!r}")
+        if question is not None and not score.reads_question:
+            names = ", ".join(name for name, kind in SCORES.items() if kind.reads_question)
+            raise ValueError(f"question: expected by {names}, which reads it, got by {score.name}")
         if positions not in ("kept", "closed"):
             raise ValueError(f"positions: expected kept or closed, got {positions!r}")
         if score.needs_rope:
@@ -62,15 +71,16 @@ class Select(InPlace):
         if positions == "closed":
             hf.check_moves(model)
         budget = None if budget is None else whole("budget", budget)
-        options = {"by": description(score), "budget": budget, "positions": positions}
+        options = {"by": description(score), "budget": budget, "positions": positions, "question": question}
         own: InPlaceOptions = {"lora": None, **common}
         super().__init__(model, ratio=ratio, options=options, **own)
-        self.score, self.budget, self.closed = score, budget, positions == "closed"
+        self.score, self.budget, self.closed, self.question = score, budget, positions == "closed", question
 
     @property
     def title(self) -> str:
         """What a table calls it."""
-        return f"Select {self.score.name} {self.budget or f'{self.chunk}x'}"
+        aware = "" if self.question is None else ", for a question"
+        return f"Select {self.score.name} {self.budget or f'{self.chunk}x'}{aware}"
 
     def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
         """As `Compressor.install`; without LoRA the model stays as it is, with a user's adapters."""
@@ -87,9 +97,12 @@ class Select(InPlace):
         """One pass over BOS and contexts, and for some scores passes that read them again."""
         input_rows = self.with_bos(rows)
         lengths, counts = input_rows.lengths, tuple(map(self.kept, input_rows.lengths))
-        self.lm.check_positions("input_ids", max(lengths) - 1)
+        asked = [] if self.question is None else filled_ids(QUESTION, "{question}", self.question, self.tokenizer)
+        if asked:
+            input_rows = join_rows(input_rows, pad([asked] * rows.batch_size, self.device))
+        self.lm.check_positions("input_ids", max(input_rows.lengths) - 1)
         kind = Whole if self.score.reads_again else Selection
-        keep = kind(lengths, counts, self.score, self.closed, self.frequencies)
+        keep = kind(lengths, counts, self.score, self.closed, self.frequencies, len(asked))
         out = self.lm.run(
             TEXT,
             inputs_embeds=self.lm.embedded(TEXT, input_rows.ids),
@@ -102,21 +115,38 @@ class Select(InPlace):
         count = torch.tensor(counts)[:, None]
         first = 0 if self.closed else torch.tensor(lengths)[:, None] - count
         hidden_states = out.last_hidden_state
+        places = torch.cat([keep.places[layer] for layer in sorted(keep.places)], 1).mT.cpu()
+        # A BOS of the context's own is one of its tokens.
+        own_bos = torch.tensor(self._begins_with_bos(rows))[:, None, None]
         memory = Memory(
             source=self.source,
             lengths=counts,
             context_lengths=rows.lengths,
+            positions=(places + own_bos).where((columns < count)[..., None], 0),
             # Those of the last tokens, which layers with a sliding window keep; other layers see all keys anyway.
-            positions=(first + columns).where(columns < count, 0),
+            ordinals=(first + columns).where(columns < count, 0),
             starts=counts if self.closed else lengths,
             layers=keep.close(),
             last=hidden_states[torch.arange(rows.batch_size), placed(lengths, self.device) - 1],
         )
         return memory, hidden_states[:, :0]
 
-    def stands_for(self, memory: Memory) -> NoReturn:
-        """Refused: a column of the memory is another token in each head."""
-        raise ValueError(f"memory: expected one whose tokens stand for parts of the text, got one of {self.method}")
+    def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
+        """See `Compressor.ordinals`."""
+        # A file of an earlier release has them as positions.
+        return memory.positions if memory.ordinals is None else memory.ordinals, memory.starts
+
+    def join(self, memories: Sequence[Memory]) -> Memory:
+        """See `Compressor.join`: each document was read by itself, and its keys are moved behind those before it."""
+        for memory in memories:
+            self.stands_for(memory)
+        return join_selected(self, memories)
+
+    def stands_for(self, memory: Memory) -> Tensor:
+        """The token itself, int64 [B, K, A, 2], as each of A layers and key heads keeps its own tokens."""
+        if memory.positions.dim() == 2:
+            raise ValueError("memory: expected one that knows its tokens, got one of an earlier release")
+        return torch.stack([(memory.positions - 1).clamp(min=0), memory.positions], -1)
 
     def frequencies(self, layer: int) -> Tensor | None:
         """Those [R/2] of a layer's RoPE; None where gistkit does not know it."""
@@ -157,6 +187,7 @@ class Selection(hf.Keeper):
         score: of the keys of one row.
         closed: keys are rotated to positions 0, 1, ..
         frequencies: of the RoPE of the layer of an index, during the pass; None where gistkit does not know it.
+        question: tokens of a question behind each row, whose keys are not kept.
     """
 
     def __init__(
@@ -166,10 +197,14 @@ class Selection(hf.Keeper):
         score: Score,
         closed: bool,
         frequencies: Callable[[int], Tensor | None],
+        question: int = 0,
     ) -> None:
         super().__init__()
+        self.question = question
         self.lengths, self.counts, self.score = lengths, counts, score
         self.closed, self.frequencies = closed, frequencies
+        # Of each layer, what was chosen, int64 [B, Hk, K].
+        self.places: dict[int, Tensor] = {}
 
     def attend(
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
@@ -183,8 +218,9 @@ class Selection(hf.Keeper):
             with torch.no_grad():
                 scores = []
                 for row, (length, count) in enumerate(zip(self.lengths, self.counts, strict=True)):
-                    q, k, v = (tensor[row, :, :length] for tensor in (query, key, value))
-                    scores.append(self.score(Heads(layer_idx, q, k, v, scale, inv_freq, count)))
+                    q, k, v = (tensor[row, :, : length + self.question] for tensor in (query, key, value))
+                    heads = Heads(layer_idx, q, k, v, scale, inv_freq, count, self.question)
+                    scores.append(self.score(heads)[:, :length])
             index = self._highest(scores)
         self._take(layer_idx, key, value, index, inv_freq)
 
@@ -204,6 +240,7 @@ class Selection(hf.Keeper):
         return index
 
     def _take(self, layer_idx: int, key: Tensor, value: Tensor, index: Tensor, inv_freq: Tensor | None) -> None:
+        self.places.setdefault(layer_idx, index)
         key, value = (tensor.take_along_dim(index[..., None], 2) for tensor in (key, value))
         if self.closed and inv_freq is not None:
             delta = torch.arange(index.shape[-1], device=index.device) - index

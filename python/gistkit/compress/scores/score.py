@@ -22,6 +22,7 @@ class Heads:
         scale: factor of query key^T.
         inv_freq: frequencies [R/2] of the layer's RoPE; None: gistkit does not know it.
         count: how many keys of each head are kept.
+        question: how many of the n tokens, at their end, are a question about the text, whose keys are not kept.
     """
 
     layer: int
@@ -31,6 +32,7 @@ class Heads:
     scale: float
     inv_freq: Tensor | None
     count: int
+    question: int = 0
 
     @property
     def grouped(self) -> Tensor:
@@ -45,6 +47,8 @@ class Score:
     name: ClassVar[str]
     needs_rope: ClassVar[bool] = False
     """Whether it reads `Heads.inv_freq`, which models with another RoPE do not have."""
+    reads_question: ClassVar[bool] = False
+    """Whether it is another one for another question behind the text (`Heads.question`)."""
     reads_again: ClassVar[bool] = False
     """Whether it needs passes of its own, as `KVzip` does, in place of `__call__`."""
 

@@ -15,7 +15,7 @@ from gistkit.compress.scores.score import Heads, Score, wide
 class SnapKV(Score):
     """Keys are kept that the last `window` tokens attend to, and these tokens (Li et al., arXiv 2404.14469).
 
-    It suits texts that end with what is asked of them.
+    It suits texts that end with what is asked of them; a `question` of `Select` is the window.
 
     Args:
         window: last tokens; at most half of a text.
@@ -23,6 +23,7 @@ class SnapKV(Score):
     """
 
     name = "snapkv"
+    reads_question = True
     window: int = 64
     kernel: int = 5
 
@@ -34,7 +35,7 @@ class SnapKV(Score):
     def __call__(self, heads: Heads) -> Tensor:
         """Mean weights of the window's queries, over the query heads of a key head; infinite in the window."""
         length = heads.key.shape[1]
-        window = min(self.window, length // 2)
+        window = heads.question or min(self.window, length // 2)
         scores = heads.key.new_full(heads.key.shape[:2], torch.inf, dtype=torch.float32)
         if not window:
             return scores

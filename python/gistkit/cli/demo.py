@@ -1,0 +1,159 @@
+"""`gistkit demo`: compresses a report, answers from its memory, and shows what that saved beside the full text."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from importlib.resources import files
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gistkit.options.arguments import add_command, device, path
+from gistkit.options.models import add_model, chosen_compressor, load_model, memory_dtype
+from gistkit.options.outputs import check_folder
+from gistkit.options.texts import read_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gistkit.compress import Compressor, Memory
+
+EXAMPLES = """\
+example: gistkit demo
+example: gistkit demo --text report.txt --question "Who signed it?" --model ./llama"""
+# About demo.txt.
+QUESTIONS = (
+    "Who started the survey?",
+    "Which company does the work?",
+    "When does the work begin?",
+    "What is the budget of the repair?",
+    "Who keeps the key of the tool shed?",
+    "What is the access code of the harbour office?",
+)
+ANSWER = 16
+FULL, CACHED, MEMORY = "full text", "full text, KV cache kept", "memory"
+
+
+class Way(NamedTuple):
+    """One way to answer: its answers, the seconds of each, and the bytes of keys and values that it reads."""
+
+    answers: list[str]
+    seconds: float
+    nbytes: int
+
+
+def add(commands: Any) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "demo", _run, "compress a report, and answer from its memory", EXAMPLES)
+    parser.add_argument("--text", type=path, help="a text file of your own (default: a report of a page)")
+    parser.add_argument(
+        "--question", action="append", metavar="QUESTION", help="about the text; may be repeated (default: six)"
+    )
+    add_model(parser)
+    parser.add_argument(
+        "--out",
+        type=path,
+        default=Path("runs/demo"),
+        help="folder for the memory and the picture (default: %(default)s)",
+    )
+    parser.set_defaults(compressor=None, method=None, layout=None, ratio=None, chunk=None, option=[])
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from gistkit.viz import draw_savings
+
+    if (arguments.text is None) != (arguments.question is None):
+        raise ValueError("--question: expected it with --text and only then")
+    check_folder("--out", arguments.out)
+    own = files("gistkit.cli") / "demo.txt"
+    text = own.read_text() if arguments.text is None else read_text(arguments.text)
+    questions = arguments.question or list(QUESTIONS)
+    print(f"loading {arguments.model}", flush=True)
+    model, tokenizer = load_model(arguments.model, arguments.dtype, device(arguments.device))
+    compressor = chosen_compressor(arguments, model)
+    compressor.tokenizer = tokenizer
+    if arguments.text is None:
+        print(f"\n{text}")
+    start = time.perf_counter()
+    memory = compressor.compress(text)
+    seconds = time.perf_counter() - start
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    saved = arguments.out / "report.gist"
+    memory.to(dtype=memory_dtype(None, model)).save(saved)
+    tokens = memory.context_lengths[0]
+    print(f"{tokens} tokens -> {memory.lengths[0]} memory tokens ({compressor.title}) in {seconds:.1f} s: {saved}\n")
+
+    ways = _ways(compressor, memory, text, questions)
+    print(_answers(questions, ways))
+    print(_savings(ways, tokens, memory.lengths[0]))
+    picture = arguments.out / "demo.png"
+    draw_savings({name: (way.seconds, way.nbytes) for name, way in ways.items()}).savefig(picture)
+    print(f"\n{picture} shows the same.")
+    return 0
+
+
+def _ways(compressor: Compressor, memory: Memory, text: str, questions: list[str]) -> dict[str, Way]:
+    """Answers from the full text and from the memory: the same prompt, with the reader's adapter."""
+    import torch
+
+    from gistkit.compress.tokens import QUESTION, text_ids
+    from gistkit.hf import CACHE
+
+    model, tokenizer = compressor.model, compressor.tokenizer
+    context = torch.tensor([text_ids(text, tokenizer)], device=compressor.device)
+    prompts = [
+        torch.tensor(
+            [text_ids(QUESTION.format(question=question), tokenizer, special_tokens=False)], device=context.device
+        )
+        for question in questions
+    ]
+    with torch.no_grad(), compressor.using(compressor.reader), compressor.folded():
+        kept = model(context, use_cache=True).past_key_values
+
+        def full(prompt: Tensor, **more: Any) -> str:
+            ids = torch.cat([context, prompt], 1)
+            out = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=ANSWER, do_sample=False,
+                pad_token_id=tokenizer.eos_token_id, **more,
+            )  # fmt: skip
+            return str(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)).strip()
+
+        ways = {
+            FULL: _timed(lambda i: full(prompts[i]), len(questions), memory.full_cache_bytes),
+            CACHED: _timed(
+                lambda i: full(prompts[i], **{CACHE: deepcopy(kept)}), len(questions), memory.full_cache_bytes
+            ),
+        }
+    ask = lambda i: str(compressor.ask(memory, questions[i], max_new_tokens=ANSWER))  # noqa: E731
+    return {**ways, MEMORY: _timed(ask, len(questions), memory.nbytes)}
+
+
+def _timed(answer: Callable[[int], str], count: int, nbytes: int) -> Way:
+    answers, seconds = [], []
+    for index in range(count):
+        start = time.perf_counter()
+        answers.append(answer(index))
+        seconds.append(time.perf_counter() - start)
+    return Way(answers, median(seconds), nbytes)
+
+
+def _answers(questions: list[str], ways: dict[str, Way]) -> str:
+    """The questions with both answers, the full text's only where it differs."""
+    lines = []
+    for question, full, answer in zip(questions, ways[FULL].answers, ways[MEMORY].answers, strict=True):
+        lines += [f"> {question}", answer if answer == full else f"{answer}    (from the full text: {full})"]
+    return "\n".join(lines) + "\n"
+
+
+def _savings(ways: dict[str, Way], tokens: int, kept: int) -> str:
+    from gistkit.evaluate.report import format_table
+
+    read = {FULL: tokens, CACHED: tokens, MEMORY: kept}
+    rows = [["", "tokens", "KV cache", "an answer"]]
+    rows += [
+        [name, str(read[name]), f"{way.nbytes / 1e6:.1f} MB", f"{way.seconds:.2f} s"] for name, way in ways.items()
+    ]
+    return format_table(rows)

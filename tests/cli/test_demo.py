@@ -1,0 +1,55 @@
+"""gistkit demo: answers from a memory, beside those of the same model that reads the whole text."""
+
+import re
+
+import pytest
+
+pytest.importorskip("transformers", reason="the hf extra is not installed")
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from gistkit.cli import main
+from gistkit.compress import Memory
+from tests.helpers.models import byte_tokenizer
+
+QUESTIONS = ["--question", "Who signed it?", "--question", "When?"]
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """The options of a small model, and of a text of 300 bytes."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=258, bos_token_id=257, eos_token_id=256, **shape))
+    model.save_pretrained(tmp_path / "model")
+    byte_tokenizer(start=True).save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("The lease was signed by Ada Moe on 3 May. "[:30] * 10)
+    return [
+        "demo",
+        "--text",
+        str(tmp_path / "text.txt"),
+        "--model",
+        str(tmp_path / "model"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+
+
+def test_answers_sizes_and_a_picture(asked, tmp_path, capsys):
+    assert main([*asked, *QUESTIONS]) == 0
+    shown = capsys.readouterr().out
+    memory = Memory.load(tmp_path / "out" / "report.gist")
+    assert memory.context_lengths == (301,) and f"301 tokens -> {memory.lengths[0]} memory tokens" in shown
+    assert shown.count("> Who signed it?\n") == shown.count("> When?\n") == 1
+    # 2 x layers x tokens x width x 4 bytes, and in memory what the selection keeps of them.
+    whole = 2 * 2 * 301 * 64 * 4
+    rows = dict(re.findall(r"^\| (\w[\w ,]*?) +\| \d+ +\| ([\d.]+) MB", shown, re.MULTILINE))
+    assert float(rows["full text"]) == float(rows["full text, KV cache kept"]) == pytest.approx(whole / 1e6, abs=0.05)
+    assert memory.nbytes <= 0.3 * whole and float(rows["memory"]) <= 0.1
+    assert (tmp_path / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_own_text_and_own_questions_come_together(asked, capsys):
+    assert main(asked) == 2
+    assert "--question: expected it with --text and only then" in capsys.readouterr().err

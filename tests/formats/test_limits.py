@@ -1,0 +1,79 @@
+"""What a few bytes of a compressed file, or one cell of another, may claim: a limit, and no more memory than it."""
+
+import csv
+import gzip
+import json
+import re
+
+import pytest
+
+from gistkit.formats import files
+from tests.helpers.programs import printed
+
+ROW = b'{"text": "%s"}\n'
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    monkeypatch.setattr(files, "MOST", 1000)
+
+
+def zstd(content):
+    return pytest.importorskip("zstandard").ZstdCompressor().compress(content)
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, zstd], ids=["plain", "gzip", "zstd"])
+@pytest.mark.parametrize(
+    ("content", "read", "message"),
+    [
+        (ROW % b"a" * 2 + ROW % (b"a" * 1000), files.json_lines, "line 3: expected a line of at most 1000 bytes"),
+        (b'[{"a": 1}, {"a": "' + b"a" * 200_000, files.members, "line 1: expected values of at most 1000 characters"),
+        (b"a,b\n1,2\n" + b"3" * 2000 + b",4\n", files.rows, "expected lines of at most 1000 characters"),
+        (b'a,b\n"' + b"x\n" * 2000, files.rows, "expected cells of CSV, got others: field larger than field limit"),
+    ],
+    ids=["a line", "a value", "a line of CSV", "a cell"],
+)
+def test_a_longer_one_is_refused(tmp_path, compress, content, read, message):
+    path = tmp_path / "data"
+    path.write_bytes(compress(content))
+    with pytest.raises(ValueError, match=f"{re.escape(str(path))}.*{message}"):
+        list(read(path))
+
+
+def test_what_fits_is_read_whole(tmp_path):
+    path, text = tmp_path / "data", "a" * 980
+    path.write_text(json.dumps({"text": text}) + "\n")
+    assert [row["text"] for _, row in files.json_lines(path)] == [text]
+    path.write_text(" " * 5000 + json.dumps([text] * 9))
+    assert [row for _, row in files.members(path)] == [text] * 9
+    with path.open("w") as file:
+        csv.writer(file).writerows([["a"], *[[text]] * 3])
+    assert [row["a"] for _, row in files.rows(path)] == [text] * 3
+
+
+@pytest.mark.parametrize("read", [files.records, files.members, files.json_lines])
+def test_a_number_of_thousands_of_digits_names_its_line(tmp_path, read, monkeypatch):
+    path = tmp_path / "data"
+    monkeypatch.setattr(files, "MOST", 1 << 20)
+    path.write_text(("[{}, " if read is files.members else "") + '{"a": ' + "9" * 9000 + "}")
+    with pytest.raises(ValueError, match="line 1: expected"):
+        list(read(path))
+
+
+@pytest.mark.slow
+def test_a_parquet_file_takes_the_memory_of_what_it_holds_once(tmp_path):
+    """A text of 2 MB, once in the file, in each of 1,000 rows."""
+    pytest.importorskip("pyarrow")
+    code = """
+import pyarrow, pyarrow.parquet, resource
+from pathlib import Path
+from gistkit.formats import parquet
+text = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 1000, pyarrow.int32()), ["a" * 2_000_000])
+pyarrow.parquet.write_table(pyarrow.table({"text": text}), "b.parquet", compression="zstd")
+del text
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert sum(len(row["text"]) for _, row in parquet.rows(Path("b.parquet"))) == 2_000_000_000
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, Path("b.parquet").stat().st_size)
+"""
+    kibibytes, size = map(int, printed(code).split())
+    assert size < 1000 and kibibytes < 200_000
