@@ -815,8 +815,8 @@ def test_a_command_of_no_group_is_listed_last():
     view.add_parser("part", help="a part of it")
     added.add_parser("demo", help="try it")
     shown = overview.command_map(root)
-    last = next(reversed(overview.GROUPS))
-    assert shown == f"{last}\n  demo        try it\n  other       something else\n  other part  a part of it"
+    first, *_, last = overview.GROUPS
+    assert shown == f"{first}\n  demo        try it\n\n{last}\n  other       something else\n  other part  a part of it"
 
 
 def test_the_version_is_the_packages(capsys):

@@ -19,8 +19,8 @@ from gistkit.common.processes import Processes, launched
 from gistkit.common.signals import Interrupted, held
 from gistkit.compress import Compressor
 from gistkit.hf import attach
-from gistkit.train import checkpoint
 from gistkit.train.recipe import set_learning_rate, warmed_up
+from gistkit_lab.studies import states as checkpoint
 
 _ALONE = Processes()
 

@@ -235,7 +235,8 @@ class Compressor(nn.Module, ABC):
         """
         if "window" not in self.arguments():
             raise ValueError(f"window: expected none for {self.method}, which has no window, got {window}")
-        self.options = replace(self.options, **{"window": window})
+        changed: dict[str, Any] = {"window": window}
+        self.options = replace(self.options, **changed)
 
     def using(self, use: Use) -> AbstractContextManager[None]:
         """See `SharedModel.using`."""

@@ -166,7 +166,7 @@ class Config:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments by name, without those of adapters; JSON values, which `from_settings` reads back."""
+        """The arguments by name, without those of adapters; JSON values, which the constructor takes back."""
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in OF_ADAPTERS}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 

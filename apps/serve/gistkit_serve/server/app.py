@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from gistkit.ask.turns import Turns
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.tokens import QUESTION
-from gistkit_serve.server.errors import Refused
+from gistkit_serve.server.errors import Refused, storage_failed
 from gistkit_serve.server.guard import Guard
 from gistkit_serve.server.requests import ChatBody, TextBody
 from gistkit_serve.server.shelf import Entry, Shelf
@@ -68,6 +68,10 @@ def application(
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> Response:
         return _refusal(error)
+
+    @app.exception_handler(OSError)
+    async def unwritten(request: Request, error: OSError) -> Response:
+        return _refusal(storage_failed(error))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -146,6 +150,8 @@ def application(
     @app.get("/health")
     async def health() -> dict[str, Any]:
         worker: Worker = app.state.worker
+        if not worker.alive:
+            raise Refused(503, "the thread that answers has ended", code="worker_ended")
         return {
             "status": "ok",
             "memories": len(shelf),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 
@@ -23,3 +24,10 @@ class Refused(Exception):
         """The JSON of the answer."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+def storage_failed(error: OSError) -> Refused:
+    """What a disk that is full, or cannot be written or read, is to a client: 507, or 503 for what may pass."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return Refused(507, "the disk is full: memories have to be removed first", code="disk_full")
+    return Refused(503, f"the folder of memories failed: {error.strerror or error}", code="storage_failed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -10,6 +11,8 @@ from fastapi.responses import JSONResponse
 
 from gistkit_serve.server.errors import Refused
 
+# A name or an address in brackets, and perhaps a port.
+_HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::\d{0,5})?")
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -57,8 +60,9 @@ class Guard:
         await self.app(scope, replayed, send)
 
     def _check_host(self, host: str) -> None:
-        name = host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
-        if self.hosts is not None and name.lower() not in self.hosts:
+        parts = _HOST.fullmatch(host)
+        name = host if parts is None else parts[1]
+        if self.hosts is not None and (parts is None or name.lower() not in self.hosts):
             raise Refused(403, f"Host: expected one of {', '.join(sorted(self.hosts))}, got {name[:80]!r}")
 
     async def _body(self, receive: Receive) -> bytes | None:

@@ -169,10 +169,12 @@ class Shelf:
             return list(self._entries.values())
 
     def remove(self, name: str) -> None:
-        """Removes a memory and its file; a KeyError if there is none."""
+        """Removes a memory and its file; a KeyError if there is none, an OSError if its file cannot be removed."""
         with self._lock:
+            entry = self._entries[name]
+            # What cannot be removed is still there.
+            self._path(entry.id).unlink(missing_ok=True)
             del self._entries[name]
-            self._path(name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Lets another shelf have the folder."""
@@ -186,7 +188,10 @@ class Shelf:
 
     def _load(self, name: str) -> Memory:
         try:
-            return Memory.load(self._path(name), self._compressor.device)
+            memory = Memory.load(self._path(name), self._compressor.device)
+            # The file may be another one by now.
+            check_own(self._compressor, memory)
+            return memory
         except (OSError, ValueError) as error:
             log.warning("a memory is lost: %s", error)
             with self._lock:
@@ -196,15 +201,21 @@ class Shelf:
     def _read_folder(self) -> None:
         """Finds the memories of an earlier process, in the order of their use."""
         files = [path for path in self.folder.glob(f"*{SUFFIX}") if _ID.fullmatch(path.stem) and not path.is_symlink()]
-        for path in sorted(files, key=lambda path: path.stat().st_mtime_ns):
+        ram, found = 0, []
+        for path in sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True):
             try:
                 memory = Memory.load(path, self._compressor.device)
                 check_own(self._compressor, memory)
             except (OSError, ValueError) as error:
                 log.warning("left as it is: %s", error if str(path) in str(error) else f"{path}: {error}")
                 continue
-            self._entries[path.stem] = _entry(path.stem, path, memory)
-            self._trim()
+            entry = _entry(path.stem, path, memory)
+            ram += entry.nbytes
+            if ram > self._ram:
+                entry.memory = None
+            found.append(entry)
+        self._entries.update((entry.id, entry) for entry in reversed(found))
+        self._trim()
 
     def _trim(self) -> tuple[str, ...]:
         """Keeps to the limits and returns the ids of what was removed; the caller has the lock."""
@@ -216,7 +227,11 @@ class Shelf:
                 ram, entry.memory = ram - entry.nbytes, None
             if len(self._entries) > self._most or size > self._disk:
                 size -= entry.size
-                self.remove(name)
+                try:
+                    self.remove(name)
+                except OSError as error:
+                    log.warning("%s should go, for the limits' sake, and stays: %s", name, error)
+                    continue
                 removed.append(name)
                 log.warning(
                     "%s is removed for good, not used for longest: the limits are %d memories and %s bytes of files",
@@ -237,8 +252,9 @@ def check_own(compressor: Compressor, memory: Memory) -> None:
 def _touch(path: Path) -> None:
     """Notes that a file is used now: a restart knows the order by it."""
     now = time.time_ns()
-    # It may have been removed since. (The system's own times are too coarse to tell two uses apart.)
-    with suppress(FileNotFoundError):
+    # It may have been removed since, or the folder is read-only. (The system's own times are too coarse to tell two
+    # uses apart.)
+    with suppress(OSError):
         os.utime(path, ns=(now, now))
 
 

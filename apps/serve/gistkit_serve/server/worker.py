@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from gistkit.compress.compressor import Compressor
 from gistkit.compress.generation import stop_ids
 from gistkit.compress.memory import Memory
 from gistkit.compress.tokens import text_ids
-from gistkit_serve.server.errors import Refused
+from gistkit_serve.server.errors import Refused, storage_failed
 from gistkit_serve.server.shelf import Shelf
 from gistkit_serve.server.writing import Writing
 
@@ -162,6 +163,11 @@ class Worker:
         self._thread.start()
 
     @property
+    def alive(self) -> bool:
+        """Whether the thread answers."""
+        return self._thread.is_alive()
+
+    @property
     def waiting(self) -> int:
         """Requests that wait for their turn."""
         return len(self._waiting)
@@ -207,9 +213,13 @@ class Worker:
                     self._answer(self._batch(job))
             except (Refused, ValueError) as error:
                 _refuse(self.running, error)
-            except Exception as error:  # Whatever a request does, the next one is served.
+            except OSError as error:
+                log.warning("a request failed: %s", error)
+                _refuse(self.running, storage_failed(error))
+            # Whatever a request does, the next one is served. A panic of the tokenizer is no Exception.
+            except BaseException as error:
                 log.exception("a request failed")
-                _refuse(self.running, Refused(500, f"the server failed: {type(error).__name__}", code="failed"))
+                _refuse(self.running, _failed(error))
             finally:
                 with self._changed:
                     self.done += len(self.running)
@@ -237,8 +247,10 @@ class Worker:
                 break
             try:
                 ready = None if job.cancelled else self._ready(job)
-            except (Refused, ValueError) as error:
-                _refuse([job], error)
+            except Exception as error:
+                _refuse([job], error if isinstance(error, Refused | ValueError) else _failed(error))
+                with self._changed, suppress(ValueError):
+                    self._waiting.remove(job)
                 continue
             if ready is None:
                 continue
@@ -336,6 +348,10 @@ class Worker:
     def _decode(self, tokens: list[int]) -> str:
         text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
         return text
+
+
+def _failed(error: BaseException) -> Refused:
+    return Refused(500, f"the server failed: {type(error).__name__}", code="failed")
 
 
 def _refuse(jobs: Sequence[Job], error: Exception) -> None:

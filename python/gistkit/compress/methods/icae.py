@@ -124,6 +124,8 @@ class ChunkCompressor(Compressor):
     """
 
     options: Any
+    memory_embeddings: nn.Parameter
+    task_embeddings: nn.ParameterDict
 
     def __init__(self, model: PreTrainedModel, config: ChunkConfig | None = None, **settings: Any) -> None:
         super().__init__(model, config, **settings)

@@ -104,7 +104,8 @@ class InPlace(Compressor):
     """
 
     options: Any
-    reader = TEXT
+    task_embeddings: nn.ParameterDict
+    reader: str | None = TEXT
     encoder_predicts_first = True
 
     def __init__(self, model: Any, config: InPlaceConfig | None = None, **settings: Any) -> None:
@@ -236,7 +237,7 @@ class OnePassConfig(InPlaceConfig):
 class OnePass(InPlace):
     """The methods whose compressed tokens stand for `ratio` context tokens each, as a layout says."""
 
-    options: Any
+    memory_embeddings: nn.Parameter
 
     def __init__(self, model: Any, config: InPlaceConfig | None = None, **settings: Any) -> None:
         super().__init__(model, config, **settings)

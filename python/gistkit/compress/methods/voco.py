@@ -139,7 +139,8 @@ class VoCo(Compressor, config=VoCoConfig):
     """
 
     options: VoCoConfig
-    reader = TEXT
+    memory_embeddings: nn.Parameter
+    reader: str | None = TEXT
     encoder_predicts_first = True
 
     def __init__(self, model: PreTrainedModel, config: VoCoConfig | None = None, **settings: Any) -> None:

@@ -1,0 +1,91 @@
+"""Errors reach no further than their cause: a tokenizer that panics, a disk that is full or read-only, a file."""
+
+import errno
+import os
+import shutil
+
+import pytest
+from clients import added, answer_of, asked
+
+from gistkit_serve.server import shelf as shelves
+from tests.helpers.stores import make_compressor
+
+
+class Panic(BaseException):
+    """What a panic in Rust is to Python: no Exception."""
+
+
+def test_a_panic_of_the_tokenizer_is_one_requests_error(client, monkeypatch, compressor, logged):
+    memory = added(client, "The gate code is 4471.")
+    want = answer_of(asked(client, memory, "What is it?"))
+
+    def panic(*_, **__):
+        raise Panic("retry-limit-in-match over")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(compressor.tokenizer), "__call__", panic)
+        response = client.post("/v1/memories", json={"text": "x"})
+    assert response.status_code == 500 and response.json()["error"]["code"] == "failed"
+    assert client.get("/health").status_code == 200
+    assert answer_of(asked(client, memory, "What is it?")) == want
+
+
+def test_health_says_when_nobody_answers(client):
+    worker = client.state.worker
+    worker.stop()
+    worker._thread.join(30)
+    response = client.get("/health")
+    assert response.status_code == 503 and response.json()["error"]["code"] == "worker_ended"
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "code"), [(errno.ENOSPC, 507, "disk_full"), (errno.EROFS, 503, "storage_failed")]
+)
+def test_a_disk_that_takes_nothing_leaves_answers_as_they_are(client, monkeypatch, number, status, code):
+    memory = added(client, "The gate code is 4471.")
+    want = answer_of(asked(client, memory, "What is it?"))
+
+    def refuse(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shelves.Memory, "save", refuse)
+        patch.setattr(shelves.Path, "unlink", refuse)
+        patch.setattr(shelves.os, "utime", refuse)
+        added_now = client.post("/v1/memories", json={"text": "more"})
+        removed = client.delete(f"/v1/memories/{memory}")
+        for response in (added_now, removed):
+            assert response.status_code == status and response.json()["error"]["code"] == code
+        assert answer_of(asked(client, memory, "What is it?")) == want
+    # What could not be removed is there, and goes when it can.
+    assert client.get(f"/v1/memories/{memory}").status_code == 200
+    assert client.delete(f"/v1/memories/{memory}").status_code == 200
+    assert not list(client.shelf.folder.glob("*.gist"))
+
+
+def test_another_compressors_file_fails_its_own_question(serving):
+    with serving(ram_bytes=0) as client:
+        good, bad = added(client, "The gate code is 4471."), added(client, "Olga keeps the key.")
+        want = answer_of(asked(client, good, "What is it?"))
+        make_compressor(seed=1).encode([[1, 2, 3, 4]]).save(client.shelf.folder / "foreign")
+        shutil.move(client.shelf.folder / "foreign", client.shelf.folder / f"{bad}.gist")
+        assert asked(client, bad, "Who?").status_code == 404
+        assert answer_of(asked(client, good, "What is it?")) == want
+
+
+@pytest.mark.parametrize("host", ["[::1].evil.com", "[::1", "localhost:x", "localhost:99:99", "127.0.0.1.evil.com"])
+def test_a_name_that_only_begins_as_this_machines_is_refused(client, host):
+    assert client.get("/health", headers={"host": host}).status_code == 403
+
+
+def test_a_start_reads_each_file_once_and_keeps_the_newest_in_ram(serving, monkeypatch):
+    with serving() as client:
+        names = [added(client, f"text {number}") for number in range(6)]
+        nbytes = client.shelf.entry(names[0]).nbytes
+    reads, load = [], shelves.Memory.load
+    monkeypatch.setattr(shelves.Memory, "load", lambda path, *rest: reads.append(path) or load(path, *rest))
+    with serving(ram_bytes=2 * nbytes, most=5) as client:
+        assert len(reads) == 6
+        entries = client.shelf.entries()
+        assert [entry.id for entry in entries] == names[1:]
+        assert [entry.memory is not None for entry in entries] == [False, False, False, True, True]
