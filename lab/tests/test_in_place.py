@@ -147,7 +147,7 @@ def test_arms_of_the_paper_are_a_mask_an_offset_and_parameters(corpus, method, p
     recipe = dataclasses.replace(RECIPE, model="small")
     compressor = in_place.build_compressor(recipe, Arm(method, 2), in_place.fresh_model(recipe, 0))
     assert (type(compressor).__name__, compressor.ratio) == ("GistPool" if pooled else "Gist", 2)
-    assert (compressor.offset, compressor.copies is not None) == (offset, separate)
+    assert (compressor.options.offset, compressor.copies is not None) == (offset, separate)
     loss = compressor(**Needles(corpus, None, 2, 20, 20, lines=0, cue=5, answer=3)(0))["loss"]
     loss.backward()
     learns = {name for name, parameter in compressor.trainable() if parameter.grad is not None}
