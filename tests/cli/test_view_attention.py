@@ -152,9 +152,17 @@ def test_a_saved_compressor_is_loaded(folder, view, capsys):
     assert (tokens.positions == layout.positions).all()
 
 
+def test_the_compressor_of_gistkit_compress_is_shown_unless_the_model_is_asked_for(folder, view, monkeypatch):
+    for module in ("gistkit._trained", "gistkit.cli.view_attention"):
+        monkeypatch.setattr(f"{module}.default_for", lambda model: str(folder / "icae"))
+    assert view()[0].startswith("ICAE EPL 4x encodes")
+    assert view("--plain")[0].startswith(f"{folder} reads")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--plain", "--ratio", "4"], "--plain: expected no compressor and none of its options"),
         (["--layer", "2"], "--layer: expected less than 2, the number that the model has, got 2"),
         (["--head", "0,5"], "--head: expected less than 2, the number that the model has, got 5"),
         (["--text", "{folder}/none.txt"], "none.txt: expected a text file"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from gistkit._trained import default_for
 from gistkit.cli.view_page import LARGEST, add_out, fits_page, write_page
 from gistkit.options.arguments import add_command, device, several
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
@@ -24,7 +25,7 @@ EXAMPLES = """\
 example: gistkit view attention --text report.txt --model smollm2 --layer 0,29 -o view.html
 example: gistkit view attention --text report.txt --model ./llama --compressor runs/x500 --layer 5 --head 0,1
 example: gistkit view attention --text - --model ./llama --method gistpool --ratio 8 < report.txt"""
-BY_ITSELF = "show the model by itself"
+BY_ITSELF = "the one that comes with gistkit for the model, as in gistkit compress, or else the model by itself"
 MEAN = "mean"
 # Weights of a page whose layers and heads nobody chose: a file of some 5 MB.
 COMFORTABLE = 2**24
@@ -40,6 +41,7 @@ def add(kinds: Any) -> None:
     parser.add_argument("--text", required=True, help="text file, or - for standard input")
     add_model(parser)
     add_compressor(parser, BY_ITSELF)
+    parser.add_argument("--plain", action="store_true", help="show the model by itself, without a compressor")
     layers = (
         "layers for the slider, counted from 0 and comma-separated (default: all, or the last where all are too many)"
     )
@@ -75,7 +77,10 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     compressor_options = [getattr(arguments, name) for name in ("compressor", "method", "layout", "ratio", "chunk")]
     compressor = None
-    if any(value is not None for value in compressor_options) or arguments.option:
+    chosen = any(value is not None for value in compressor_options) or bool(arguments.option)
+    if chosen and arguments.plain:
+        raise ValueError("--plain: expected no compressor and none of its options beside it, got some")
+    if chosen or (default_for(arguments.model) is not None and not arguments.plain):
         compressor = chosen_compressor(arguments, model)
     recorded, plan, input_ids, nuggets = _record(model, compressor, ids, layers, heads)
     # The rows of the maps are in the plan's physical order.
