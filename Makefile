@@ -15,7 +15,8 @@
 # make gpu-models   on such a machine, half an hour of training for the compressors in models/; see there what it reads
 # make notebooks   runs the notebooks and keeps their outputs; ARGS=notebooks/01_layouts.ipynb for one
 # make models  a sitting of each compressor in models/ (an hour on one core): STEPS=1000; Debian's manuals first, see there
-# make wheel  the sdist and a wheel of manylinux that is built from it, both in dist/; tried in a folder of its own
+# make wheel  the sdist and a wheel of manylinux that is built from it, both in dist/; tried in a folder of its own;
+#             CUDA=ON: with the CUDA kernels, which needs no GPU
 # make wheel-test   that wheel in an environment of its own, with the tests of the ops: TORCH=torch==2.11.0 for the oldest
 # make bench  the benchmarks, their results and the README's tables; ARGS=--quick for a short run that keeps no results
 PYTHON ?= python3
@@ -152,7 +153,8 @@ $(VENV)/torch:
 $(VENV)/wheel: $(VENV)/torch $(SOURCES)
 	@echo "== building gistkit: a minute or two"
 	rm -rf build/wheel
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) wheel -q --no-build-isolation --no-deps --wheel-dir build/wheel .
+	@PATH="$(CURDIR)/$(BIN):$$PATH" bash -o pipefail -c "$(PIP) wheel -v --no-build-isolation --no-deps \
+	  --wheel-dir build/wheel . 2>&1 | { grep --line-buffered -oE '^ *\[[0-9]+/[0-9]+\].{0,90}|.*[Ee]rror.*' || true; }"
 	@touch $@
 
 # They are Python only: a second.
@@ -187,15 +189,24 @@ $(VENV)/installed: $(VENV)/torch $(SOURCES) $(OTHERS)
 	$(call install,test)
 
 # The sdist first, then the wheel from what it holds. torch's libraries are loaded before ours, and not copied into it.
-wheel: $(VENV)/torch $(VENV)/packages-wheel
-	@echo "== building the sdist, and a wheel from it: minutes"
+# With CUDA=ON the wheel has the CUDA kernels too: nvcc is the one on PATH or in CUDA_HOME, or else comes from pip.
+CUDA ?= OFF
+NVCC_HOME = $(or $(CUDA_HOME),$(patsubst %/bin/nvcc,%,$(shell command -v nvcc)),$(shell $(BIN)/python tools/cuda_home.py))
+wheel: $(VENV)/torch $(VENV)/packages-wheel $(if $(filter ON,$(CUDA)),$(VENV)/nvcc)
+	@echo "== building the sdist, and a wheel from it: minutes$(if $(filter ON,$(CUDA)),; with CUDA an hour on one core)"
 	rm -rf dist build/unrepaired
-	PATH="$(CURDIR)/$(BIN):$$PATH" GISTKIT_CUDA=$${GISTKIT_CUDA:-OFF} \
-	  $(BIN)/python -m build --no-isolation --outdir build/unrepaired .
+	PATH="$(CURDIR)/$(BIN):$$PATH" GISTKIT_CUDA=$(CUDA) $(if $(filter ON,$(CUDA)),CUDA_HOME="$(NVCC_HOME)") \
+	  $(BIN)/python -m build --no-isolation --outdir build/unrepaired -Cbuild.verbose=true .
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --exclude libtorch.so --exclude libtorch_cpu.so \
 	  --exclude libc10.so -w dist build/unrepaired/*.whl
 	mv build/unrepaired/*.tar.gz dist/
 	$(BIN)/python tools/check_wheel.py dist/*.whl
+	@ls -l dist
+
+# NVIDIA's compiler from the package index, where no other is.
+$(VENV)/nvcc: $(VENV)/torch
+	@[ -n "$(CUDA_HOME)" ] || command -v nvcc > /dev/null || $(PIP) install -q $$($(BIN)/python tools/requirements.py cuda)
+	@touch $@
 
 # No part of this tree is on its path but the tests; the packages are those of test-requires in pyproject.toml.
 WHEEL_TEST := build/wheel-test/bin/python -m

@@ -25,8 +25,8 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import DynamicCache, PreTrainedModel
 
-from gistkit._trained import DEFAULTS
 from gistkit.ask import Conversation
+from gistkit.common.trained import DEFAULTS
 from gistkit.compress import Compressor, trained
 from gistkit.evaluate import contains_answer, exact_match
 from gistkit.evaluate.data import QUESTION

@@ -116,7 +116,9 @@ def environment(**more: str) -> dict[str, str]:
     home = cuda_home()
     tools = [] if home is None else [str(home / "bin")]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath), *tools])
-    fixed = {"PATH": path, "PYTHONPATH": str(SITE), "PIP_USER": "0", "PYTHONUNBUFFERED": "1"}
+    # The lab is Python only, and taken as it is.
+    packages = os.pathsep.join(map(str, (SITE, ROOT / "lab")))
+    fixed = {"PATH": path, "PYTHONPATH": packages, "PIP_USER": "0", "PYTHONUNBUFFERED": "1"}
     cores = str(len(os.sched_getaffinity(0)))
     # Without the workspace cuBLAS may choose among algorithms, and equal calls differ in their bits.
     return os.environ | fixed | {"CMAKE_BUILD_PARALLEL_LEVEL": cores, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"} | more

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gistkit._files import write_text
+from gistkit.common.files import write_text
 
 NAME = "suites.json"
 

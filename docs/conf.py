@@ -23,7 +23,14 @@ include_patterns = [
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"),
     *("docs/*.md", "docs/methods/*.md", "docs/api/*.rst", "notebooks/*.ipynb"),
     *("benchmarks/README.md", "benchmarks/results/README.md"),
-    *("csrc/README.md", "csrc/cuda/README.md", "models/README.md", "models/*/README.md", "examples/README.md"),
+    *(
+        "csrc/README.md",
+        "csrc/cuda/README.md",
+        "models/README.md",
+        "models/*/README.md",
+        "examples/README.md",
+        "lab/README.md",
+    ),
 ]
 exclude_patterns = ["docs/contents.md", "build", "dist", "runs", "python", "tests", ".*", "**/.*"]
 

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
 
 from gistkit import train
 from gistkit.compress import Compressor
@@ -24,14 +24,14 @@ shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "
 model = LlamaForCausalLM(LlamaConfig(vocab_size=256, bos_token_id=None, eos_token_id=None, **shape))
 
 
-class Report(train.Callback):
+class Report(TrainerCallback):
     """Prints evaluations, and where a run begins."""
 
-    def on_start(self, step, steps):
-        print(f"step {step} of {steps}")
+    def on_train_begin(self, args, state, control, **_):
+        print(f"step {state.global_step} of {state.max_steps}")
 
-    def on_evaluate(self, step, held_out):
-        print(f"  after {step:3} steps: held-out loss {held_out['loss']:.3f} nats a byte")
+    def on_evaluate(self, args, state, control, metrics, **_):
+        print(f"  after {state.global_step:3} steps: held-out loss {metrics['eval_loss']:.3f} nats a byte")
 
 
 with tempfile.TemporaryDirectory() as out:
@@ -43,7 +43,7 @@ with tempfile.TemporaryDirectory() as out:
     # A tracker too: track="tensorboard", or "wandb".
     train.run(model, None, out, recipe={**recipe, "steps": steps // 2}, **options)
     result = train.run(model, None, out, recipe={**recipe, "steps": steps}, resume=True, **options)
-    print(f"{result.steps} steps, {result.seconds:.0f} s; {sum(1 for _ in Path(out).glob('step-*'))} checkpoints")
+    print(f"{result.steps} steps, {result.seconds:.0f} s; {sum(1 for _ in Path(out).glob('checkpoint-*'))} checkpoints")
     trained = Compressor.from_pretrained(Path(out) / "compressor", model).eval()
     memory = trained.encode([list(b"A compressor reads text, and keeps few tokens of it.")])
     print(f"{memory.context_lengths[0]} bytes -> {memory.lengths[0]} memory tokens")

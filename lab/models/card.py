@@ -9,7 +9,7 @@ from typing import Any
 
 from text import OUT as TEXT
 
-from gistkit._trained import DEFAULTS
+from gistkit.common.trained import DEFAULTS
 from gistkit.evaluate.report import format_table
 
 # Of the rows of `measure.rows`.

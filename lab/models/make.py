@@ -29,12 +29,13 @@ from passages import Passages
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from texts import manuals
+from transformers import TrainerCallback
 
-from gistkit._signals import Interrupted
+from gistkit.common.signals import Interrupted
 from gistkit.compress import METHODS, Compressor
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.info import machine
-from gistkit.train import Callback, Recipe, Trainer, read_metrics
+from gistkit.train import Recipe, Trainer, read_metrics
 
 FOLDER = Path(__file__).resolve().parents[2] / "models"
 RUNS = FOLDER.parent / "runs" / "models"
@@ -127,15 +128,15 @@ class Sitting:
     machine: dict[str, Any] = field(default_factory=dict)
 
 
-class Until(Callback):
+class Until(TrainerCallback):
     """Ends a training after a step, once it is `deadline` by the monotonic clock."""
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
 
-    def on_step(self, step: int, metrics: Mapping[str, Any]) -> bool:
-        """Whether it is time."""
-        return time.monotonic() >= self.deadline
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Looks whether it is time."""
+        control.should_training_stop |= time.monotonic() >= self.deadline
 
 
 def history(folder: Path) -> list[Sitting]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from questions import draw_fact, plant
 from torch import Tensor
 
-from gistkit._checks import IGNORE, padded
 from gistkit.evaluate.data import QUESTION
 from gistkit.train import Batches, Corpus
-from gistkit.train.batches import Batch
+from gistkit.train.batches import Row
 
 
 class Passages(Batches):
@@ -34,21 +32,25 @@ class Passages(Batches):
         # Of a sentence: a full stop before a space or a new line.
         self._ends = {index for index in range(len(tokenizer)) if tokenizer.decode([index]).rstrip("\n") == "."}
         self._end = tokenizer.eos_token_id
+        # The last one that was drawn.
+        self._step: tuple[int, list[Row]] | None = None
 
-    def __call__(self, step: int) -> Batch:
-        """{"input_ids": [B, n], "continuation_ids": [B, m], "question_ids": [B, q], "answer_ids": [B, a]}."""
-        random = np.random.default_rng([self.seed, step])
-        length = int(random.integers(self.shortest, self.longest + 1))
-        whole = length + self.continuation
-        starts = random.integers(0, self.corpus.train.numel() - whole + 1, self.size)
-        return self._batch(self.corpus.passages(starts, whole), length, random)
+    def __getitem__(self, index: int) -> Row:
+        """{"input_ids", "continuation_ids", "question_ids", "answer_ids"}; a step's rows are drawn together."""
+        step, row = divmod(index, self.size)
+        if self._step is None or self._step[0] != step:
+            random = np.random.default_rng([self.seed, step])
+            length = int(random.integers(self.shortest, self.longest + 1))
+            whole = length + self.continuation
+            starts = random.integers(0, self.corpus.train.numel() - whole + 1, self.size)
+            self._step = step, self._rows(self.corpus.passages(starts, whole), length, random)
+        return self._step[1][row]
 
-    def held_out(self, rows: int) -> list[Batch]:
+    def held_out_rows(self, rows: int) -> list[Row]:
         """Held-out passages with contexts of the greatest length."""
         random = np.random.default_rng([self.seed, 1 << 40])
-        whole = self.longest + self.continuation
-        passages = self.corpus.chunks(whole, count=rows)
-        return [self._batch(part, self.longest, random) for part in passages.split(self.size)]
+        passages = self.corpus.chunks(self.longest + self.continuation, count=rows)
+        return self._rows(passages, self.longest, random)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -56,22 +58,21 @@ class Passages(Batches):
         lengths = [self.shortest, self.longest, self.continuation]
         return {"text": self.corpus.digest, "lengths": lengths, "size": self.size, "seed": self.seed}
 
-    def _batch(self, passages: Tensor, length: int, random: np.random.Generator) -> Batch:
-        contexts, continuations, questions, answers = [], [], [], []
-        for row in passages.tolist():
+    def _rows(self, passages: Tensor, length: int, random: np.random.Generator) -> list[Row]:
+        rows = []
+        for passage in passages.tolist():
             fact = draw_fact(random)
             sentence = self._ids(f" {fact.sentence}")
             cut = length - len(sentence)
-            contexts.append(plant(row[:cut], sentence, self._ends, random))
-            continuations.append(row[cut : cut + self.continuation])
-            questions.append(self._ids(QUESTION.format(question=fact.question)))
-            answers.append([*self._ids(fact.answer), self._end])
-        return {
-            "input_ids": torch.tensor(contexts),
-            "continuation_ids": torch.tensor(continuations),
-            "question_ids": padded(questions, IGNORE),
-            "answer_ids": padded(answers, IGNORE),
-        }
+            rows.append(
+                {
+                    "input_ids": plant(passage[:cut], sentence, self._ends, random),
+                    "continuation_ids": passage[cut : cut + self.continuation],
+                    "question_ids": self._ids(QUESTION.format(question=fact.question)),
+                    "answer_ids": [*self._ids(fact.answer), self._end],
+                }
+            )
+        return rows
 
     def _ids(self, text: str) -> list[int]:
         return list(self.corpus.tokenizer(text, add_special_tokens=False)["input_ids"])

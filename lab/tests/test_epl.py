@@ -12,8 +12,9 @@ from study_runs import Bar, few_chunks, outcome  # noqa: F401
 from gistkit import cli, layouts
 from gistkit.evaluate.report import format_table
 from gistkit.inspect import measure_tracking
-from gistkit.train import checkpoint, load_corpus
+from gistkit.train import load_corpus
 from gistkit_lab.studies import reconstruction as training
+from gistkit_lab.studies import states as checkpoint
 from gistkit_lab.studies.epl import report
 from gistkit_lab.studies.epl import study as epl
 from gistkit_lab.studies.fitting import saved_states

@@ -10,9 +10,9 @@ import torch
 from study_runs import Bar
 from torch import nn
 
-from gistkit._signals import Interrupted
-from gistkit.train import checkpoint
+from gistkit.common.signals import Interrupted
 from gistkit_lab.studies import fitting
+from gistkit_lab.studies import states as checkpoint
 from gistkit_lab.studies.fitting import Carried, StudyRecipe, optimise, save_state, saved_states
 
 RECIPE = StudyRecipe(steps=8, batch=4, eval_every=3)

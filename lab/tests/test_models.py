@@ -25,10 +25,10 @@ import texts
 from passages import Passages
 from questions import draw_fact, plant
 
-from gistkit._signals import Interrupted
+from gistkit.common.signals import Interrupted
 from gistkit.compress import AvgPool, Compressor
 from gistkit.evaluate import Example
-from gistkit.train import Corpus
+from gistkit.train import Corpus, Trainer
 from tests.cli.test_cli import small_llama
 from tests.helpers.models import byte_tokenizer
 
@@ -134,8 +134,8 @@ def place(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(make, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(make, "manuals", lambda: corpus)
     monkeypatch.setattr(make, "load_smollm2", lambda: (small_llama(), byte_tokenizer()))
-    held_out = Passages.held_out
-    monkeypatch.setattr(Passages, "held_out", lambda self, rows: held_out(self, min(rows, 4)))
+    held_out = Passages.held_out_rows
+    monkeypatch.setattr(Passages, "held_out_rows", lambda self, rows: held_out(self, min(rows, 4)))
     (tmp_path / "models" / "tiny").parent.mkdir()
     found = {"packages": {"some-doc": "1.0"}, "pages": {"some-doc": 2}, "bytes": {"some-doc": 10**6}}
     (tmp_path / "text.json").write_text(json.dumps(found))
@@ -151,17 +151,17 @@ def untrained(place):
 
 @pytest.fixture
 def gets(monkeypatch):
-    """`gets(number, count)`: the process gets a signal when it makes the count-th batch from now on."""
-    call, left = Passages.__call__, []
+    """`gets(number, count)`: the process gets a signal in the count-th step from now on."""
+    step, left = Trainer.training_step, []
 
-    def counted(self, step):
+    def counted(self, *args, **options):
         if left:
             left[1] -= 1
             if not left[1]:
                 signal.raise_signal(left[0])
-        return call(self, step)
+        return step(self, *args, **options)
 
-    monkeypatch.setattr(Passages, "__call__", counted)
+    monkeypatch.setattr(Trainer, "training_step", counted)
     return lambda number, count: left.__setitem__(slice(None), [number, count])
 
 

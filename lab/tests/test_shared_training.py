@@ -12,7 +12,7 @@ from test_image_folders import needs_torchvision, write
 from torch import Tensor
 
 from gistkit import cli
-from gistkit._processes import Processes
+from gistkit.common.processes import Processes
 from gistkit_lab.studies.extrapolation.learner import Learner
 from gistkit_lab.studies.extrapolation.student import Arm, Student
 from gistkit_lab.studies.length.study import Recipe

@@ -9,7 +9,7 @@ from study_runs import Bar
 from torch.nn.functional import cross_entropy, interpolate
 
 from gistkit import cli
-from gistkit._checks import IGNORE
+from gistkit.common.checks import IGNORE
 from gistkit.nn import Learned
 from gistkit.train import load_corpus
 from gistkit_lab.studies.extrapolation.student import Arm, Student

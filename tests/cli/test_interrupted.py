@@ -10,8 +10,8 @@ from contextlib import suppress
 import pytest
 
 from gistkit import cli
-from gistkit._signals import Interrupted, held, terminable
-from gistkit.train import checkpoint, read_metrics
+from gistkit.common.signals import Interrupted, held, terminable
+from gistkit.train import checkpoints, read_metrics
 from gistkit.train.trainer import Trainer
 from tests.cli.test_cli import small_llama
 from tests.helpers.models import byte_tokenizer
@@ -49,19 +49,19 @@ def last_line(capsys):
     ],
 )
 def test_training_that_is_interrupted_says_where_it_goes_on(number, word, words, tmp_path, monkeypatch, capsys):
-    update, out = Trainer._update, tmp_path / "run"
+    step, out = Trainer.training_step, tmp_path / "run"
 
-    def signalled(self, step):
-        if step == 2:
+    def signalled(self, *args, **options):
+        if self.state.global_step == 2:
             signal.raise_signal(number)
-        return update(self, step)
+        return step(self, *args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_update", signalled)
+        patch.setattr(Trainer, "training_step", signalled)
         assert cli.main(words) == 128 + number
-    path = out / "step-00000003.safetensors"
+    path = out / "checkpoint-3"
     told = f"gistkit: {word}; {path} is saved, and the same command with --resume goes on from there"
-    assert last_line(capsys) == told and checkpoint.find(out) == [path]
+    assert last_line(capsys) == told and checkpoints.find(out) == [path]
     assert cli.main([*words, "--resume"]) == 0
     steps = [record["step"] for record in read_metrics(out / "metrics.jsonl") if "loss" in record]
     assert steps == list(range(1, 7)) and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -71,7 +71,7 @@ def test_training_that_is_interrupted_says_where_it_goes_on(number, word, words,
     "number", [pytest.param(signal.SIGINT, id="int", marks=pytest.mark.slow), pytest.param(signal.SIGTERM, id="term")]
 )
 def test_an_interrupt_before_the_first_step_says_that_nothing_is_saved(number, words, monkeypatch, capsys):
-    monkeypatch.setattr(Trainer, "_evaluate", lambda *_: signal.raise_signal(number))
+    monkeypatch.setattr(Trainer, "_resumes", lambda *_: signal.raise_signal(number))
     assert cli.main(words) == 128 + number
     assert last_line(capsys).endswith("ed; nothing is saved yet")
 

@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
-from gistkit import _trained, cli
+from gistkit import cli
+from gistkit.common import trained as places
 from gistkit.compress import METHODS, Compressor, Memory, trained
 from gistkit.evaluate.data import QUESTION
 from gistkit.options.models import maker_of
@@ -24,8 +25,8 @@ def place(folder, tmp_path, monkeypatch):  # noqa: F811
     place = tmp_path / "trained"
     shutil.copytree(folder / "x500", place / NAME)
     (place / "not-one").mkdir()
-    monkeypatch.setattr(_trained, "PLACES", (tmp_path / "none", place))
-    monkeypatch.setattr(_trained, "DEFAULTS", {str(folder): NAME})
+    monkeypatch.setattr(places, "PLACES", (tmp_path / "none", place))
+    monkeypatch.setattr(places, "DEFAULTS", {str(folder): NAME})
     return place
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from gistkit import cli
-from gistkit._messages import plain, plain_terminals
+from gistkit.common.messages import plain, plain_terminals
 from tests.helpers.terminal import Terminal
 
 HOSTILE = "a\x1b]0;title\x07\x1b[2J\x9b5n\rb\tc\n\u202e d"

@@ -58,23 +58,10 @@ def test_a_baseline_trains_its_task_tokens_alone(run, folder, words):  # noqa: F
 
 def test_passages_of_long_texts(run, folder, words, monkeypatch):  # noqa: F811
     seen = []
-    monkeypatch.setattr(Trainer, "_update", lambda self, step: seen.append(self.batches) or 1 / 0)
+    monkeypatch.setattr(Trainer, "training_step", lambda self, *_, **__: seen.append(self.batches) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run("train", *words, "--longer-than", 60)
     # Of 30 texts of one, two and three sentences of 33 letters three are held out.
     assert isinstance(seen[0], Packed) and seen[0].rows == 18 and seen[0].length == 40
     status, _, complaints = run("train", *words, "--out", words[3].parent / "b", "--longer-than", 500)
     assert status == 2 and "longer_than: expected documents of more than 500 characters" in complaints
-
-
-def test_figures_go_to_tensorboard_too(run, folder, words):  # noqa: F811
-    pytest.importorskip("tensorboard")
-    from tests.train.test_callbacks import events
-
-    status, _, complaints = run("train", *words, "--steps", 2, "--track", "tensorboard")
-    assert status == 0, complaints
-    out = words[3]
-    found, records = events(out / "tensorboard" / "gistkit"), read_metrics(out / "metrics.jsonl")
-    assert found["train/loss", 2] == pytest.approx(records[-2]["loss"]) and ("held_out/ae", 2) in found
-    with pytest.raises(SystemExit, match="2"):
-        run("train", *words, "--track", "mlflow")

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from gistkit.compress import METHODS, Compressive, Compressor, MixedResolution
-from gistkit.compress.compressor import embedding_statistics
+from gistkit.compress.config import embedding_statistics
 from tests.compress.test_icae import plain_decode
 from tests.compress.test_voco import expect
 from tests.helpers.dodo_oracle import read

@@ -12,7 +12,9 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from gistkit import evaluate, hf, layouts
 from gistkit.compress import AvgPool, Compressor, Gist, GistPool, Memory, NoContext
-from gistkit.compress.plans import Builder, check_text
+from gistkit.compress.methods.avgpool import AvgPoolConfig, NoContextConfig
+from gistkit.compress.methods.gist import GistConfig, GistPoolConfig, GistsConfig
+from gistkit.compress.plans import check_text
 from gistkit.layouts import Role
 from tests.helpers.in_place_oracle import states, unsettle
 from tests.helpers.models import double_angles, eager, tiny, tiny_llama
@@ -336,7 +338,7 @@ def test_compressors_that_are_older_than_a_setting_load(tmp_path):
     path.write_text(json.dumps(saved))
     loaded = Compressor.from_pretrained(tmp_path, tiny_llama()).double()
     torch.testing.assert_close(loaded.encode(ids).layers, compressor.encode(ids).layers, **TOLERANCE)
-    assert "full_copy" not in compressor.source.layout and "full_copy" in make("gistpool, copied").source.layout
+    assert "full_copy" not in compressor.source.options and make("gistpool, copied").source.options["full_copy"]
 
 
 def test_gists_have_a_learning_rate_of_their_own():
@@ -368,8 +370,8 @@ def test_a_layout_whose_text_reads_other_than_decoding_is_refused():
     seen = r"\{'BOS': '1 of 1', 'CONTEXT': '6 of 6', 'TEXT': '1 of 1'\}"
     with pytest.raises(ValueError, match=f"own: expected a layout whose text sees BOS, all memory .* sees {seen}"):
         check_text("own", layouts.full_context(6, 1))
-    for name, options in (("gist", ()), ("avgpool", ()), ("gistpool", (("windows", 3),)), ("no_context", ())):
-        check_text(name, Builder(name, 5, options)(12))
+    for config in (GistConfig(), AvgPoolConfig(), GistPoolConfig(windows=3), NoContextConfig()):
+        check_text(config.method, config.layout(12))
 
 
 def test_odd_arguments_say_what_was_expected():
@@ -377,7 +379,7 @@ def test_odd_arguments_say_what_was_expected():
     for method, settings, error, message in [
         (GistPool, {"ratio": 0}, ValueError, "ratio: expected a whole number >= 1, got 0"),
         (Gist, {"ratio": 2.5}, ValueError, "ratio: expected a whole number >= 1, got 2.5"),
-        (GistPool, {"windows": 0}, ValueError, "expected windows >= 1, got 0"),
+        (GistPool, {"windows": 0}, ValueError, "windows: expected a whole number >= 1, got 0"),
         (GistPool, {"gists": 0}, ValueError, "gists: expected a whole number >= 1, got 0"),
         (
             NoContext,
@@ -386,8 +388,8 @@ def test_odd_arguments_say_what_was_expected():
             "window: expected some of bos_token, embedding_lora, end_token, lora, losses, train_norms, got window",
         ),
         (Gist, {"ratio": float("inf")}, ValueError, "ratio: expected a whole number >= 1, got inf"),
-        (GistPool, {"memory_sees_bos": 1}, ValueError, "memory_sees_bos: expected True or False, got 1"),
-        (GistPool, {"full_copy": "yes"}, ValueError, "full_copy: expected True or False, got 'yes'"),
+        (GistPool, {"memory_sees_bos": 1}, TypeError, "memory_sees_bos: expected True or False, got 1"),
+        (GistPool, {"full_copy": "yes"}, TypeError, "full_copy: expected True or False, got 'yes'"),
         (Gist, {"copy_norms": True}, ValueError, "copy_norms: expected gists with a copy of the maps, full_copy=True"),
         (
             GistPool,
@@ -397,8 +399,8 @@ def test_odd_arguments_say_what_was_expected():
         ),
         (Gist, {"full_copy": True}, ValueError, "full_copy: expected separate=True with it, got separate=False"),
         (GistPool, {"window": 4}, ValueError, "window: expected at least the ratio, 5 tokens, got 4"),
-        (AvgPool, {"pool": "max"}, ValueError, "pool: expected hidden or kv, got 'max'"),
-        (AvgPool, {"losses": ("compression",)}, ValueError, "losses: expected no 'compression' for avgpool"),
+        (AvgPool, {"pool": "max"}, ValueError, "pool: expected one of hidden, kv, got 'max'"),
+        (AvgPool, {"losses": ("compression",)}, ValueError, "losses: expected some of ae, lm, qa, kl for avgpool"),
         (Gist, {"bos_token": None}, ValueError, "bos_token: expected a token id, as the model's configuration"),
         (Gist, {"bos_token": 50}, ValueError, r"bos_token: expected a token id in \[0, 50\), got 50"),
     ]:
@@ -429,7 +431,7 @@ def test_gists_with_a_counter_of_their_own_keep_their_place_for_sliding_windows(
     model = tiny(family)
     compressor = method(model, ratio=3, bos_token=BOS, lora=None, separate_positions=True, **PLAIN[method]).double()
     ids, text = tokens(2, 11), tokens(2, 4)
-    layout = compressor.builder(11)
+    layout = compressor.options.layout(11)
     full = getattr(layouts, compressor.method)(11, 3, 4, separate_positions=True)
     assert len(full) == len(layout) + 3
     plan = full.compile(windows=(model.config.sliding_window,))
@@ -498,17 +500,17 @@ def test_the_models_own_weights_train_beside_no_adapters(tmp_path):
 
 
 @pytest.mark.parametrize("losses", [("qa",), *slow((("compression",),))])
-def test_a_step_under_checkpointing_holds_nothing_afterwards(losses):
+def test_a_step_under_checkpointing_holds_nothing_afterwards(losses, monkeypatch):
     compressor = make("gistpool" if "qa" in losses else "gist", losses=losses).train()
     compressor.gradient_checkpointing_enable()
-    keepers, kept = [], compressor._keeper
+    keepers, kept = [], GistsConfig.kept
 
-    def watched(batch):
-        keeper = kept(batch)
+    def watched(*arguments):
+        keeper = kept(*arguments)
         keepers.append(weakref.ref(keeper))
         return keeper
 
-    compressor._keeper = watched
+    monkeypatch.setattr(GistsConfig, "kept", watched)
     batch = {"question_ids": tokens(2, 3), "answer_ids": tokens(2, 2)} if "qa" in losses else {}
     for _ in range(3):
         compressor(tokens(2, 9), **batch)["loss"].backward()

@@ -309,7 +309,7 @@ def test_a_users_adapter_stays_active():
         ({"by": "best"}, "by: expected one of kvzip, .* got 'best'"),
         ({"by": {"name": "snapkv", "width": 3}}, "by: expected arguments of snapkv, got .*width"),
         ({"by": 3}, "by: expected one of"),
-        ({"positions": "both"}, "positions: expected kept or closed, got 'both'"),
+        ({"positions": "both"}, "positions: expected one of kept, closed, got 'both'"),
         ({"budget": 0}, "budget: expected"),
         ({"by": "kvzip", "question": "Who?"}, "question: expected by snapkv, which reads it, got by kvzip"),
         ({"question": ""}, "question: expected a text, got ''"),

@@ -1,4 +1,4 @@
-"""Whole models on a GPU: position encodings, the recorder, compressors, training, streams, the demo.
+"""Whole models on a GPU: position encodings, the recorder, compressors, training, streams, a study.
 
 Without a GPU the same bodies run on one that is pretended (`pretend_gpu`): it is the CPU, and refuses what a GPU would.
 """
@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from torch import Tensor
+from transformers import TrainingArguments
 
 from gistkit import hf
-from gistkit.cli import main
 from gistkit.compress import Dodo, FiveHundredX, Memory
 from gistkit.evaluate import Example, evaluate
 from gistkit.inspect import AttentionRecorder
@@ -32,7 +33,8 @@ from gistkit.nn import (
     ViT,
     position_encoding,
 )
-from gistkit.train import checkpoint, read_metrics
+from gistkit.options.arguments import LateParser, Parser
+from gistkit.train import checkpoints, read_metrics
 from gistkit.train.trainer import Trainer
 from tests.helpers import encodings, train_worker
 from tests.helpers.devices import ON_CUDA, grid
@@ -354,10 +356,11 @@ def trained(
     if device == NAME:
         # Here `to` makes new parameters, which an optimizer would not know.
         getattr(compressor, "compressor", compressor).to(device)
-    trainer = Trainer(compressor, train_worker.make_batches(recipe), recipe, out, **options)
     with monkeypatch.context() as patch:
         if device == NAME:
-            patch.setattr(type(trainer.accelerator), "device", torch.device(device, 0))
+            for kind in (TrainingArguments, Accelerator):
+                patch.setattr(kind, "device", torch.device(device, 0))
+        trainer = Trainer(compressor, train_worker.make_batches(recipe), recipe, out, **options)
         trainer.train(resume=resume)
     assert all(parameter.device.type == device for _, parameter in trainer.compressor.trainable())
     return train_worker.numbers(read_metrics(out / "metrics.jsonl"))
@@ -373,17 +376,17 @@ def test_training_goes_on_bit_for_bit(
     assert len(losses) == 3 and losses[2] != losses[0]
     again = tmp_path / "again"
     shutil.copytree(tmp_path / "whole", again)
-    for path in checkpoint.find(again)[1:]:
-        path.unlink()
+    for path in checkpoints.find(again)[1:]:
+        shutil.rmtree(path)
     assert trained(monkeypatch, device, again, make, resume=True) == whole
-    start, *_, first = checkpoint.find(tmp_path / "whole")
-    second = checkpoint.find(again)[-1]
+    start, *_, first = checkpoints.find(tmp_path / "whole")
+    second = checkpoints.find(again)[-1]
     assert (first.name, _tensors(first)) == (second.name, _tensors(second)) and _tensors(first) != _tensors(start)
 
 
 def _tensors(path: Path) -> bytes:
-    """A safetensors file behind its header, which holds times."""
-    content = path.read_bytes()
+    """A checkpoint's weights behind their header, which holds times."""
+    content = (path / checkpoints.WEIGHTS).read_bytes()
     return content[8 + int.from_bytes(content[:8], "little") :]
 
 
@@ -406,11 +409,17 @@ def test_reading_on(device: str, make: Callable[[], Any]) -> None:
 
 
 @pytest.mark.nightly
-def test_demo(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_study(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = pytest.importorskip("gistkit_lab.cli.study", reason="./lab is not installed")
     if device == NAME:
         monkeypatch.setattr("gistkit_lab.cli.study.device", lambda name: name)
-    out = tmp_path / "demo"
-    assert main(["demo", "--device", device, "--steps", "2", "--layouts", "epl", "--out", str(out)]) == 0
+    out, parser = tmp_path / "epl", Parser()
+    study.add(parser.add_subparsers(parser_class=LateParser))
+    words = ["study", "epl", "--device", device, "--steps", "2", "--layouts", "epl", "--out", str(out)]
+    options = parser.parse_args(words)
+    assert options.run(options) == 0
     assert (out / "results.jsonl").exists() and "EPL" in capsys.readouterr().out
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gistkit import cli
-from gistkit._processes import Processes
+from gistkit.common.processes import Processes
 from tests.helpers.launched import command, launch
 from tests.helpers.models import byte_tokenizer
 from tests.helpers.stores import make_compressor

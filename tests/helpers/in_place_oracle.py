@@ -193,7 +193,7 @@ def states(compressor, ids, text):
                     key, value, turn = projected(compressor, layer, hidden, memory)
                 key, value = means(key, ratio), means(value, ratio)
             rest = turn(key), value
-        elif getattr(compressor, "offset", False):
+        elif options.get("offset"):
             with maps_by_row(compressor, nobody(count)):
                 key, value, turn = projected(compressor, layer, afters[index][:, 1 + len(ids) :], memory)
             rest = turn(key), value

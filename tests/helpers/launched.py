@@ -97,7 +97,7 @@ def command(*words):
 
 def fill(folder, texts, batch_tokens, stop=None):
     """This process's share of a store; `stop` says where it is killed, see `stop_at`."""
-    from gistkit._processes import launched
+    from gistkit.common.processes import launched
     from gistkit_serve.store import compress_documents
     from tests.helpers.stores import documents, make_compressor, make_tokenizer
 
@@ -112,7 +112,7 @@ def fill(folder, texts, batch_tokens, stop=None):
 
 def stop_at(where, count):
     """This process kills itself when it has written half of its count-th record or line, or syncs for that time."""
-    from gistkit._files import Appended
+    from gistkit.common.files import Appended
 
     kept = {"record": Appended.append, "line": Appended.append, "sync": Appended.sync}[where]
     left = [count]

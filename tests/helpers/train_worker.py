@@ -18,24 +18,15 @@ from peft import LoraConfig
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
 
-from gistkit._signals import Interrupted
+from gistkit.common.signals import Interrupted
 from gistkit.compress import AvgPool, Compressive, Compressor, Dodo, FiveHundredX, GistPool, MixedResolution
 from gistkit.evaluate import Example
 from gistkit.hf import attach
-from gistkit.train import (
-    Callback,
-    Pretraining,
-    QuestionAnswering,
-    Recipe,
-    Trainer,
-    checkpoint,
-    load_corpus,
-    read_metrics,
-)
+from gistkit.train import Pretraining, QuestionAnswering, Recipe, Trainer, checkpoints, load_corpus, read_metrics
 from gistkit.train.batches import texts
-from gistkit.train.passes import Losses
+from gistkit.train.losses import Losses
 from gistkit.train.sharding import gathers_kept_keys
 
 RECIPE = Recipe(steps=8, batch=4, learning_rate=1e-2, warmup=3, clip=1.0, min_length=16, max_length=40)
@@ -91,43 +82,30 @@ def make_compressive():
     return Compressive(AvgPool(make_model(), ratio=4, lora=4, bos_token=0), tau=8, segment=4)
 
 
-def make_batches(recipe=RECIPE, before=None):
-    """Passages of the default corpus; `before` is called with each step first, where one is given."""
-
-    class Watched(Pretraining):
-        def __call__(self, step):
-            if before is not None:
-                before(step)
-            return super().__call__(step)
-
-    return Watched(load_corpus(), recipe.batch, recipe.min_length, recipe.max_length, recipe.seed)
+def make_batches(recipe=RECIPE):
+    """Passages of the default corpus."""
+    return Pretraining(load_corpus(), recipe.batch, recipe.min_length, recipe.max_length, recipe.seed)
 
 
-class Notes(Callback):
-    """Adds a line to a file for each call, and ends the run behind step `ends`."""
+class Before(TrainerCallback):
+    """Calls a function with each step 0, 1, ... when it begins."""
 
-    def __init__(self, path, ends):
-        self.path, self.ends = path, ends
+    def __init__(self, action):
+        self.action = action
 
-    def note(self, *words):
-        with self.path.open("a") as file:
-            print(*words, file=file)
+    def on_step_begin(self, args, state, control, **_):
+        self.action(state.global_step)
 
-    def on_start(self, step, steps):
-        self.note("start", step, steps)
 
-    def on_step(self, step, metrics):
-        self.note("step", step, metrics["loss"])
-        return step == self.ends
+class Ends(TrainerCallback):
+    """Ends the run behind a step, in one process."""
 
-    def on_evaluate(self, step, held_out):
-        self.note("evaluate", step, held_out["loss"])
+    def __init__(self, step):
+        self.step = step
 
-    def on_save(self, step, path):
-        self.note("save", step, path.name)
-
-    def on_end(self, step):
-        self.note("end", step)
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == self.step and args.process_index == 0:
+            control.should_training_stop = True
 
 
 def make_questions(recipe=RECIPE):
@@ -205,19 +183,20 @@ def close(records, others, rtol=5e-6):
 @contextlib.contextmanager
 def evaluations(losses):
     """Inside, evaluations find these losses by step, in place of their own."""
-    evaluate = Trainer._evaluate
+    evaluate = Trainer.evaluate
 
-    def found(self, step, metrics):
-        passes = self._passes.evaluate
-        self._passes.evaluate = lambda batches: torch.full_like(passes(batches), losses[step])
-        evaluate(self, step, metrics)
-        self._passes.evaluate = passes
+    def found(self, *args, **options):
+        measure, loss = self.measure, losses[self.state.global_step]
+        self.measure = lambda compressor: dict.fromkeys(["loss", *self.losses.names], loss)
+        metrics = evaluate(self, *args, **options)
+        self.measure = measure
+        return metrics
 
-    Trainer._evaluate = found
+    Trainer.evaluate = found
     try:
         yield
     finally:
-        Trainer._evaluate = evaluate
+        Trainer.evaluate = evaluate
 
 
 # The lowest is that of step 2; the run ends after two evaluations that are no lower.
@@ -237,24 +216,23 @@ def numbers(records):
 
 
 def killed(out):
-    """Training with dropout that dies while the checkpoint of step 6 is written."""
-    replace = os.replace
+    """Training with dropout that dies while the checkpoint of step 6 takes its place."""
+    rename = os.rename
 
     def die(source, target):
-        if Path(target) == checkpoint.path_of(out, 6):
+        if Path(target) == checkpoints.path_of(out, 6):
             os.kill(os.getpid(), signal.SIGKILL)
-        replace(source, target)
+        rename(source, target)
 
-    os.replace = die
+    os.rename = die
     train(out, make_compressor(dropout=0.1))
 
 
 def processes(out):
     """The runs that must not depend on the number of processes."""
-    # Whatever the number of processes, one is told.
-    train(out / "passages", callbacks=[Notes(out / f"told-{os.environ['RANK']}.txt", ends=None)])
+    train(out / "passages")
     state = PartialState()
-    train(out / "ended", callbacks=[Notes(out / "ended.txt", ends=5)])
+    train(out / "ended", callbacks=[Ends(5)])
     (out / f"process-{state.process_index}-of-{state.num_processes}").touch()
     train(out / "accumulated", accumulate=2)
     train(out / "questions", make_compressor(("ae", "qa")), make_questions())
@@ -263,9 +241,9 @@ def processes(out):
         for name in ("x500", "reader"):
             run(out / run.__name__ / name, name)
     train(out / "reader", make_reader(), accumulate=2)
-    sharded(out / "sharded.safetensors", make_compressor)
-    sharded(out / "sharded-gistpool.safetensors", make_gistpool)
-    sharded(out / "sharded-dodo.safetensors", make_dodo)
+    sharded(out / "sharded", make_compressor)
+    sharded(out / "sharded-gistpool", make_gistpool)
+    sharded(out / "sharded-dodo", make_dodo)
     sharded_reader(out / "sharded-reader.json")
 
 
@@ -277,9 +255,9 @@ def interrupted(out, gets_signal):
             signal.raise_signal(signal.SIGTERM)
 
     try:
-        train(out, batches=make_batches(before=signalling))
+        train(out, callbacks=[Before(signalling)])
     except Interrupted as error:
-        assert error.number == signal.SIGTERM and checkpoint.find(out)[-1] == checkpoint.path_of(out, 3)
+        assert error.number == signal.SIGTERM and checkpoints.find(out)[-1] == checkpoints.path_of(out, 3)
     else:
         raise AssertionError("the run went on")
     train(out, resume=True)
@@ -315,11 +293,13 @@ def sharded(path, build):
         return fully_shard(compressor, mesh=mesh)
 
     compressor, again = make(), make()
-    optimizer = steps(compressor)
-    checkpoint.save(path, {}, {"step": 2}, compressor.trainable(), optimizer, write=PartialState().is_main_process)
+    optimizer, write = steps(compressor), PartialState().is_main_process
+    checkpoints.save_weights(path, compressor.trainable(), {"steps": 2}, write=write)
+    checkpoints.save_optimizer(path, compressor.trainable(), optimizer.state, write=write)
     PartialState().wait_for_everyone()
     other = RECIPE.make_optimizer(parameter for _, parameter in again.trainable())
-    checkpoint.load(path, {}, again.trainable(), other)
+    checkpoints.restore(path, again.trainable())
+    checkpoints.load_optimizer(path, again.trainable(), other)
     for (_, ours), (_, theirs) in zip(compressor.trainable(), again.trainable(), strict=True):
         pairs = [(ours, theirs), *((value, other.state[theirs][key]) for key, value in optimizer.state[ours].items())]
         for first, second in pairs:
@@ -336,7 +316,7 @@ def reading(reader, module, count=2):
             batch = texts(batches(step))
             with torch.no_grad():
                 module(batch, calibrate=True)
-            loss = module(batch)["loss"]
+            loss = module(**batch)["loss"]
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -1,5 +1,6 @@
 """Every causal language model class of transformers: right against dense attention, or refused by name."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ import transformers
 
 from gistkit.compress import FiveHundredX, Gist
 from gistkit.hf import attach, sliding_windows
-from gistkit.hf.attach import probed
+from gistkit.hf.attach import _attached, probed
+from gistkit.hf.parts import FAMILIES
 from gistkit.hf.probe import _KNOWN, Traits, probe
 from gistkit.layouts import Layout, Role
 from gistkit.layouts.relations import CAUSAL
@@ -161,7 +163,7 @@ def test_gists_cannot_have_experts_of_their_own():
 
 
 def test_the_probe_touches_nothing_of_the_caller():
-    model = tiny("qwen3", head_dim=24).train()
+    model = tiny("phi3", intermediate_size=72).train()
     hooks = []
     model.register_forward_hook(lambda *args: hooks.append(1))
     before = {name: module.training for name, module in model.named_modules()}
@@ -186,10 +188,22 @@ def test_a_class_and_configuration_is_probed_once(monkeypatch):
         return probe(*args)
 
     monkeypatch.setattr("gistkit.hf.probe.probe", counted)
-    first, second = (tiny_llama(hidden_size=56, num_attention_heads=7, num_key_value_heads=1) for _ in range(2))
+    first, second = (tiny_of("OlmoForCausalLM") for _ in range(2))
     assert probed(first) is probed(second) is probed(first) and len(calls) == 1
     assert any(traits is probed(first) for traits in _KNOWN.values())
-    assert isinstance(probed(tiny_llama(hidden_size=64, num_attention_heads=8)), Traits) and len(calls) == 2
+    other = tiny_of("OlmoForCausalLM")
+    other.config.hidden_size += 1
+    assert isinstance(probed(other), Traits) and len(calls) == 2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_table_says_what_a_probe_finds_out(family, monkeypatch):
+    model = tiny(family)
+    found = probe(type(model.model), model.config, _attached)
+    monkeypatch.setattr("gistkit.hf.probe.probe", None)
+    monkeypatch.setattr("gistkit.hf.probe._KNOWN", {})
+    assert probed(model) == dataclasses.replace(found, windows=())
+    assert sliding_windows(model) == found.windows
 
 
 def test_layers_of_a_class_of_ones_own_keep_their_forward():

@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gistkit import _files
-from gistkit._files import remove_partials, replacing, write_bytes, write_tensors, write_text
+from gistkit.common import files
+from gistkit.common.files import remove_partials, replacing, write_bytes, write_tensors, write_text
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_write_that_fails_leaves_the_file_and_nothing_else(tmp_path):
 
 def test_a_link_that_waits_under_the_old_name_is_not_followed(tmp_path):
     (tmp_path / "victim").write_text("mine")
-    for name in ("file.partial", f"{_files.PREFIX}{'0' * 16}{_files.SUFFIX}"):
+    for name in ("file.partial", f"{files.PREFIX}{'0' * 16}{files.SUFFIX}"):
         (tmp_path / name).symlink_to(tmp_path / "victim")
     write_text(tmp_path / "file", "new")
     assert (tmp_path / "victim").read_text() == "mine"
@@ -70,8 +70,8 @@ def test_names_of_partial_files_differ_and_only_the_owner_reads_them(tmp_path):
 
 
 def test_an_existing_name_is_not_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr(_files.secrets, "token_hex", lambda size: "0" * size)
-    (tmp_path / f"{_files.PREFIX}{'0' * 8}{_files.SUFFIX}").symlink_to(tmp_path)
+    monkeypatch.setattr(files.secrets, "token_hex", lambda size: "0" * size)
+    (tmp_path / f"{files.PREFIX}{'0' * 8}{files.SUFFIX}").symlink_to(tmp_path)
     with pytest.raises(FileExistsError, match=f"^{re.escape(str(tmp_path / 'file'))}: expected"):
         write_text(tmp_path / "file", "x")
 
@@ -110,7 +110,7 @@ def test_what_a_killed_writer_leaves_is_removed_and_a_running_one_keeps_its_own(
     assert ready.wait(20)
     remove_partials(tmp_path)
     (partial,) = left(tmp_path)
-    assert partial.startswith(_files.PREFIX) and partial.endswith(_files.SUFFIX)
+    assert partial.startswith(files.PREFIX) and partial.endswith(files.SUFFIX)
     writer.kill()
     writer.join()
     assert left(tmp_path) == [partial]
@@ -122,7 +122,7 @@ def test_only_our_own_folders_are_removed(tmp_path):
     (tmp_path / "other.partial").write_text("x")
     (tmp_path / ".gistkit-kept").mkdir()
     (tmp_path / "target").mkdir()
-    (tmp_path / f"{_files.PREFIX}link{_files.SUFFIX}").symlink_to(tmp_path / "target")
+    (tmp_path / f"{files.PREFIX}link{files.SUFFIX}").symlink_to(tmp_path / "target")
     before = left(tmp_path)
     remove_partials(tmp_path)
     assert left(tmp_path) == before
@@ -133,7 +133,7 @@ FULL = """
 import sys
 from pathlib import Path
 import torch
-from gistkit._files import write_tensors
+from gistkit.common.files import write_tensors
 folder = Path(sys.argv[1])
 write_tensors(folder / "file", {"a": torch.zeros(10)})
 try:

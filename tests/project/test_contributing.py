@@ -36,31 +36,44 @@ def test_the_example_method(monkeypatch: pytest.MonkeyPatch) -> None:
         example["relay"](3, 0)
 
 
-def test_the_example_compressor() -> None:
+@pytest.fixture
+def relay(monkeypatch: pytest.MonkeyPatch) -> type:
+    """The example compressor, which is registered for one test."""
     pytest.importorskip("peft", reason="the hf extra is not installed")
-    from gistkit.compress import Compressor
+    from gistkit.compress.config import REGISTRY
 
-    example: dict = {}
-    exec(block('"""Relay: windows'), example)
-    assert issubclass(example["Relay"], Compressor) and example["Relay"].method == "relay"
-    assert {"ratio", "offset", "separate", "gists", "losses", "lora"} <= example["Relay"].arguments()
-
-
-def test_the_example_oracle_is_the_example_compressor(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("peft", reason="the hf extra is not installed")
-    from tests.helpers.models import tiny_llama
-
-    layout, compressor, oracle = {}, {}, {}
+    layout, compressor = {}, {"__name__": __name__}
     exec(block('"""Relay: each window'), layout)
     monkeypatch.setattr(layouts, "relay", layout["relay"], raising=False)
+    monkeypatch.setitem(REGISTRY, "relay", None)
     exec(block('"""Relay: windows'), compressor)
+    return compressor["Relay"]
+
+
+def test_the_example_compressor(relay: type, tmp_path: Path) -> None:
+    from gistkit.compress import Compressor
+    from tests.helpers.models import tiny_llama
+
+    assert issubclass(relay, Compressor) and relay.method == "relay"
+    assert {"ratio", "offset", "separate", "gists", "losses", "lora"} <= relay.arguments()
+    made, ids = relay(tiny_llama(), ratio=3, bos_token=1, lora=2), torch.randint(2, 50, (1, 13))
+    made.save_pretrained(tmp_path)
+    read = Compressor.from_pretrained(tmp_path, tiny_llama())
+    assert type(read) is relay and read.settings == made.settings
+    torch.testing.assert_close(read.encode(ids).tensors, made.encode(ids).tensors)
+
+
+def test_the_example_oracle_is_the_example_compressor(relay: type) -> None:
+    from tests.helpers.models import tiny_llama
+
+    oracle: dict = {}
     source, ending = (ROOT / "tests/helpers/in_place_oracle.py").read_text(), "    return ctx, memory, text, mask\n"
     assert source.count(ending) == 1
     exec(source.replace(ending, block("    if method ==") + ending), oracle)
-    relay = oracle["unsettle"](compressor["Relay"](tiny_llama(), ratio=3, bos_token=1, lora=2).double())
+    made = oracle["unsettle"](relay(tiny_llama(), ratio=3, bos_token=1, lora=2).double())
     ids, text = torch.randint(2, 50, (1, 13)), torch.randint(2, 50, (1, 6))
-    ours = relay.decode(relay.encode(ids), "lm", text)[0]
-    torch.testing.assert_close(ours, oracle["states"](relay, ids[0].tolist(), text[0].tolist()), rtol=1e-9, atol=1e-9)
+    ours = made.decode(made.encode(ids), "lm", text)[0]
+    torch.testing.assert_close(ours, oracle["states"](made, ids[0].tolist(), text[0].tolist()), rtol=1e-9, atol=1e-9)
 
 
 def test_the_example_command_takes_what_the_example_method_takes(monkeypatch: pytest.MonkeyPatch) -> None:

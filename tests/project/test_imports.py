@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import gistkit
-from gistkit import layouts, nn
 
 PACKAGE = Path(gistkit.__file__).parent
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -77,12 +76,7 @@ ORDER = [
         "_planner",
         "_compiled",
         "_gpu",
-        "_checks",
-        "_messages",
-        "_files",
-        "_signals",
-        "_trained",
-        "_processes",
+        "common",
         "inspect",
         "formats",
     ),
@@ -102,13 +96,11 @@ ORDER = [
     ),
     "cli",
 ]
-SEEN_BY_VIZ = {"_checks", "inspect", "layouts", "viz"}
+SEEN_BY_VIZ = {"common", "inspect", "layouts", "viz"}
 # {who: what it imports against the order}, each only when it is used.
 DOORS = {
     # Layout.draw: a layout shows itself, and what draws it has to know layouts.
     "gistkit.layouts.layout": {"gistkit.viz.layout"},
-    # gistkit.layouts.DigitTrie is a public name of what belongs to SeqPE.
-    "gistkit.layouts": {"gistkit.nn.seqpe.trie"},
     # `import gistkit` is enough for gistkit.compress and the others.
     "gistkit": {f"gistkit.{name}" for name in ("nn", "hf", "compress", "evaluate", "ask", "train", "viz")},
 }
@@ -164,6 +156,13 @@ def test_the_library_imports_nothing_of_the_lab_and_the_server_and_these_nothing
             assert not {name.split(".")[0] for name in names_imported(file)} & foreign, file
 
 
+@pytest.mark.parametrize("folder", [*OTHERS, "lab/models"])
+def test_what_the_lab_and_the_server_take_of_the_library_is_public(folder):
+    for file in (REPOSITORY / folder).rglob("*.py"):
+        taken = [name for name in names_imported(file) if name.startswith("gistkit.")]
+        assert not [name for name in taken if any(part.startswith("_") for part in name.split("."))], file
+
+
 @pytest.mark.parametrize("folder", OTHERS)
 def test_the_lab_and_the_server_have_no_circles_and_find_what_they_import(folder):
     graph = graph_of(REPOSITORY / folder)
@@ -173,13 +172,6 @@ def test_the_lab_and_the_server_have_no_circles_and_find_what_they_import(folder
         for node in ast.walk(tree(file)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gistkit"):
                 assert node.module in known, f"{file} imports {node.module}"
-
-
-def test_doors_open_when_used():
-    assert layouts.DigitTrie is nn.DigitTrie
-    assert {name for name in layouts.__all__ if not hasattr(layouts, name)} == set()
-    with pytest.raises(AttributeError, match=r"module 'gistkit\.layouts' has no attribute 'trie_of'"):
-        layouts.trie_of  # noqa: B018
 
 
 def test_what_the_package_loads_late_is_typed():
@@ -202,7 +194,7 @@ def test_every_import_of_the_package_finds_a_module():
 
 def test_compress_has_few_files_in_its_rooms():
     files = sorted(file.relative_to(PACKAGE).as_posix() for file in (PACKAGE / "compress").rglob("*.py"))
-    assert len(files) <= 34, files
+    assert len(files) <= 38, files
     rooms = {"compress", "compress/methods", "compress/reading", "compress/scores"}
     assert {Path(file).parent.as_posix() for file in files} == rooms
 

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 import gistkit
+from gistkit import info
 from gistkit._compiled import INSTALL_AGAIN
 from gistkit.ops import _library
+from tools import cuda_home
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -158,3 +160,20 @@ def test_source_distribution_holds_what_a_build_needs(tmp_path, monkeypatch):
     assert {str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*") if p.is_file()} <= names
     assert {str(p.relative_to(ROOT)) for p in (ROOT / "python").rglob("*.py")} <= names
     assert not [name for name in names if name.startswith((".venv", "build/", "runs/", "benchmarks/results"))]
+
+
+def test_nvccs_folder_of_pip_is_one_that_cmake_knows(tmp_path: Path) -> None:
+    home = tmp_path / "nvidia/cu13"
+    for name in ("bin/nvcc", "lib/libcudart.so.13"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).touch()
+    assert cuda_home.home(tmp_path) == home and cuda_home.home(tmp_path / "nvidia") is None
+    assert (home / "lib64/libcudart.so").resolve() == home / "lib/libcudart.so.13"
+
+
+def test_the_report_begins_with_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(info, "_missing", lambda package: package in ("gguf", "accelerate"))
+    found = {line[:16].strip(): line[17:] for line in info.lines()[: info.lines().index("")]}
+    assert list(found)[2:] == list(info.TASKS)
+    assert found["compress, ask"] == "yes" and found["train"] == "no: pip install 'gistkit[train]'"
+    assert gistkit.ops.cpu_isa() in found["kernels, CPU"]

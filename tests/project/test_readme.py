@@ -127,7 +127,7 @@ def test_the_conversation_example_reads_on_and_names_passages():
 
 def test_the_callback_example_ends_a_run_at_a_loss(tmp_path):
     names = {}
-    exec(example("train.Callback"), names)
+    exec(example("GoodEnough"), names)
     with evaluations({0: 5.0, 1: 1.6, 2: 1.4}):
         assert train(tmp_path, callbacks=[names["GoodEnough"]()], eval_every=1).steps == 2
 

@@ -12,7 +12,7 @@ import gistkit_lab
 import gistkit_serve
 import gistkit_vllm
 from gistkit.compress import Memory
-from gistkit.train import checkpoint
+from gistkit.train import checkpoints
 from gistkit_lab.studies.results import load as load_results
 
 PACKAGE = Path(gistkit.__file__).parent
@@ -51,12 +51,12 @@ class Trap:
 
 @pytest.mark.parametrize("how", ["pickle", "torch"])
 def test_a_pickle_is_not_opened(how, tmp_path):
-    path = tmp_path / "step-00000001.safetensors"
+    path = tmp_path / checkpoints.WEIGHTS
     if how == "pickle":
         path.write_bytes(pickle.dumps(Trap()))
     else:
         torch.save({"positions": Trap()}, path)
-    for read in (Memory.load, load_results, lambda path: checkpoint.restore(path, [])):
+    for read in (Memory.load, load_results, lambda path: checkpoints.restore(path.parent, [])):
         with pytest.raises(ValueError, match=r"expected|utf-8"):
             read(path)
     assert [each.name for each in tmp_path.iterdir()] == [path.name]

@@ -52,7 +52,7 @@ def test_help_loads_no_other_package() -> None:
 @pytest.mark.slow
 def test_what_needs_torch_alone_loads_neither_its_compiler_nor_transformers() -> None:
     packages = loaded(
-        # Layouts draw themselves, and DigitTrie is of gistkit.nn: both when asked.
+        # A layout draws itself when asked.
         "import gistkit.layouts; assert not {'gistkit.viz', 'gistkit.nn'} & set(sys.modules)\n"
         "import gistkit.ops, gistkit.nn, gistkit.inspect; assert 'torch._dynamo' not in sys.modules\n"
         "from gistkit import *"

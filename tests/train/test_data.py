@@ -13,7 +13,7 @@ import transformers
 
 from gistkit.evaluate import Example
 from gistkit.train import PRESETS, Packed, Pretraining, QuestionAnswering, Recipe, load_corpus
-from gistkit.train.batches import for_losses, num_tokens, split, targets
+from gistkit.train.batches import for_losses, num_tokens, targets
 from gistkit.train.document_files import whole_documents
 from tests.helpers.train_worker import make_batches, make_questions
 
@@ -253,21 +253,21 @@ def test_a_batch_is_a_function_of_seed_and_step_alone():
     assert bytes(held_out[0]["input_ids"][0].tolist()) in bytes(corpus.held_out)
 
 
-def test_the_rows_of_a_step_do_not_depend_on_how_they_are_shared():
-    batch = make_batches()(0)
-    for parts in (1, 2, 4):
-        cut = split(batch, parts)
+def test_tokens_are_counted_however_rows_are_shared():
+    batches = make_batches()
+    batch = batches(0)
+    for size in (1, 2, 4):
+        cut = [batches.collate([batches[row] for row in range(at, at + size)]) for at in range(0, 4, size)]
         assert all(torch.equal(torch.cat([part[name] for part in cut]), batch[name]) for name in batch)
-    with pytest.raises(ValueError, match="expected a multiple of 3 rows"):
-        split(batch, 3)
     assert for_losses(batch, ("ae", "compression")).keys() == {"input_ids"}
     assert num_tokens(for_losses(batch, ("ae",))) == batch["input_ids"].numel()
     assert num_tokens(batch) == sum(tensor.numel() for tensor in batch.values())
-    ragged = make_questions()(0)
+    questions = make_questions()
+    ragged, rows = questions(0), [questions.collate([questions[row]]) for row in range(4)]
     assert for_losses(ragged, ("qa",)).keys() == ragged.keys()
-    counts = [targets(part, end_token=True) for part in split(ragged, 4)]
+    counts = [targets(row, end_token=True) for row in rows]
     assert targets(ragged, end_token=True) == {name: sum(count[name] for count in counts) for name in counts[0]}
-    assert sum(num_tokens(part) for part in split(ragged, 4)) == num_tokens(ragged)
+    assert sum(map(num_tokens, rows)) == num_tokens(ragged)
 
 
 def test_questions_pad_and_go_round():

@@ -5,8 +5,8 @@ import torch
 
 from gistkit.compress import Compressor, VoCo
 from gistkit.train import ImageQuestion, ImageQuestions, Recipe, Trainer, read_metrics
-from gistkit.train.batches import num_tokens, split, targets
-from gistkit.train.passes import Losses
+from gistkit.train.batches import num_tokens, targets
+from gistkit.train.losses import Losses
 from tests.helpers.vision import SIZES, Image, processed, tiny_vision
 
 RECIPE = Recipe(steps=6, batch=2, learning_rate=2e-2, warmup=1, clip=1.0, min_length=2, max_length=64)
@@ -62,11 +62,13 @@ def test_a_run_learns_and_resumes_bit_for_bit(tmp_path):
 def test_a_batch_is_divided_by_rows(family):
     # The losses of its parts, weighted by their answers' tokens, are those of the batch.
     model = compressor(family, separators=[50, 51, 52] if family in ("idefics3", "smolvlm") else ()).eval()
-    batch = ImageQuestions(examples(family), 4, "twelve")(0)
+    batches = ImageQuestions(examples(family), 4, "twelve")
+    batch = batches(0)
     losses, answers = Losses(model), targets(batch)["qa"]
     with torch.no_grad():
-        total = sum(losses(part)["qa"] * targets(part)["qa"] for part in split(batch, 4))
-        torch.testing.assert_close(total / answers, losses(batch)["qa"], rtol=1e-5, atol=1e-5)
+        parts = [batches.collate([batches[row]]) for row in range(4)]
+        total = sum(losses(**part)["qa"] * targets(part)["qa"] for part in parts)
+        torch.testing.assert_close(total / answers, losses(**batch)["qa"], rtol=1e-5, atol=1e-5)
     context = int(batch["attention_mask"].sum())
     assert num_tokens(batch) == context + answers + int((batch["question_ids"] >= 0).sum())
 
@@ -83,10 +85,6 @@ def test_batches_and_their_errors():
     assert batches.identity == {"images": "twelve", "examples": 12, "size": 4, "seed": 1}
     chosen = [ImageQuestions(rows, 4, "twelve", 1, held_out).identity for held_out in (None, [11], [0], [1])]
     assert chosen[:2] == [batches.identity] * 2 and batches.identity != chosen[2] != chosen[3]
-    two = ImageQuestion(processed("llava", [[1, Image(None, 1), Image(None, 2)]]), [3], [4])
-    both = ImageQuestions([two, two, rows[0], two], 2, "three")
-    with pytest.raises(ValueError, match=r"pixel_values: expected one image in each of 2 rows .* got [34]"):
-        split(both(0), 2)
     with pytest.raises(ValueError, match="examples: expected at least 2, one to hold out, got 1"):
         ImageQuestions(rows[:1], 2, "one")
     with pytest.raises(ValueError, match="context: expected a processor's output for one text, got 2 rows"):

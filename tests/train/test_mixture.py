@@ -9,8 +9,7 @@ import torch
 
 from gistkit.evaluate import Example
 from gistkit.train import Mixture, Pretraining, QuestionAnswering, load_corpus
-from gistkit.train.batches import Batches
-from gistkit.train.mixture import joined
+from gistkit.train.batches import Batches, collate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -21,11 +20,11 @@ class Numbered(Batches):
     def __init__(self, which, size=1):
         self.which, self.size = which, size
 
-    def __call__(self, step):
-        return {"input_ids": torch.tensor([[self.which, step]])}
+    def __getitem__(self, index):
+        return {"input_ids": [self.which, index]}
 
-    def held_out(self, rows):
-        return [{"input_ids": torch.tensor([[self.which, 1000 + row]])} for row in range(min(rows, 3))]
+    def held_out_rows(self, rows):
+        return [{"input_ids": [self.which, 1000 + row]} for row in range(min(rows, 3))]
 
     @property
     def identity(self):
@@ -80,34 +79,22 @@ def test_held_out_rows_are_of_all_sets():
     assert sum(len(batch["input_ids"]) for batch in mixture.held_out(40)) == 6
 
 
-def test_rows_of_different_lengths_are_padded_as_questions_are():
-    examples = [
-        Example([1, 2, 3], question=[4], answers=[[5, 6]]), Example([7], question=[8, 9], answers=[[10]]),
-        Example([11, 12], question=[13], answers=[[14]]),
-    ]  # fmt: skip
-    one, many = QuestionAnswering(examples, None, 1), QuestionAnswering(examples, None, 2)
-    for step in range(3):
-        whole = many(step)
-        parts = joined([one(2 * step), one(2 * step + 1)])
-        assert parts.keys() == whole.keys()
-        for name, tensor in whole.items():
-            assert torch.equal(parts[name], tensor), name
-
-
-def test_passages_get_a_mask_only_where_lengths_differ(tmp_path):
+def test_rows_get_a_mask_only_where_lengths_differ(tmp_path):
     book = tmp_path / "book.txt"
     book.write_text("words of a book, " * 60)
     corpus = load_corpus(book)
-    same = joined([Pretraining(corpus, 1, 8, 8)(step) for step in range(3)])
+    passages = Pretraining(corpus, 1, 8, 8)
+    same = collate([passages[row] for row in range(3)])
     assert same.keys() == {"input_ids", "continuation_ids"} and same["input_ids"].shape == (3, 4)
-    batches = Pretraining(corpus, 1, 4, 12)
-    rows = [batches(step) for step in range(5)]
-    batch = joined(rows)
-    lengths = [row["input_ids"].shape[1] for row in rows]
+    passages = Pretraining(corpus, 1, 4, 12)
+    rows = [passages[row] for row in range(5)]
+    batch = collate(rows)
+    lengths = [len(row["input_ids"]) for row in rows]
     assert len(set(lengths)) > 1 and batch["attention_mask"].sum(1).tolist() == lengths
-    assert (batch["continuation_ids"] != -100).sum(1).tolist() == [row["continuation_ids"].shape[1] for row in rows]
+    assert (batch["continuation_ids"] != -100).sum(1).tolist() == [len(row["continuation_ids"]) for row in rows]
     for index, row in enumerate(rows):
-        assert torch.equal(batch["input_ids"][index, : lengths[index]], row["input_ids"][0])
+        assert torch.equal(batch["input_ids"][index, : lengths[index]], row["input_ids"])
+        assert not batch["input_ids"][index, lengths[index] :].any()
 
 
 def questions(low):
@@ -146,8 +133,8 @@ def test_mistakes_name_the_argument(arguments, message):
 
 
 def test_sets_of_different_arguments_do_not_mix():
-    text, question = {"input_ids": torch.ones(1, 2)}, {"input_ids": torch.ones(1, 2), "answer_ids": torch.ones(1, 2)}
+    text, question = {"input_ids": [1, 2]}, {"input_ids": [1, 2], "answer_ids": [3]}
     with pytest.raises(ValueError, match=r"batches: expected the same arguments, got \['input_ids'\] and \['answer_id"):
-        joined([text, question])
+        collate([text, question])
     with pytest.raises(ValueError, match="batches: expected arguments of tokens alone, got pixel_values"):
-        joined([text | {"pixel_values": torch.ones(1, 3)}])
+        collate([text | {"pixel_values": [1.0]}])

@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from gistkit.compress import Compressive, Compressor, Dodo, MixedResolution
-from gistkit.train import Pretraining, checkpoint, load_corpus, read_metrics
-from gistkit.train.batches import num_tokens, split, targets, texts
+from gistkit.train import checkpoints, read_metrics
+from gistkit.train.batches import num_tokens, targets, texts
 from gistkit.train.command import run
 from gistkit.train.recipe import set_learning_rate
 from tests.helpers.tiers import mostly_slow
 from tests.helpers.train_worker import (
     RECIPE,
+    Before,
     make_batches,
     make_compressive,
     make_model,
@@ -93,16 +94,13 @@ def test_a_run_learns_and_its_compressor_reads_on(unbroken):
 
 
 def test_a_run_that_stopped_goes_on_to_the_same_losses_and_threshold(unbroken, tmp_path):
-    class Stopped(Pretraining):
-        def __call__(self, step):
-            if step == 6:
-                raise KeyboardInterrupt
-            return super().__call__(step)
+    def stop(step):
+        if step == 6:
+            raise KeyboardInterrupt
 
-    batches = Stopped(load_corpus(), RECIPE.batch, RECIPE.min_length, RECIPE.max_length)
     reader = make_reader()
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path, reader, batches, save_every=3, eval_every=4, held_out=4)
+        train(tmp_path, reader, callbacks=[Before(stop)], save_every=3, eval_every=4, held_out=4)
     # A reader whose threshold has changed, as the one that stopped, is still that of the run.
     for again in (reader, make_reader()):
         train(tmp_path, again, save_every=3, eval_every=4, resume=True)
@@ -118,28 +116,13 @@ def test_a_run_that_stopped_goes_on_to_the_same_losses_and_threshold(unbroken, t
         train(tmp_path, make_reader().compressor, resume=True)
 
 
-def test_a_state_from_before_a_setting_was_added_is_of_a_run_with_its_old_value(tmp_path):
-    reader = make_reader(selection="strided")
-    parameters = list(reader.compressor.trainable())
-    optimizer = torch.optim.AdamW([parameter for _, parameter in parameters])
-    old = {name: value for name, value in reader.compressor.settings.items() if name != "scorer_norm"}
-    path = tmp_path / "step-00000001.safetensors"
-    checkpoint.save(path, old, {"step": 1}, parameters, optimizer)
-    assert checkpoint.load(path, old | {"scorer_norm": True}, parameters, optimizer) == {"step": 1}
+def test_a_checkpoint_from_before_a_setting_was_added_is_of_a_run_with_its_old_value(tmp_path):
+    parameters = list(make_reader(selection="strided").compressor.trainable())
+    old = {"method": "dodo", "tau": 8}
+    checkpoints.save_weights(tmp_path, parameters, {"identity": old}, write=True)
+    assert checkpoints.restore(tmp_path, parameters, old | {"scorer_norm": True})["identity"] == old
     with pytest.raises(ValueError, match="the saved run differs in scorer_norm; use the same settings"):
-        checkpoint.load(path, reader.compressor.settings, parameters, optimizer)
-
-
-def test_a_compressors_old_state_does_not_ask_what_only_reading_on_uses(tmp_path):
-    reader = make_reader(selection="strided")
-    parameters = list(reader.compressor.trainable())
-    optimizer = torch.optim.AdamW([parameter for _, parameter in parameters])
-    checkpoint.save(tmp_path / "state", {"method": "avgpool"}, {"step": 1}, parameters, optimizer)
-    today = {"method": "avgpool", "past": None, "soft_prompt": False}
-    assert checkpoint.load(tmp_path / "state", today, parameters, optimizer) == {"step": 1}
-    checkpoint.save(tmp_path / "state", {"method": "avgpool", "tau": 8}, {"step": 1}, parameters, optimizer)
-    with pytest.raises(ValueError, match="the saved run differs in past; use the same settings"):
-        checkpoint.load(tmp_path / "state", today | {"tau": 8}, parameters, optimizer)
+        checkpoints.restore(tmp_path, parameters, old | {"scorer_norm": False})
 
 
 def test_rows_may_be_shared_among_passes(unbroken, tmp_path):
@@ -178,7 +161,6 @@ def test_texts_are_contexts_and_what_continues_them():
     assert texts(joined).keys() == joined.keys() and torch.equal(texts(joined)["input_ids"], joined["input_ids"])
     # Nothing predicts a row's first token where it is BOS.
     assert targets(joined, bos_token=0)["loss"] == 6 and targets(joined, bos_token=7)["loss"] == 8
-    assert sum(targets(part, bos_token=0)["loss"] for part in split(joined, 2)) == 6
     rows = make_reader().rows(joined)
     assert rows.lengths == (4, 4) and not rows.ids[:, 0].any()
 
@@ -202,7 +184,7 @@ def test_mistakes_name_the_argument(tmp_path):
     ]:
         with pytest.raises(ValueError, match=message):
             run(make_model(), None, tmp_path / "run", **plain | {"preset": "epl-finetune"} | arguments)
-    assert not checkpoint.find(tmp_path / "run")
+    assert not checkpoints.find(tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -184,5 +184,5 @@ def test_a_changed_weight_is_rounded_again():
 def test_there_are_no_copies_where_none_serve(tmp_path, make, options):
     compressor = make()
     trainer = Trainer(compressor, make_batches(), RECIPE, tmp_path, cpu=True, progress=False, **options)
-    with trainer._ready(), trainer._rounded.used():
+    with trainer._rounded.used():
         assert trainer._rounded.nbytes == 0

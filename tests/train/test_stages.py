@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gistkit.compress import Dodo
-from gistkit.train import Stage, Trainer, checkpoint, growing, read_metrics
+from gistkit.train import Stage, Trainer, checkpoints, growing, read_metrics
 from gistkit.train.command import run
 from gistkit.train.stages import stage_at
 from tests.helpers.train_worker import (
@@ -104,7 +104,7 @@ def test_a_staged_run_resumes_bit_for_bit(tmp_path, make, broken):
     for name in ("whole", "cut"):
         compressor = make()
         compressor = getattr(compressor, "compressor", compressor)
-        checkpoint.restore(checkpoint.find(tmp_path / name)[-1], compressor.trainable())
+        checkpoints.restore(checkpoints.find(tmp_path / name)[-1], compressor.trainable())
         weights.append(dict(compressor.trainable()))
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
     with pytest.raises(ValueError, match="the saved run differs in stages"):

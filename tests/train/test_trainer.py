@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,21 +13,17 @@ import pytest
 import safetensors.torch
 import torch
 from safetensors import safe_open
+from transformers import TrainingArguments
 
 from gistkit.compress import ICAE, Compressor
-from gistkit.train import (
-    Pretraining,
-    Trainer,
-    checkpoint,
-    load_corpus,
-    read_metrics,
-)
+from gistkit.train import CompressorTrainer, Pretraining, Trainer, checkpoints, load_corpus, read_metrics
 from gistkit.train.command import run
-from gistkit.train.passes import Losses
+from gistkit.train.losses import Losses
 from gistkit.train.trainer import Diverged
 from tests.helpers import train_worker
 from tests.helpers.train_worker import (
     RECIPE,
+    Before,
     close,
     make_batches,
     make_compressor,
@@ -68,8 +66,8 @@ def test_a_run_learns_and_says_how(unbroken):
     assert all(record["tokens_per_second"] > 0 and record["grad_norm"] > 0 for record in steps)
     assert (result.steps, result.held_out) == (8, held_out[-1]["held_out"])
     assert result.seconds == steps[-1]["seconds"]
-    assert [path.name for path in checkpoint.find(out)] == ["step-00000006.safetensors", "step-00000008.safetensors"]
-    with safe_open(checkpoint.find(out)[-1], framework="pt") as file:
+    assert [path.name for path in checkpoints.find(out)] == ["checkpoint-6", "checkpoint-8"]
+    with safe_open(checkpoints.find(out)[-1] / checkpoints.WEIGHTS, framework="pt") as file:
         assert not [name for name in file.keys() if "embed_tokens" in name], "frozen weights are not saved"  # noqa: SIM118
 
 
@@ -77,7 +75,7 @@ def test_the_trained_compressor_is_saved(unbroken):
     out, result, _ = unbroken
     loaded = Compressor.from_pretrained(out / "compressor", make_compressor(lora=None).model)
     fresh = make_compressor()
-    checkpoint.restore(checkpoint.find(out)[-1], fresh.trainable())
+    checkpoints.restore(checkpoints.find(out)[-1], fresh.trainable())
     batch = make_batches().held_out(4)[0]
     with torch.no_grad():
         losses = [compressor.eval()(**batch)["loss"] for compressor in (loaded, fresh)]
@@ -95,11 +93,9 @@ def test_two_processes_reach_the_losses_of_one(unbroken, tmp_path):
     )
     assert shown.returncode == 0, shown.stdout + shown.stderr
     assert {path.name for path in tmp_path.glob("process-*")} == {"process-0-of-2", "process-1-of-2"}
-    told = (tmp_path / "told-0.txt").read_text().splitlines()
-    assert len(told) == 8 + 3 + 4 + 2 and not (tmp_path / "told-1.txt").exists(), "the main process alone is told"
     # A callback of one process ends the run in both.
     assert read_metrics(tmp_path / "ended" / "metrics.jsonl")[-1]["step"] == 5
-    assert (tmp_path / "ended.txt").read_text().splitlines()[-2:] == ["save 5 step-00000005.safetensors", "end 5"]
+    assert checkpoints.find(tmp_path / "ended")[-1].name == "checkpoint-5"
     train(tmp_path / "one", make_compressor(("ae", "qa")), make_questions())
     one = read_metrics(tmp_path / "one" / "metrics.jsonl")
     close(read_metrics(tmp_path / "questions" / "metrics.jsonl"), one)
@@ -119,9 +115,92 @@ def test_two_processes_reach_the_losses_of_one(unbroken, tmp_path):
     for file, build in builds.items():
         whole, gathered = build(), build()
         steps(whole)
-        assert checkpoint.restore(tmp_path / f"{file}.safetensors", gathered.trainable()) == {"step": 2}
+        assert checkpoints.restore(tmp_path / file, gathered.trainable()) == {"steps": 2}
         for (name, ours), (_, theirs) in zip(whole.trainable(), gathered.trainable(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=5e-6, atol=5e-7, msg=name)
+
+
+@pytest.mark.parametrize(("accumulate", "schedule"), [(1, "constant"), (2, "cosine")])
+def test_losses_and_weights_are_those_of_a_loop_by_hand(tmp_path, accumulate, schedule):
+    """AdamW with decay on matrices, groups, clipping, warm-up and a falling rate, accumulation, all written out."""
+    recipe = dataclasses.replace(RECIPE, schedule=schedule, weight_decay=0.3, memory_factor=5.0)
+    ours, by_hand = make_gistpool(), make_gistpool()
+    train(tmp_path, ours, recipe=recipe, accumulate=accumulate, save_every=3)
+    records = [record for record in read_metrics(tmp_path / "metrics.jsonl") if "lr" in record]
+    parameters, batches = dict(by_hand.trainable()), make_batches(recipe)
+    moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in parameters.items()}
+    for step, record in enumerate(records):
+        rows = batches(step)
+        by_hand.train()
+        found = []
+        for part in range(accumulate):
+            share = slice(part * 4 // accumulate, (part + 1) * 4 // accumulate)
+            losses = by_hand(**{name: tensor[share] for name, tensor in rows.items()})
+            (losses["loss"] / accumulate).backward()
+            found.append(losses["loss"].item())
+        assert record["loss"] == pytest.approx(sum(found) / accumulate, rel=2e-6)
+        warm, left = min(1, (step + 1) / 3), min(1, (8 - step) / (8 - 3))
+        rate = 1e-2 * warm * (1 if schedule == "constant" else 0.5 * (1 - math.cos(math.pi * left)))
+        assert record["lr"] == pytest.approx(rate)
+        norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in parameters.values() if p.grad is not None))
+        assert record["grad_norm"] == pytest.approx(norm, rel=1e-5)
+        with torch.no_grad():
+            for name, p in parameters.items():
+                if p.grad is None:
+                    continue
+                gradient = p.grad * min(1.0, 1.0 / norm)
+                first, second = moments[name]
+                first.lerp_(gradient, 0.1)
+                second.lerp_(gradient**2, 0.05)
+                own = rate * (5.0 if by_hand.of_gists(name) else 1.0)
+                p.mul_(1 - own * 0.3 * (p.dim() > 1))
+                debiased = second / (1 - 0.95 ** (step + 1))
+                p.sub_(own * first / (1 - 0.9 ** (step + 1)) / (debiased.sqrt() + 1e-8))
+                p.grad = None
+    assert len(records) == 8
+    for (name, mine), (_, theirs) in zip(ours.trainable(), by_hand.trainable(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-4, atol=2e-5, msg=name)
+
+
+class Rows(torch.utils.data.Dataset):
+    """As of `datasets`, whose order is a sampler's."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return {"input_ids": list(range(index, index + 5 + index % 3)), "continuation_ids": [index, 7]}
+
+
+def test_transformers_own_arguments_and_rows_of_any_dataset(tmp_path):
+    """Shuffled over three epochs; it resumes within one to the same weights."""
+
+    def trainer(out, compressor, rows, **changes):
+        args = TrainingArguments(
+            str(out), num_train_epochs=3, per_device_train_batch_size=2, gradient_accumulation_steps=2, save_steps=2,
+            learning_rate=1e-2, lr_scheduler_type="linear", warmup_steps=2, weight_decay=0.1, use_cpu=True,
+            report_to=[], logging_steps=3, eval_strategy="steps", eval_steps=3, **changes,
+        )  # fmt: skip
+        return CompressorTrainer(compressor, args, rows, rows, progress=False)
+
+    whole, again = make_compressor(dropout=0.1), make_compressor(dropout=0.1)
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list([Rows()[index] for index in range(12)])
+    output = trainer(tmp_path / "a", whole, rows).train()
+    records = read_metrics(tmp_path / "a" / "metrics.jsonl")
+    assert output.global_step == 9 and [each["step"] for each in records] == [0, 3, 3, 6, 6, 9, 9]
+    assert records[-1]["held_out"]["loss"] < records[0]["held_out"]["loss"]
+    assert [path.name for path in checkpoints.find(tmp_path / "a")] == [
+        f"checkpoint-{step}" for step in (2, 4, 6, 8, 9)
+    ]
+    for step in (6, 8, 9):
+        shutil.rmtree(tmp_path / "a" / f"checkpoint-{step}")
+    trainer(tmp_path / "a", again, Rows()).train(resume_from_checkpoint=True)
+    for (name, ours), (_, theirs) in zip(whole.trainable(), again.trainable(), strict=True):
+        assert torch.equal(ours, theirs), name
+    # A stream has no length, and is read in its order.
+    args = TrainingArguments(str(tmp_path / "b"), max_steps=2, use_cpu=True, report_to=[], save_strategy="no")
+    CompressorTrainer(make_compressor(), args, rows.to_iterable_dataset(), progress=False).train()
 
 
 @pytest.mark.slow
@@ -178,22 +257,17 @@ def test_more_steps_go_on_and_another_run_is_refused(unbroken, tmp_path):
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(tmp_path):
     compressor = make_compressor()
 
-    class Poisoned(Pretraining):
-        def __call__(self, step):
-            if step == 3:
-                with torch.no_grad():
-                    compressor.memory_embeddings.fill_(torch.nan)
-            return super().__call__(step)
+    def poison(step):
+        if step == 3:
+            with torch.no_grad():
+                compressor.memory_embeddings.fill_(torch.nan)
 
-    batches = Poisoned(load_corpus(), RECIPE.batch, RECIPE.min_length, RECIPE.max_length)
-    with pytest.raises(
-        Diverged, match=r"got ae nan, lm nan, .* in step 4; the last good checkpoint is .*step-00000002"
-    ):
-        train(tmp_path, compressor, batches)
-    assert [path.stem for path in checkpoint.find(tmp_path)] == ["step-00000002"]
+    with pytest.raises(Diverged, match=r"got ae nan, lm nan, .* in step 4; the last good checkpoint is .*checkpoint-2"):
+        train(tmp_path, compressor, callbacks=[Before(poison)])
+    assert [path.stem for path in checkpoints.find(tmp_path)] == ["checkpoint-2"]
     assert read_metrics(tmp_path / "metrics.jsonl")[-1]["step"] == 3
     fresh = make_compressor()
-    checkpoint.restore(checkpoint.find(tmp_path)[0], fresh.trainable())
+    checkpoints.restore(checkpoints.find(tmp_path)[0], fresh.trainable())
     assert all(parameter.isfinite().all() for _, parameter in fresh.trainable())
 
 
@@ -216,8 +290,7 @@ def test_mistakes_name_the_argument(tmp_path):
 
 
 def test_missing_accelerate_is_named(monkeypatch):
-    for name in ("trainer", "accelerator"):
-        monkeypatch.delitem(sys.modules, f"gistkit.train.{name}")
+    monkeypatch.delitem(sys.modules, "gistkit.train.trainer")
     monkeypatch.setitem(sys.modules, "accelerate", None)
     import gistkit.train
 
@@ -285,11 +358,9 @@ def test_gists_may_start_as_means(tmp_path, monkeypatch):
     train("means", 1, gists_as_means=40)
     queries = {}
     for name in ("plain", "means"):
-        tensors = safetensors.torch.load_file(checkpoint.find(tmp_path / name)[-1])
+        tensors = safetensors.torch.load_file(checkpoints.find(tmp_path / name)[-1] / checkpoints.WEIGHTS)
         # One copied map a layer, which the start sets to zero: gists attend evenly.
-        queries[name] = [
-            float(t.abs().max()) for n, t in tensors.items() if n.startswith("model.copies") and "q_proj" in n
-        ]
+        queries[name] = [float(t.abs().max()) for n, t in tensors.items() if n.startswith("copies") and "q_proj" in n]
     assert queries["plain"] and max(queries["means"]) < 1e-4 < min(queries["plain"])
 
     # What goes on has its maps, and does not solve for them again.
@@ -312,12 +383,10 @@ def test_gists_parameters_learn_faster(tmp_path):
     one = tmp_path / "one"
     found = run(make_compressor(lora=None).model, None, one, recipe=recipe | {"steps": 1}, **shared)
     assert set(found.held_out) == {"loss", "qa", "kl"}
-    moved = safetensors.torch.load_file(checkpoint.find(one)[-1])
+    moved = safetensors.torch.load_file(checkpoints.find(one)[-1] / checkpoints.WEIGHTS)
     steps = {
         role: max(
-            float(tensor.abs().max())
-            for name, tensor in moved.items()
-            if name.startswith("model.") and "lora_B" in name and f"_{role}." in name
+            float(tensor.abs().max()) for name, tensor in moved.items() if "lora_B" in name and f"_{role}." in name
         )
         for role in ("text", "memory")
     }
@@ -336,5 +405,5 @@ def test_steps_count_where_the_learning_rate_falls(tmp_path):
     assert made(steps=2).identity == made(steps=4).identity
     assert made(steps=2, **falls).identity not in (made(steps=4, **falls).identity, made(steps=2).identity)
     made(steps=2, **falls).train()
-    with pytest.raises(ValueError, match="step-00000002"):
+    with pytest.raises(ValueError, match="checkpoint-2"):
         made(steps=4, **falls).train(resume=True)

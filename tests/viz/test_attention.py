@@ -13,9 +13,8 @@ from matplotlib.figure import Figure
 
 import gistkit as gk
 from gistkit import layouts
-from gistkit.inspect import line_angle, measure_tracking
+from gistkit.inspect import AttentionRecorder, line_angle, measure_tracking
 from gistkit.layouts import Role
-from gistkit.viz import AttentionRecorder
 from gistkit.viz.attention import draw_attention, draw_memory_attention, draw_memory_map
 from gistkit.viz.layout import ROLE_COLOURS
 

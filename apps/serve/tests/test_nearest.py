@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("sklearn", reason="the index extra is not installed")
 
-from gistkit._files import read_tensors, write_tensors
+from gistkit.common.files import read_tensors, write_tensors
 from gistkit_serve.store import Document, Store, compress_documents, index_documents
 from gistkit_serve.store import indexing as building
 from gistkit_serve.store import nearest as index

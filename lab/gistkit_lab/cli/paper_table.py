@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit._files import write_picture, write_text
 from gistkit.cli import evaluate, judge, train
+from gistkit.common.files import write_picture, write_text
 from gistkit.options.arguments import Parser, add_command, add_device, number, path, positive
 from gistkit.options.models import DTYPES, add_model_name
 from gistkit.options.outputs import check_folder

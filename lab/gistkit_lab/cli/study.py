@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit._processes import launched
+from gistkit.common.processes import launched
 from gistkit.options.arguments import LateParser, add_command, add_device, device, path, positive
 from gistkit.options.outputs import check_folder
 from gistkit_lab.cli import paper_table

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gistkit._processes import Processes, launched
-from gistkit._signals import Interrupted, held
+from gistkit.common.processes import Processes, launched
+from gistkit.common.signals import Interrupted, held
 from gistkit.compress import Compressor
 from gistkit.hf import attach
-from gistkit.train import checkpoint
 from gistkit.train.recipe import set_learning_rate, warmed_up
+from gistkit_lab.studies import states as checkpoint
 
 _ALONE = Processes()
 

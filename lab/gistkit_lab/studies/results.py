@@ -22,8 +22,8 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from gistkit._files import Lines, replacing, write_picture, write_text
-from gistkit._messages import one_line
+from gistkit.common.files import Lines, replacing, write_picture, write_text
+from gistkit.common.messages import one_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from gistkit._files import remove_partials
-from gistkit._processes import launched
-from gistkit._signals import Interrupted
+from gistkit.common.files import remove_partials
+from gistkit.common.processes import launched
+from gistkit.common.signals import Interrupted
 from gistkit_lab.studies.registry import find
 from gistkit_lab.studies.study import Job, Study, StudyPlan
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
-from gistkit._checks import POSITIONS, whole
+from gistkit.common.checks import POSITIONS, whole
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.generation import Behind, Loop, Passes, Streamer, answering, configured, new_cache
 from gistkit.compress.memory import Memory, check_memory

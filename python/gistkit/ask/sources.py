@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gistkit._checks import whole
 from gistkit.ask.conversation import Conversation
+from gistkit.common.checks import whole
 
 
 @dataclass(frozen=True)

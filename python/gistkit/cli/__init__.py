@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from gistkit._messages import one_line, plain_terminals
-from gistkit._signals import terminable
+from gistkit import __version__
 from gistkit.cli import ask, compress, demo, evaluate, info, judge, lm_eval, nuggets, train, view
 from gistkit.cli.overview import command_map
 from gistkit.cli.plugins import add_plugins
+from gistkit.common.messages import one_line, plain_terminals
+from gistkit.common.signals import terminable
 from gistkit.options.arguments import LateParser, Parser
 from gistkit.options.messages import MOST, one_line_warnings, out_of_memory
 
 __all__ = ["main", "parser"]
 DESCRIPTION = "Context compression and position layouts for transformers."
 EXAMPLES = """\
-example: gistkit demo
-         gistkit compress report.txt -o report.gist --model smollm2 --compressor runs/x500
+example: gistkit ask report.txt "Who wrote it?"
+         gistkit compress report.txt -o report.gist
+         gistkit ask report.gist "Who wrote it?" "When?"
          gistkit COMMAND --help lists a command's options"""
-COMMANDS = (demo, train, evaluate, judge, lm_eval, compress, ask, nuggets, view, info)
+COMMANDS = (demo, compress, ask, view, info, nuggets, train, evaluate, judge, lm_eval)
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line of `gistkit`."""
     root = _Map(prog="gistkit", description=DESCRIPTION, epilog=EXAMPLES)
+    root.add_argument("--version", action="version", version=f"gistkit {__version__}")
     commands = root.add_subparsers(metavar="COMMAND", parser_class=LateParser)
     for command in COMMANDS:
         command.add(commands)
@@ -62,7 +66,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     except ModuleNotFoundError as error:
         return _refuse(_missing(error))
     except (ValueError, OSError, ImportError) as error:
-        return _refuse(error)
+        return _refuse(_as_typed(str(error), options))
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
@@ -98,6 +102,21 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _refuse(reason: object) -> int:
     print(f"gistkit: {one_line(reason, MOST)}", file=sys.stderr)
     return 2
+
+
+def _as_typed(message: str, options: argparse.Namespace) -> str:
+    """A message about an argument of Python's, with the option that was typed: "--max-length: expected ..."."""
+    flags = {
+        action.dest: next(flag for flag in action.option_strings if flag.startswith("--"))
+        for action in getattr(options, "actions", ())
+        if any(flag.startswith("--") for flag in action.option_strings)
+    }
+
+    def flag(found: re.Match[str]) -> str:
+        return flags.get(found[0], found[0])
+
+    # In the middle of a message a name is one where it cannot be a word.
+    return re.sub(r"^\w+(?=: )|(?<![\w.-])\w+_\w+\b(?![.(/=])", flag, message)
 
 
 def _missing(error: ModuleNotFoundError) -> object:

@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
             word = name.replace("_", "-")
             raise ValueError(f"--{word}: expected none beside --against, got {getattr(arguments, name)}")
     from gistkit import evaluate
-    from gistkit._trained import default_for
+    from gistkit.common.trained import default_for
     from gistkit.evaluate.metrics import need
 
     # Missing packages raise an error before an hour of work.
@@ -125,7 +125,7 @@ def _sets(arguments: argparse.Namespace, tokenizer: Any, model: Any) -> dict[str
 
 def _show(found: Comparison, out: Path) -> None:
     from gistkit import evaluate
-    from gistkit._files import write_text
+    from gistkit.common.files import write_text
 
     page = "\n\n".join(
         filter(None, (evaluate.presses_table(found), evaluate.pairs_table(found), evaluate.parts_table(found)))

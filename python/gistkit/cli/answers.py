@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit._messages import plain
+from gistkit.common.messages import plain
 from gistkit.options.texts import read_contents
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from gistkit.cli.answers import Answers, Prompts, source_ids
 from gistkit.cli.dialogue import converse
-from gistkit.cli.named import named_memories, readable
+from gistkit.cli.named import compressed, is_text, named_memories, read_files, readable
 from gistkit.cli.plugins import missing, stores
-from gistkit.options.arguments import LAYOUTS, add_command, device, number, path, positive, whole
+from gistkit.common.trained import default_for
+from gistkit.options.arguments import add_command, device, number, path, positive, whole
 from gistkit.options.models import (
     IMAGES,
-    METHODS,
     add_model,
     add_trained,
     load_compressor,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from gistkit.compress import Compressor, Memory
 
 EXAMPLES = """\
+example: gistkit ask report.txt "Who wrote it?"
 example: gistkit ask report.gist "Who wrote it?" "When?"
 example: gistkit ask report.gist --with appendix.gist --model ./llama --compressor runs/x500 < questions.txt
 example: gistkit ask photo.gist "What is on the table?" --model ./llava --compressor runs/voco/compressor
@@ -47,7 +47,11 @@ def add(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "ask", _run, "ask a compressed text or image", EXAMPLES)
     parser.set_defaults(words="questions")
-    parser.add_argument("memory", type=path, help="memory file or store that gistkit compress wrote")
+    parser.add_argument(
+        "memory",
+        type=path,
+        help="memory file or store that gistkit compress wrote, or a text file, which is compressed for this call",
+    )
     parser.add_argument(
         "questions", nargs="*", metavar="QUESTION",
         help="each is asked by itself (default: a conversation in a terminal; otherwise the lines of standard input, "
@@ -69,7 +73,7 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--with", dest="others", type=path, action="append", default=[], metavar="MEMORY",
-        help="another memory to read after the first; may be repeated",
+        help="another memory or text to read after the first; may be repeated",
     )  # fmt: skip
     add_model(parser)
     add_trained(parser, "the one that comes with gistkit and may have made the memory")
@@ -122,23 +126,39 @@ def _run(arguments: argparse.Namespace) -> int:
     for name, text in (("--template", template), *(("QUESTION", question) for question in arguments.questions)):
         check_text(name, text)
     store = _stores(arguments)
-    nearest = None if store is None else store.nearest_memories(arguments, in_terminal, device_name)
-    if nearest is not None:
-        names, memories = nearest.any()
+    paths = [arguments.memory, *arguments.others]
+    nearest = None
+    if store is None and any(map(is_text, paths)):
+        if not arguments.texts and (arguments.sources or in_terminal) and all(map(is_text, paths)):
+            arguments.texts = paths
+        read = read_files(paths)
+        made = [(path, content) for path, content in read.items() if not isinstance(content, str)]
+        for path, memory in made:
+            _check_rows(str(path), memory)
+        model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
+        compressor = _compressor(arguments, model, made[0][1] if made else None)
+        memories_by_path = compressed(read, compressor, tokenizer)
+        names, memories = list(map(str, paths)), [memories_by_path[path] for path in paths]
+        images = False
     else:
-        names, memories = store.document_memories(arguments) if arguments.documents else named_memories(arguments)
-    for name, memory in zip(names, memories, strict=True):
-        if memory.batch_size != 1:
-            raise ValueError(f"{name}: expected the memory of one text, got {memory.batch_size} rows")
-    images = memories[0].source.method == IMAGES
-    if images and arguments.template is not None:
-        raise ValueError(f"--template: expected none for {names[0]}, a memory of images, got {arguments.template!r}")
-    if images and (arguments.sources or arguments.texts):
-        option = "--sources" if arguments.sources else "--text"
-        raise ValueError(f"{option}: expected none for {names[0]}, a memory of images, which has no text")
-    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, images)
+        nearest = None if store is None else store.nearest_memories(arguments, in_terminal, device_name)
+        if nearest is not None:
+            names, memories = nearest.any()
+        else:
+            names, memories = store.document_memories(arguments) if arguments.documents else named_memories(arguments)
+        for name, memory in zip(names, memories, strict=True):
+            _check_rows(name, memory)
+        images = memories[0].source.method == IMAGES
+        if images and arguments.template is not None:
+            raise ValueError(
+                f"--template: expected none for {names[0]}, a memory of images, got {arguments.template!r}"
+            )
+        if images and (arguments.sources or arguments.texts):
+            option = "--sources" if arguments.sources else "--text"
+            raise ValueError(f"{option}: expected none for {names[0]}, a memory of images, which has no text")
+        model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, images)
+        compressor = _compressor(arguments, model, memories[0])
     texts = source_ids(arguments.texts, names, memories, tokenizer) if arguments.texts else []
-    compressor = _compressor(arguments, model, memories[0])
     memories = readable(compressor, names, memories)
     words = tokenizer.tokenizer if images else tokenizer
     settings = _settings(arguments, compressor, words)
@@ -168,6 +188,11 @@ def _run(arguments: argparse.Namespace) -> int:
             answers.conversation.new()
             answers.answer(question)
     return 0
+
+
+def _check_rows(name: str, memory: Memory) -> None:
+    if memory.batch_size != 1:
+        raise ValueError(f"{name}: expected the memory of one text, got {memory.batch_size} rows")
 
 
 def _stores(arguments: argparse.Namespace) -> Any:
@@ -230,20 +255,23 @@ def _image_prompts(compressor: Any, processor: Any) -> Prompts:
     return prompt_ids
 
 
-def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: Memory) -> Compressor:
+def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: Memory | None) -> Compressor:
+    """The one that made a memory, or without one the default of `gistkit compress`."""
     if arguments.compressor is not None:
         return load_compressor(arguments.compressor, model)
+    if memory is None:
+        name = default_for(arguments.model)
+        return new_compressor(model) if name is None else load_compressor(Path(name), model)
     source = memory.source
+    from gistkit.compress.config import REGISTRY
+
     if (name := maker_of(source)) is not None:
         return load_compressor(Path(name), model)
-    if source.method not in METHODS:
-        raise ValueError(f"MEMORY: expected one made by {' or '.join(METHODS)}, got method {source.method!r}")
-    if source.layout in LAYOUTS:
-        return new_compressor(model, source.method, layout=source.layout, ratio=source.ratio, chunk=source.chunk)
+    if source.method not in REGISTRY:
+        raise ValueError(f"MEMORY: expected one made by {' or '.join(REGISTRY)}, got method {source.method!r}")
     try:
-        size = {"no_context": {}, IMAGES: {"memory_tokens": source.chunk}}
-        ratio = size.get(source.method, {"ratio": source.chunk})
-        return new_compressor(model, source.method, **ratio, **json.loads(source.layout))
+        sizes = REGISTRY[source.method].sizes(source.chunk, source.memory_tokens)
+        return new_compressor(model, source.method, **sizes, **source.options)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"MEMORY: expected one whose compressor can be made again, got {source.method}: {error}"

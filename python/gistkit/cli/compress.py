@@ -10,8 +10,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit._processes import launched
 from gistkit.cli.plugins import missing, stores
+from gistkit.common.processes import launched
 from gistkit.options.arguments import add_command, device, path, positive
 from gistkit.options.messages import warn
 from gistkit.options.models import (

@@ -102,7 +102,8 @@ def _ways(compressor: Compressor, memory: Memory, text: str, questions: list[str
     from gistkit.compress.tokens import QUESTION, text_ids
     from gistkit.hf import CACHE
 
-    model, tokenizer = compressor.model, compressor.tokenizer
+    model: Any = compressor.model
+    tokenizer = compressor.tokenizer
     context = torch.tensor([text_ids(text, tokenizer)], device=compressor.device)
     prompts = [
         torch.tensor(

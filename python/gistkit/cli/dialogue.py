@@ -6,9 +6,9 @@ import re
 import signal
 import sys
 
-from gistkit._messages import one_line
-from gistkit._signals import held
 from gistkit.cli.answers import Answers
+from gistkit.common.messages import one_line
+from gistkit.common.signals import held
 from gistkit.options.messages import MOST
 from gistkit.options.texts import check_text
 

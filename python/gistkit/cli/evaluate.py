@@ -9,8 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit._processes import Processes, launched
 from gistkit.cli import against
+from gistkit.common.processes import Processes, launched
 from gistkit.options.arguments import add_command, add_questions, device, names, number, path, positive
 from gistkit.options.endpoints import add_endpoint, chosen_endpoint
 from gistkit.options.messages import warn

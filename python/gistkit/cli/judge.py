@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gistkit._processes import launched
+from gistkit.common.processes import launched
 from gistkit.options.arguments import add_command, add_questions, path
 from gistkit.options.endpoints import add_endpoint, chosen_endpoint
 from gistkit.options.messages import warn

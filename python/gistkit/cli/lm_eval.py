@@ -54,7 +54,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from lm_eval.tasks import TaskManager
     from lm_eval.utils import handle_non_serializable, make_table
 
-    from gistkit._files import write_text
+    from gistkit.common.files import write_text
     from gistkit.evaluate import FullContext
     from gistkit.evaluate.harness import CompressorLM
 

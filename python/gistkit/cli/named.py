@@ -1,9 +1,13 @@
-"""The memory files that `gistkit ask` answers from."""
+"""The memory files, and texts not compressed yet, that `gistkit ask` answers from."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gistkit.options.texts import read_text
 
 if TYPE_CHECKING:
     from gistkit.compress import Compressor, Memory
@@ -29,6 +33,55 @@ def other_memories(arguments: argparse.Namespace) -> Named:
     from gistkit.compress import Memory
 
     return [str(path) for path in arguments.others], [Memory.load(path) for path in arguments.others]
+
+
+def is_text(path: Path) -> bool:
+    """Whether a file has a text and not a memory, whose first bytes are a length with zeros in it."""
+    if path.suffix == ".gist" or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return b"\0" not in file.read(4096)
+
+
+def read_files(paths: list[Path]) -> dict[Path, Memory | str]:
+    """The memory or the text of each file.
+
+    Raises:
+        ValueError, OSError: if one is not there, damaged or empty.
+    """
+    from gistkit.compress import Memory
+
+    return {path: read_text(path) if is_text(path) else Memory.load(path) for path in paths}
+
+
+def compressed(read: dict[Path, Memory | str], compressor: Compressor, tokenizer: Any) -> dict[Path, Memory]:
+    """The memories of files; a text is compressed, and standard error says how to keep its memory.
+
+    Raises:
+        ValueError: if a text cannot be compressed.
+    """
+    import torch
+
+    from gistkit.compress.tokens import text_ids
+
+    memories = {}
+    for path, content in read.items():
+        if not isinstance(content, str):
+            memories[path] = content
+            continue
+        ids = text_ids(content, tokenizer)
+        try:
+            with torch.no_grad():
+                memory = compressor.encode([ids])
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        print(
+            f"{path}: {len(ids)} tokens compressed to {memory.lengths[0]} memory tokens ({compressor.title}); "
+            f"to keep them: gistkit compress {path}",
+            file=sys.stderr,
+        )
+        memories[path] = memory
+    return memories
 
 
 def readable(compressor: Compressor, names: list[str], memories: list[Memory]) -> list[Memory]:

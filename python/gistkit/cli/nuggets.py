@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gistkit._files import write_picture, write_text
+from gistkit.common.files import write_picture, write_text
 from gistkit.options.arguments import add_command, device, path
 from gistkit.options.models import add_model, load_compressor, load_model
 from gistkit.options.outputs import check_file

@@ -8,17 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence
 
 # A command that no group names is listed under the last one.
 GROUPS: Mapping[str, Sequence[str]] = {
-    "try": ("demo",),
-    "studies: the papers' experiments": ("study",),
-    "train and use a compressor": ("train", "evaluate", "judge", "lm-eval", "compress", "ask", "serve", "export"),
-    "look": ("view", "nuggets", "info"),
+    "compress a text, and ask it": ("compress", "ask", "serve", "demo", "export"),
+    "look": ("view", "info", "nuggets"),
+    "train and measure": ("train", "evaluate", "judge", "lm-eval"),
+    "the papers' experiments": ("study",),
 }
 WIDTH = 100
 
 
 def command_map(root: argparse.ArgumentParser) -> str:
-    """Every command and subcommand of a parser with its line of help, in groups."""
-    lines = {name: [(name, purpose), *_below(name, parser)] for name, purpose, parser in _commands(root)}
+    """Every command of a parser and its own commands, each with its line of help, in groups."""
+    lines = {
+        name: [(name, purpose), *((f"{name} {below}", words) for below, words, _ in _commands(parser))]
+        for name, purpose, parser in _commands(root)
+    }
     groups = {title: [name for name in names if name in lines] for title, names in GROUPS.items()}
     grouped = {name for names in groups.values() for name in names}
     next(reversed(groups.values())).extend(name for name in lines if name not in grouped)
@@ -34,12 +37,6 @@ def command_map(root: argparse.ArgumentParser) -> str:
         if names:
             parts.append("\n".join(group_lines))
     return "\n\n".join(parts)
-
-
-def _below(words: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
-    for name, purpose, child in _commands(parser):
-        yield f"{words} {name}", purpose
-        yield from _below(f"{words} {name}", child)
 
 
 def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, argparse.ArgumentParser]]:

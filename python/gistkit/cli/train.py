@@ -153,7 +153,9 @@ def _add_settings(group: Any) -> None:
         help="in place of a compressor, train the task tokens of the plain model that reads nothing of the context, or "
         "all of it; gistkit evaluate --compressor OUT/compressor measures it",
     )
-    group.add_argument("--method", choices=METHODS, help="default: the preset's, often x500; voco with --images")
+    group.add_argument(
+        "--method", choices=METHODS, metavar="METHOD", help="default: the preset's, often x500; voco with --images"
+    )
     group.add_argument("--layout", choices=LAYOUTS, help="default: epl")
     group.add_argument(
         "--losses", type=losses, help="such as ae,lm or ae=1,compression=0.5; ae, lm, compression, qa, kl"
@@ -284,10 +286,11 @@ def weights(text: str) -> list[float]:
 
 def _saved(arguments: argparse.Namespace) -> str:
     """What an interrupted run has saved, and how to go on; without torch, whose import may be what was interrupted."""
-    states = sorted(arguments.out.glob("step-*.safetensors"))
-    if not states:
+    steps = [path.name.rpartition("-")[2] for path in arguments.out.glob("checkpoint-*")]
+    if not (numbers := [int(step) for step in steps if step.isdigit()]):
         return "nothing is saved yet"
-    return f"{states[-1]} is saved, and the same command with --resume goes on from there"
+    path = arguments.out / f"checkpoint-{max(numbers)}"
+    return f"{path} is saved, and the same command with --resume goes on from there"
 
 
 def _set_options(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gistkit._files import write_picture
+from gistkit.common.files import write_picture
 from gistkit.options.arguments import add_command, number, path, positive
 from gistkit.options.outputs import check_file
 

@@ -28,6 +28,8 @@ def _of_images(text: str) -> int | list[int]:
     return [fits_page(part) for part in text.split(",")] if "," in text else fits_page(text)
 
 
+# Text tokens where it is optional: what they see is what a layout is about.
+TEXT = 16
 SCHEMES = "dpl, upl, cpl or epl"
 # {argument of a builder: (its kind, help)}
 ARGUMENTS: dict[str, tuple[Any, str]] = {
@@ -37,7 +39,7 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
     "chunk": (fits_page, "context tokens a chunk"),
     "memory": (_of_images, "memory tokens (of a chunk or image where there are such; of each image: 4,2)"),
     "ratio": (_ratio, "context tokens a memory token"),
-    "text": (fits_page, "number of text tokens behind"),
+    "text": (fits_page, "number of text tokens after the context"),
     "question": (fits_page, "question tokens before the text"),
     "before": (fits_page, "text tokens before the first image"),
     "between": (_of_images, "text tokens after each image but the last, or after each: 8,4"),
@@ -104,7 +106,7 @@ def add(kinds: Any) -> None:
             how = {"action": argparse.BooleanOptionalAction} if kind is bool else how
             parser.add_argument(
                 "--" + argument.replace("_", "-"), dest=argument, required=argument in needed.split(), help=words,
-                default=argparse.SUPPRESS, **how,
+                default=TEXT if argument == "text" and argument in optional.split() else argparse.SUPPRESS, **how,
             )  # fmt: skip
         add_out(parser)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gistkit._files import write_text
 from gistkit.cli.compress import size
+from gistkit.common.files import write_text
 from gistkit.options.arguments import path, whole
 
 # gistkit.viz.page.MOST_TOKENS, which is too slow to load for --help.

@@ -1,7 +1,8 @@
 """Compressors for Hugging Face decoders: one file a method, over one interface (`pip install gistkit[hf]`)."""
 
-from gistkit._trained import trained
+from gistkit.common.trained import trained
 from gistkit.compress.compressor import Compressor
+from gistkit.compress.config import REGISTRY, Config, register, setting
 from gistkit.compress.losses import CompressionHead, JointHead, token_loss
 from gistkit.compress.memory import Memory, Source
 from gistkit.compress.methods.avgpool import AvgPool, NoContext
@@ -17,10 +18,7 @@ from gistkit.compress.reading.language import LanguageModel
 from gistkit.compress.reading.mixed import MixedResolution
 from gistkit.compress.reading.recent import Recent
 
-METHODS: dict[str, type[Compressor]] = {
-    method.method: method  # type: ignore[type-abstract]
-    for method in (ICAE, FiveHundredX, Gist, AvgPool, GistPool, Dodo, Select, NoContext, VoCo)
-}
+METHODS: dict[str, type[Compressor]] = {name: config.compressor for name, config in REGISTRY.items()}
 
 __all__ = [
     "ICAE",
@@ -31,6 +29,7 @@ __all__ = [
     "CompressionHead",
     "Compressive",
     "Compressor",
+    "Config",
     "Dodo",
     "FiveHundredX",
     "Gist",
@@ -45,6 +44,8 @@ __all__ = [
     "Source",
     "VoCo",
     "language_model",
+    "register",
+    "setting",
     "start_as_means",
     "token_loss",
     "trained",

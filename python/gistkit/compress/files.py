@@ -12,19 +12,22 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from huggingface_hub import HfApi, ModelCardData, snapshot_download
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from gistkit import hf
-from gistkit._checks import POSITIONS
-from gistkit._files import read_json, read_tensors, replacing_files, write_tensors, write_text
-from gistkit._messages import one_line, shown
+from gistkit.common.checks import POSITIONS
+from gistkit.common.files import read_json, read_tensors, replacing_files, write_tensors, write_text
+from gistkit.common.messages import one_line, shown
+from gistkit.compress.config import ADDED_SETTINGS as ADDED_SETTINGS
+from gistkit.compress.config import OF_ADAPTERS, REGISTRY, Config
 from gistkit.compress.folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -35,7 +38,7 @@ from gistkit.compress.folder import (
     load_model,
     read_lora,
 )
-from gistkit.compress.losses import HEAD, check_losses
+from gistkit.compress.losses import HEAD
 from gistkit.compress.model import first_adapter
 from gistkit.hf import smollm2
 from gistkit.hf.attach import pretrained
@@ -45,13 +48,6 @@ if TYPE_CHECKING:
 
 FORMAT = "gistkit-compressor"
 VERSION = 2
-# Settings that older folders do not have, with the value that their compressors were made with.
-ADDED_SETTINGS = {
-    "copy_norms": False, "full_copy": False, "match_embeddings": False, "past": "kv", "question": None,
-    "scorer_norm": True, "shared_lora": False, "soft_prompt": False,
-}  # fmt: skip
-# Arguments that an adapter's own configuration holds.
-_OF_ADAPTERS = {"lora", "embedding_lora", "train_norms"}
 _NAMES = {"method", "settings", "adapters", "structure", "fingerprint"}
 SETTINGS, TENSORS, MODEL, TOKENIZER = "compressor.json", "compressor.safetensors", "model", "tokenizer"
 CARD = "README.md"
@@ -130,12 +126,10 @@ def _without_place(path: Path, model: Any) -> None:
 def load_compressor(cls: type[Any], folder: Path, model: PreTrainedModel | None, allow_regex: bool = False) -> Any:
     """See `Compressor.from_pretrained`. All checks come before anything in the model is changed."""
     settings, is_given = _read_settings(folder), model is not None
-    method, adapters = _method(cls, settings["method"], folder), settings["adapters"]
-    later = {name: value for name, value in ADDED_SETTINGS.items() if name in method.arguments()}
-    settings["settings"] = later | settings["settings"]
+    kind, adapters = _config_class(cls, settings["method"], folder), settings["adapters"]
     if model is None and adapters is not None:
         raise ValueError(f"model: expected the base model of {folder}, which does not hold one, got None")
-    _check_names(method, settings, folder)
+    config = _config(kind, settings, folder)
     own = None
     if adapters is None:
         own = _load_model(folder)
@@ -143,20 +137,19 @@ def load_compressor(cls: type[Any], folder: Path, model: PreTrainedModel | None,
     _check_model(cast(PreTrainedModel, model), settings, folder)
     embed = cast(Any, model).get_input_embeddings().weight
     with _settings_errors(folder):
-        shapes = method.own_shapes(settings["settings"], embed.shape[1], embed.shape[0])
-        losses = check_losses(settings["settings"]["losses"])
+        shapes = _shapes(config, *embed.shape)
     # Training may have gone on without the loss that the head is of.
-    names = check_own(inside(folder, TENSORS), shapes, () if "compression" in losses else (HEAD,))
-    lora = None if adapters is None else _lora(folder, adapters, model, allow_regex)
+    names = check_own(inside(folder, TENSORS), shapes, () if "compression" in config.losses else (HEAD,))
+    config = replace(config, lora=None if adapters is None else _lora(folder, adapters, model, allow_regex))
     if is_given and own is not None:
         _copy_weights(folder, own, cast(PreTrainedModel, model))
     with _settings_errors(folder):
-        compressor = method(model, lora=lora, **settings["settings"])
+        compressor = kind.compressor(model, config)
         if HEAD in names & shapes.keys() and compressor.compression_head is None:
             compressor.add_compression_head()
     compressor.trained_length = settings["trained_length"]
     if settings["fingerprint"] is not None:
-        compressor.known_as(settings["fingerprint"])
+        compressor.identity.known_as(settings["fingerprint"])
     try:
         _load_tensors(compressor, folder, adapters)
     except BaseException:
@@ -392,38 +385,46 @@ def _read_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _check_names(method: type[Any], settings: dict[str, Any], folder: Path) -> None:
+def _config(kind: type[Config], settings: dict[str, Any], folder: Path) -> Config:
+    """The config of a compressor without its `lora`; what it says of adapters is checked."""
     path = folder / SETTINGS
-    expected = method.arguments() - _OF_ADAPTERS
-    options, adapters = settings["settings"], settings["adapters"]
-    mismatches = sorted(expected ^ options.keys())
-    if mismatches:
+    options, adapters = kind.added() | settings["settings"], settings["adapters"]
+    expected = kind.names() - OF_ADAPTERS
+    if mismatches := sorted(expected ^ options.keys()):
         difference = "one that it does not have" if mismatches[0] in options else "none"
         raise ValueError(
-            f"{path}: expected the settings {', '.join(sorted(expected))} of {method.method}, "
+            f"{path}: expected the settings {', '.join(sorted(expected))} of {kind.method}, "
             f"got {difference} for {shown(mismatches[0])}"
         )
-    roles = set(method.roles(options))
+    with _settings_errors(folder):
+        # A rank in place of the adapters, which are still to be read.
+        config = kind(**options, lora=None if adapters is None else 1)
     if adapters is None:
-        return
+        return config
+    roles = set(config.roles)
     if adapters.keys() != roles or len({str(name) for name in adapters.values()}) < len(roles):
         raise ValueError(f"{path}: expected the names of adapters for {sorted(roles)}, got {shown(adapters)}")
     for role, name in adapters.items():
         inside(folder, check_name(path, f"adapters.{role}", name))
+    return config
 
 
-def _method(cls: type[Any], name: str, folder: Path) -> type[Any]:
-    # A baseline may have the name of a compressor, but writes other files.
-    classes = (k for k in _subclasses(cls) | {cls} if "method" in vars(k) and k.save_pretrained is cls.save_pretrained)
-    methods = {vars(method)["method"]: method for method in classes}
-    if not isinstance(name, str) or name not in methods:
-        raise ValueError(f"{folder}: expected a compressor of method {' or '.join(sorted(methods))}, got {shown(name)}")
-    return methods[name]
+def _shapes(config: Config, vocabulary: int, width: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a compressor's own tensors but for copies of the model's, by name; no memory is taken for them."""
+    with torch.device("meta"):
+        parts = nn.Module()
+        for name, part in config.parts(nn.Embedding(vocabulary, width)).items():
+            setattr(parts, name, part)
+        if "compression" in config.allowed_losses:
+            parts.compression_head = config.head(width, vocabulary)
+    return {name: tuple(parameter.shape) for name, parameter in parts.named_parameters()}
 
 
-def _subclasses(cls: type) -> set[Any]:
-    children: list[type] = cls.__subclasses__()
-    return {kind for child in children for kind in {child} | _subclasses(child)}
+def _config_class(cls: type[Any], name: str, folder: Path) -> type[Config]:
+    found = {name: kind for name, kind in REGISTRY.items() if issubclass(kind.compressor, cls)}
+    if not isinstance(name, str) or name not in found:
+        raise ValueError(f"{folder}: expected a compressor of method {' or '.join(sorted(found))}, got {shown(name)}")
+    return found[name]
 
 
 def _of_model(name: str) -> bool:

@@ -19,9 +19,9 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
-from gistkit._checks import POSITIONS
-from gistkit._files import Shapes, read_json, tensor_shapes
-from gistkit._messages import one_line, shown
+from gistkit.common.checks import POSITIONS
+from gistkit.common.files import Shapes, read_json, tensor_shapes
+from gistkit.common.messages import one_line, shown
 from gistkit.hf.lora import not_honoured, plain_map
 from gistkit.hf.vision import FAMILIES
 

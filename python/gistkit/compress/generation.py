@@ -18,7 +18,7 @@ from transformers.generation import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from gistkit import hf
-from gistkit._checks import POSITIONS, whole
+from gistkit.common.checks import POSITIONS, whole
 from gistkit.compress.memory import Memory, Task, check_memory
 from gistkit.compress.model import SharedModel
 from gistkit.compress.steps import LEAST, Tail

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from gistkit._checks import IGNORE, placed
+from gistkit.common.checks import IGNORE, placed
 
 LOSSES = ("ae", "lm", "compression", "qa", "kl")
 LOGITS = 2**25

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from gistkit._checks import POSITIONS
-from gistkit._files import read_tensors, write_tensors
-from gistkit._messages import one_line
+from gistkit.common.checks import POSITIONS
+from gistkit.common.files import read_tensors, write_tensors
+from gistkit.common.messages import one_line
 from gistkit.hf.fingerprint import differing
 
 T = TypeVar("T")
@@ -24,7 +24,9 @@ T = TypeVar("T")
 Task = Literal["ae", "lm", "qa"]
 TASKS = ("ae", "lm", "qa")
 FORMAT = "gistkit-memory"
-VERSION = 1
+VERSION = 2
+# Whose files are read.
+VERSIONS = ("1", "2")
 CHECKSUM = "checksum"
 _NO_CACHE = "cache: expected compressor.to_cache(memory), got the Memory itself, whose keys stand elsewhere"
 # The header of files that have no checksum.
@@ -38,7 +40,7 @@ class Source:
     Args:
         method: the compressor's `method`, such as "icae" or "gistpool".
         carrier: "embedding" or "kv".
-        layout: position layout, "dpl", "upl", "cpl" or "epl"; or the options, as JSON, of a method without these.
+        options: those of the method's arguments that its memories differ by, by name; JSON values.
         chunk: chunk size L in tokens.
         memory_tokens: memory tokens M of a chunk; BOS is not counted.
         structure: the base model's shape, `gistkit.hf.structure`.
@@ -47,7 +49,7 @@ class Source:
 
     method: str
     carrier: str
-    layout: str
+    options: Mapping[str, Any] = field(hash=False)
     chunk: int
     memory_tokens: int
     structure: str
@@ -59,9 +61,26 @@ class Source:
         return self.chunk / self.memory_tokens
 
     @property
+    def layout(self) -> str | None:
+        """The position layout, "dpl", "upl", "cpl" or "epl", of a method that has these."""
+        return self.options.get("layout")
+
+    @property
     def consistent(self) -> bool:
         """Whether the decoder's tokens keep the position ids of the uncompressed sequence (CPL, EPL)."""
         return self.layout in ("cpl", "epl")
+
+    @staticmethod
+    def of(content: Mapping[str, Any]) -> Source:
+        """The source that a file describes; of files of version 1 too, whose `layout` is a name or options as JSON."""
+        content = dict(content)
+        if isinstance(content.get("layout"), str):
+            layout = content.pop("layout")
+            content["options"] = json.loads(layout) if layout.startswith("{") else {"layout": layout}
+        source = Source(**content)
+        if any(type(getattr(source, name)) is not kind for name, kind in _KINDS.items()):
+            raise ValueError(f"{source}")
+        return source
 
 
 def _no_cache(cls: type[T]) -> type[T]:
@@ -315,12 +334,21 @@ class Memory:
 
     def differing(self, source: Source, model: Mapping[str, Any] | None) -> tuple[str, str]:
         """What tells this memory's source and another apart, for a message: this one's and the other's."""
-        mine, theirs = asdict(self.source), asdict(source)
-        names = [name for name in mine if mine[name] != theirs[name] and name not in ("structure", "cache_width")]
+        mine, theirs = (
+            {
+                "method": one.method,
+                "carrier": one.carrier,
+                **one.options,
+                "chunk": one.chunk,
+                "memory_tokens": one.memory_tokens,
+            }
+            for one in (self.source, source)
+        )
+        names = [name for name in mine | theirs if mine.get(name) != theirs.get(name)]
         if not names:
             one, other = differing(self.model, model)
             return f"the model {one}", f"the model {other}"
-        one, other = (f"{names[0]} {values[names[0]]!r:.200}" for values in (mine, theirs))
+        one, other = (f"{names[0]} {values.get(names[0])!r:.200}" for values in (mine, theirs))
         return one, other
 
     def check_shapes(self, head_shapes: Sequence[tuple[int, int]], hidden_size: int) -> None:
@@ -393,7 +421,7 @@ def check_memory(memory: object) -> None:
 
 
 # Files are safetensors, with a JSON header that says what they are. Nothing is pickled.
-_KINDS = {field.name: {"str": str, "int": int}[str(field.type)] for field in fields(Source)}
+_KINDS = {field.name: {"str": str, "int": int}.get(str(field.type), dict) for field in fields(Source)}
 
 
 def packed(memory: Memory) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -462,8 +490,10 @@ def unpacked(path: str, header: dict[str, str], tensors: dict[str, Tensor], *, v
     """The memory of a file's header and tensors, see `Memory.load`; `path` names it in errors."""
     if header.get("format") != FORMAT:
         raise ValueError(f"{path}: expected a file of format {FORMAT}, got format {header.get('format')}")
-    if header.get("version") != str(VERSION):
-        raise ValueError(f"{path}: expected version {VERSION} of {FORMAT}, got version {header.get('version')}")
+    if header.get("version") not in VERSIONS:
+        raise ValueError(
+            f"{path}: expected version {' or '.join(VERSIONS)} of {FORMAT}, got version {header.get('version')}"
+        )
     if "memory" not in header:
         raise ValueError(f"{path}: expected the contents of a memory, got none for memory")
     if verify:
@@ -488,7 +518,7 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
         tensors[name] for index in range(content["layers"]) if (name := f"layers.{index}.frequencies") in tensors
     )
     memory = Memory(
-        source=Source(**content["source"]),
+        source=Source.of(content["source"]),
         lengths=tuple(map(int, content["lengths"])),
         context_lengths=tuple(map(int, content["context_lengths"])),
         positions=tensors["positions"],
@@ -531,8 +561,6 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
         raise ValueError(f"lengths, position ids, ordinals or token ids outside [0, {POSITIONS})")
     if not all(isinstance(value, str | None) for value in (memory.fingerprint, memory.maker)):
         raise ValueError("a fingerprint or a maker that is no text")
-    if any(type(getattr(memory.source, name)) is not kind for name, kind in _KINDS.items()):
-        raise ValueError(f"{memory.source}")
     if not isinstance(memory.model, dict | None):
         raise ValueError(f"model {memory.model!r:.60}")
     # Each row has the memory tokens of one chunk at least.

@@ -358,6 +358,54 @@ def active_adapters(model: nn.Module) -> list[str]:
     )
 
 
+class RoleMaps:
+    """Modules that map each token with the parameters of its role, inside a pass by role.
+
+    Args:
+        by_role: the modules, each with its map by role. `use` says whose tokens are which: {role: its tokens}, a role
+            for each row of the batch, or one role for all rows.
+    """
+
+    def __init__(self, by_role: Mapping[nn.Module, RoleLinear]) -> None:
+        self._forwards = {module: partial(self._map, each) for module, each in by_role.items()}
+        self.use: str | Mapping[str, slice] | tuple[str, ...] | None = None
+
+    def __setitem__(self, module: nn.Module, by_role: RoleLinear) -> None:
+        self._forwards[module] = partial(self._map, by_role)
+
+    @contextmanager
+    def using(self, use: str | Mapping[str, slice] | tuple[str, ...]) -> Iterator[None]:
+        """Inside, the modules map tokens as `use` says; blocks may be nested."""
+        before = self.use
+        with forwards(self._forwards if before is None else {}):
+            self.use = use
+            try:
+                yield
+            finally:
+                self.use = before
+
+    @contextmanager
+    def all_rows_as(self, role: str) -> Iterator[None]:
+        """Inside a pass by role, the map of `role` applies to all rows."""
+        before = self.use
+        if before is not None:
+            self.use = role
+        try:
+            yield
+        finally:
+            self.use = before
+
+    def _map(self, by_role: RoleLinear, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        use: Any = self.use
+        if isinstance(by_role.base, TokenMap):
+            x = x[..., None]
+        if isinstance(use, tuple):
+            return by_role.of_rows(x, use)
+        if isinstance(use, str):
+            return by_role.all_rows(x, use)
+        return by_role(x, use)  # type: ignore[no-any-return]
+
+
 class _Folds(dict[str, tuple[Any, dict[nn.Module, Tensor]]]):
     """By role: the versions of the weights, and the folded weight of each layer. A copy of the model has none yet."""
 
@@ -410,15 +458,14 @@ class Adapters:
             parameter.requires_grad_(
                 bool(own_names & parts) or (bool(taken_names & parts) and trained.get(name, False))
             )
-        self._maps: dict[nn.Module, partial[Tensor]] = {}
+        self._maps = RoleMaps({})
         self._adapted = {layer: AdaptedMap(layer) for layer in self._layers if adaptable(layer)}
         self._folds: _Folds = _Folds()
-        self._use: Use = None
         self._norms = {model.get_submodule(name) for name in norms_of(model)}
         targets = [layer for layer in self._layers if self._targets(layer)]
         self._check_targets(model, targets)
         if other_roles:
-            self._maps = {layer: partial(self._map, self._roles_of(layer)) for layer in targets}
+            self._maps = RoleMaps({layer: self._roles_of(layer) for layer in targets})
         for layer in targets:
             # PEFT's new modules are in training mode, whatever mode the model is in.
             layer.train(model.training)
@@ -437,7 +484,7 @@ class Adapters:
             warnings.filterwarnings("ignore", "Adapter .* was active which is now deleted")
             layer.delete_adapter(name)
         self._set(self._previous)
-        self._maps[layer] = partial(self._map, self._roles_of(layer))
+        self._maps[layer] = self._roles_of(layer)
 
     def owns(self, name: str) -> bool:
         """Whether a parameter of the model, by its name, is one of these adapters'."""
@@ -458,8 +505,8 @@ class Adapters:
             # The other roles use copies of the maps.
             (use,) = self.names
         # Within a pass by role the target modules look the role up: a layer may change it for a moment.
-        if isinstance(use, Mapping | tuple) or self._use is not None:
-            with self._by_rows({} if use is None else use):
+        if isinstance(use, Mapping | tuple) or self._maps.use is not None:
+            with self._maps.using({} if use is None else use):
                 yield
             return
         with (
@@ -530,37 +577,9 @@ class Adapters:
         """Frees what `folded` has kept."""
         self._folds.clear()
 
-    @contextmanager
-    def _by_rows(self, use: str | Mapping[str, slice] | tuple[str, ...]) -> Iterator[None]:
-        """Every target module maps rows by role; a single role applies to all rows."""
-        before = self._use
-        with forwards(self._maps if before is None else {}):
-            self._use = use
-            try:
-                yield
-            finally:
-                self._use = before
-
-    @contextmanager
-    def all_rows_as(self, role: str) -> Iterator[None]:
+    def all_rows_as(self, role: str) -> AbstractContextManager[None]:
         """Inside a pass by role, the adapter of `role` applies to all rows; a single adapter does so anyway."""
-        before = self._use
-        if before is not None:
-            self._use = role
-        try:
-            yield
-        finally:
-            self._use = before
-
-    def _map(self, by_role: RoleLinear, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        use: Any = self._use
-        if isinstance(by_role.base, TokenMap):
-            x = x[..., None]
-        if isinstance(use, tuple):
-            return by_role.of_rows(x, use)
-        if isinstance(use, str):
-            return by_role.all_rows(x, use)
-        return by_role(x, use)  # type: ignore[no-any-return]
+        return self._maps.all_rows_as(role)
 
     def _targets(self, layer: Any) -> bool:
         containers = ("lora_A", "lora_embedding_A", "modules_to_save")
@@ -691,7 +710,7 @@ class Copies(nn.Module):
             module: RoleLinear(_Original(), {role: self.maps[name.replace(".", "/")]})
             for name, module in copied.items()
         }
-        self._use: Mapping[str, slice] | tuple[str, ...] | None = None
+        self._maps = RoleMaps(self._by_role)
 
     @contextmanager
     def using(self, use: Use) -> Iterator[None]:
@@ -699,40 +718,25 @@ class Copies(nn.Module):
         rows_by_role: Mapping[str, slice] | tuple[str, ...] = use if isinstance(use, tuple) else {}
         if isinstance(use, Mapping):
             rows_by_role = {self.role: use[self.role]}
-        before = self._use
-        if before is None and not rows_by_role:
+        nested = self._maps.use is not None
+        if not nested and not rows_by_role:
             yield
             return
-        with nullcontext() if before is not None else self._mapped():
-            self._use = rows_by_role
-            try:
+        originals = [] if nested else [*self._by_role.items()]
+        if originals:
+            self._check_dtype()
+        for module, by_role in originals:
+            cast(_Original, by_role.base).plain = module.forward
+        try:
+            with self._maps.using(rows_by_role):
                 yield
-            finally:
-                self._use = before
+        finally:
+            for _, by_role in originals:
+                cast(_Original, by_role.base).plain = None
 
-    @contextmanager
-    def all_rows_as(self, role: str) -> Iterator[None]:
+    def all_rows_as(self, role: str) -> AbstractContextManager[None]:
         """Inside `using`, the maps of `role`, copies or originals, apply to all rows."""
-        before = self._use
-        self._use = {role: slice(None)} if role == self.role else {}
-        try:
-            yield
-        finally:
-            self._use = before
-
-    @contextmanager
-    def _mapped(self) -> Iterator[None]:
-        """The originals' modules map each token with the maps of `_use`."""
-        self._check_dtype()
-        originals = [cast(_Original, by_role.base) for by_role in self._by_role.values()]
-        for holder, module in zip(originals, self._by_role, strict=True):
-            holder.plain = module.forward
-        try:
-            with forwards({module: partial(self._map, by_role) for module, by_role in self._by_role.items()}):
-                yield
-        finally:
-            for holder in originals:
-                holder.plain = None
+        return self._maps.all_rows_as(role)
 
     def _check_dtype(self) -> None:
         module, by_role = next(iter(self._by_role.items()))
@@ -742,11 +746,6 @@ class Copies(nn.Module):
                 f"model: expected {copied.dtype} on {copied.device}, as the gists' copies of its weights are, got "
                 f"{original.dtype} on {original.device}; move the compressor rather than the model"
             )
-
-    def _map(self, by_role: RoleLinear, x: Tensor) -> Tensor:
-        if isinstance(self._use, tuple):
-            return by_role.of_rows(x, self._use)
-        return by_role(x, self._use)  # type: ignore[no-any-return]
 
 
 class _Original(nn.Module):

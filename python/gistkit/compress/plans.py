@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gistkit import layouts
-from gistkit._checks import placed
+from gistkit.common.checks import placed
 from gistkit.layouts import Layout, Plan
 from gistkit.layouts.layout import physical_order
 from gistkit.layouts.positions import EncoderPositions, decoder_positions, encoder_positions
@@ -186,25 +186,19 @@ def _reading_layout(row: ReadingRow, memory: int, widths: tuple[int, ...]) -> La
     )
 
 
-@dataclass(frozen=True)
-class Builder:
-    """A layout of `gistkit.layouts` for any length of the context; compressors of one method may differ in it.
+class LaidOut(Protocol):
+    """A method that compresses in place, hashable: its layout of any context."""
 
-    Args:
-        method: the name of the layout's builder.
-        ratio: context tokens a memory token; not of "no_context".
-        options: its other keyword arguments, as sorted pairs.
-    """
+    @property
+    def ratio(self) -> int:
+        """Context tokens a memory token."""
 
-    method: str
-    ratio: int
-    options: tuple[tuple[str, Any], ...] = ()
+    @property
+    def has_gists(self) -> bool:
+        """Whether memory tokens are tokens of the pass; otherwise they are means over it."""
 
-    def __call__(self, context: int) -> Layout:
+    def layout(self, context: int) -> Layout:
         """The layout of a context and one token of text behind it."""
-        if self.method == "no_context":
-            return layouts.no_context(1)
-        return cast(Layout, getattr(layouts, self.method)(context, self.ratio, 1, **dict(self.options)))
 
 
 def check_text(method: str, layout: Layout) -> None:
@@ -249,22 +243,19 @@ class InPlacePass:
 
 
 @lru_cache(maxsize=_KEPT)
-def in_place_pass(
-    builder: Builder, contexts: tuple[int, ...], pooled: bool, windows: tuple[int, ...], device: str
-) -> InPlacePass:
+def in_place_pass(method: LaidOut, contexts: tuple[int, ...], windows: tuple[int, ...], device: str) -> InPlacePass:
     """The pass over contexts of the given lengths, BOS not counted.
 
     Args:
-        builder: of the layout.
+        method: whose layout it is.
         contexts: tokens of each row.
-        pooled: memory tokens are means over the pass, without tokens of their own.
         windows: sliding windows of the model.
         device: where the plan goes.
     """
-    full_layouts = {context: builder(context) for context in contexts}
+    full_layouts = {context: method.layout(context) for context in contexts}
     in_memory = {c: np.isin(layout.roles, (Role.BOS, Role.MEMORY)) for c, layout in full_layouts.items()}
     lengths = tuple(int(in_memory[context].sum()) for context in contexts)
-    pass_layouts = {c: _pass_layout(layout, pooled) for c, layout in full_layouts.items()}
+    pass_layouts = {c: _pass_layout(layout, not method.has_gists) for c, layout in full_layouts.items()}
     width = max(lengths)
     positions = np.stack(
         [
@@ -279,7 +270,7 @@ def in_place_pass(
         context = slices.get(Role.CONTEXT, slice(end, end))
         gists = slices.get(Role.MEMORY, slice(end, end))
         counts = [length - 1 for length in lengths] if gists.start < end else contexts
-        ends = np.minimum(np.arange(width) * builder.ratio, np.array(contexts)[:, None])
+        ends = np.minimum(np.arange(width) * method.ratio, np.array(contexts)[:, None])
         first = gists.start if gists.start < end else context.start
         last = [first + count - 1 if first < end else 0 for count in counts]
         return InPlacePass(

@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from gistkit.hf.cache import MemoryCache, MemoryLayer
 from gistkit.layouts import Plan
+from gistkit.ops._private import dispatch_modes
 from gistkit.ops.attention import keep_lists
 
 # Fewer tokens than these do not pay for folded weights, or for a capture.
@@ -314,7 +315,7 @@ def _state(lm: Any, plan: Plan, device: torch.device) -> tuple[Any, ...] | None:
         or positions.dtype != torch.int64
         or positions.dim() > 2
         or torch.is_autocast_enabled(device.type)
-        or torch._C._len_torch_dispatch_stack()
+        or dispatch_modes()
     ):
         return None
     if getattr(torch.nn.modules.module, "_has_any_global_hook", lambda: False)():

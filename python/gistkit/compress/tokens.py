@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gistkit._checks import IGNORE, moved, padded, placed
+from gistkit.common.checks import IGNORE, moved, padded, placed
 
 # The text around a question, in training and where nothing else is said.
 QUESTION = "\n### Question:\n{question}\n### Answer:\n"

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit._files import read_tensors, write_tensors
-from gistkit._messages import shown
+from gistkit.common.files import read_tensors, write_tensors
+from gistkit.common.messages import shown
 from gistkit.compress import Compressor, Memory
-from gistkit.compress.compressor import Task, draw_like
+from gistkit.compress.compressor import Task
+from gistkit.compress.config import Config, draw_like, setting
 from gistkit.compress.model import freeze_base
 from gistkit.compress.tokens import Rows
 from gistkit.layouts import Plan
@@ -72,6 +73,24 @@ class BaselineInput(NamedTuple):
     tokens_read: tuple[int, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class BaselineConfig(Config):
+    """The arguments of a `Baseline`."""
+
+    losses: Iterable[str] | Mapping[str, float] = setting(("ae", "lm"))
+    end_token: int | None = None
+
+    @property
+    def chunk(self) -> int:
+        """Each token stands for itself."""
+        return 1
+
+    @property
+    def of_memory(self) -> dict[str, Any]:  # type: ignore[override]
+        """Its memories are never saved."""
+        return {"layout": "epl"}
+
+
 class Baseline(Compressor):
     """The plain model with positions 0, 1, ..: `encode` caches what it reads; everything else is as in a compressor.
 
@@ -89,11 +108,6 @@ class Baseline(Compressor):
 
     carrier = "kv"
 
-    @classmethod
-    def roles(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        """None: it has no adapters."""
-        return ()
-
     def __init__(
         self,
         model: PreTrainedModel,
@@ -102,7 +116,7 @@ class Baseline(Compressor):
         losses: Iterable[str] | Mapping[str, float] = ("ae", "lm"),
         end_token: int | None = None,
     ) -> None:
-        super().__init__(model, chunk=1, memory_tokens=1, layout="epl", losses=losses, end_token=end_token)
+        super().__init__(model, BaselineConfig(losses=losses, end_token=end_token))
         self.task_embeddings = nn.ParameterDict({task: draw_like(self.embed, 1) for task in ("ae", "lm")})
         self.task_tokens = task_tokens
         if task_tokens:

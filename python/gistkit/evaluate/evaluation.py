@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gistkit._processes import Processes
+from gistkit.common.processes import Processes
 from gistkit.evaluate.data import Example, prepare
 from gistkit.evaluate.judge import Judge, described
 from gistkit.evaluate.metrics import need

@@ -22,7 +22,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gistkit._checks import at_least
+from gistkit.common.checks import at_least
 from gistkit.compress import Compressor
 from gistkit.evaluate.runner import Reader, end_tokens, evaluating, greedy_rows, scored_tokens
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any, Protocol
 
-from gistkit._processes import Processes
+from gistkit.common.processes import Processes
 from gistkit.compress import VoCo
 from gistkit.evaluate.data import Prepared
 from gistkit.evaluate.evaluation import method_name

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from gistkit._checks import whole
-from gistkit._files import write_text
+from gistkit.common.checks import whole
+from gistkit.common.files import write_text
 from gistkit.compress import Compressor, Memory
 from gistkit.compress.methods.in_place import TEXT
 from gistkit.compress.scores import SCORES
@@ -292,6 +292,7 @@ class _Measure:
         self.presses, self.texts, self.asked, self.entry, self.most = reader, texts, asked, entry, max_new_tokens
         self.pooled = reader.pooled(int(entry.ratio or 1)) if entry.memory == POOLED else trained.get(entry.memory)
         self.reader: Any = self.pooled or reader.select
+        self.following: dict[int, tuple[float, int]] = {}
 
     def memory(self, owner: int, question: Sequence[int]) -> Memory:
         """The memory of a context, for a question if the entry is aware of it."""
@@ -319,13 +320,23 @@ class _Measure:
         with evaluating(self.reader):
             for batch in self._batches():
                 self._ask(batch, found, tokenizer)
-            for owner, context in enumerate(self.asked.contexts):
-                # A continuation's first token says nothing of a memory in place: the encoder's last state predicts it.
-                if len(context.continuation) > 1 and not self.entry.aware:
-                    ((own, _),) = scored_tokens(self.reader, self.memory(owner, ()), "lm", [context.continuation])
-                    found.following_nats.append(float(own[1:].sum()))
-                    found.following_tokens.append(len(own) - 1)
+            for owner in range(contexts):
+                if self._goes_on(owner):
+                    self._continue(owner, self.memory(owner, ()))
+        for _, (own, tokens) in sorted(self.following.items()):
+            found.following_nats.append(own)
+            found.following_tokens.append(tokens)
         return replace(found, seconds=round(perf_counter() - started, 1))
+
+    def _goes_on(self, owner: int) -> bool:
+        """Whether a context has a continuation that is still to be read, from its second token on."""
+        long = len(self.asked.contexts[owner].continuation) > 1
+        return long and owner not in self.following and not self.entry.aware
+
+    def _continue(self, owner: int, memory: Memory) -> None:
+        ((nats, _),) = scored_tokens(self.reader, memory, "lm", [self.asked.contexts[owner].continuation])
+        # The first token says nothing of a memory in place: the encoder's last state predicts it.
+        self.following[owner] = float(nats[1:].sum()), len(nats) - 1
 
     def _batches(self) -> list[list[int]]:
         """Questions, those of the longest contexts first, and of a context together."""
@@ -347,6 +358,8 @@ class _Measure:
             if self.entry.aware or owner not in memories:
                 memories[owner] = self.memory(owner, asked.questions[index].question)
                 found.tokens[owner], found.bytes[owner] = memories[owner].lengths[0], memories[owner].nbytes
+                if self._goes_on(owner):
+                    self._continue(owner, memories[owner])
             rows.append(memories[owner])
         alone = len(memories) == 1 and not self.entry.aware
         memory = rows[0].repeat(len(rows)) if alone else Memory.stack(rows)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from gistkit._processes import Processes
+from gistkit.common.processes import Processes
 from gistkit.compress import LanguageModel, Recent
 from gistkit.evaluate.evaluation import display_name
 from gistkit.evaluate.metrics import perplexity

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gistkit._files import write_text
+from gistkit.common.files import write_text
 from gistkit.evaluate.metrics import perplexity
 from gistkit.evaluate.words import WordLoss
 from gistkit.info import machine

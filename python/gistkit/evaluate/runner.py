@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gistkit._checks import IGNORE, padded
-from gistkit._processes import Processes
+from gistkit.common.checks import IGNORE, padded
+from gistkit.common.processes import Processes
 from gistkit.compress.tokens import pad
 from gistkit.evaluate.data import Prepared, words_of
 from gistkit.evaluate.judge import Answered, Judge, judged

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gistkit._files import write_text
+from gistkit.common.files import write_text
 from gistkit.compress import Compressor
 from gistkit.evaluate.data import Example
 from gistkit.evaluate.report import COLUMNS, Report, Row, cells, finite, format_table

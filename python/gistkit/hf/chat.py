@@ -11,7 +11,7 @@ import torch
 from jinja2 import TemplateError
 from torch import nn
 
-from gistkit._messages import one_line
+from gistkit.common.messages import one_line
 from gistkit.hf.vision import Vision
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gistkit._checks import IGNORE, padded
+from gistkit.common.checks import IGNORE, padded
 
 TOKENS, MASK = "input_ids", "attention_mask"
 

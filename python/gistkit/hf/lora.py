@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from gistkit._checks import POSITIONS, flag, whole
-from gistkit._messages import shown
+from gistkit.common.checks import POSITIONS, flag, whole
+from gistkit.common.messages import shown
 from gistkit.hf.attach import decoder_of
 
 if TYPE_CHECKING:

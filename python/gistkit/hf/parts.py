@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 @dataclass(frozen=True)
 class Family:
-    """How one family's attention differs from Llama's, besides what its modules show.
+    """How one tested family's attention differs from Llama's, besides what its modules show.
 
     Args:
         prefix: of its classes' names in transformers.
@@ -27,6 +27,8 @@ class Family:
     plain_norms: bool = True
 
 
+# The families that are tested, by their module in transformers: what such a model needs is known. `gistkit.hf.probe`
+# finds it out of others.
 FAMILIES = {
     "llama": Family("Llama"),
     "mistral": Family("Mistral", window="config"),
@@ -75,6 +77,17 @@ class Parts:
     one_config: bool
     checkpointed: tuple[nn.Module, ...]
     guessed: bool = False
+
+
+def of_known_family(decoder: nn.Module) -> bool:
+    """Whether a decoder is, with all of its attention, one of `FAMILIES`."""
+    kind, layers = type(decoder), getattr(decoder.config, "num_hidden_layers", 0)
+    name = kind.__module__.rpartition(".modeling_")[2]
+    family = FAMILIES.get(name)
+    if family is None or kind.__module__ != f"transformers.models.{name}.modeling_{name}":
+        return False
+    parts = find_parts(decoder)
+    return not parts.guessed and len(parts.attentions) == layers and {*parts.attentions.values()} == {family}
 
 
 def find_parts(decoder: nn.Module) -> Parts:

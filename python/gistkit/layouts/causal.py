@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from gistkit._checks import at_least
+from gistkit.common.checks import at_least
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.plan import Plan
 from gistkit.layouts.relations import CAUSAL, Role

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gistkit._checks import at_least
+from gistkit.common.checks import at_least
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.relations import ALL, CAUSAL, Role
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from gistkit._checks import at_least
+from gistkit.common.checks import at_least
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.plan import Plan
 from gistkit.layouts.relations import ALL, CAUSAL, Relation, Role, recent, windows_causal

@@ -6,7 +6,7 @@ from math import ceil, isfinite
 
 import numpy as np
 
-from gistkit._checks import at_least
+from gistkit.common.checks import at_least
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.positions import own_counter
 from gistkit.layouts.relations import ALL, CAUSAL, Role

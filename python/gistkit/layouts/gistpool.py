@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gistkit._checks import at_least
+from gistkit.common.checks import at_least
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.positions import own_counter
 from gistkit.layouts.relations import ALL, CAUSAL, SELF, Relation, Role, older

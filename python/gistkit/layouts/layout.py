@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from gistkit._checks import at_least, widths
 from gistkit._compiled import planner as _planner
+from gistkit.common.checks import at_least, widths
 from gistkit.layouts.plan import Plan
 from gistkit.layouts.relations import Relation, Role
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gistkit import _gpu
-from gistkit._checks import moved
 from gistkit._compiled import planner as _planner
+from gistkit.common.checks import moved
 
 # Rows of queries and keys of a tile (csrc/common/attention.h).
 TILE_QUERIES, TILE_KEYS = 128, 64

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gistkit import _gpu
-from gistkit._checks import at_least, moved
+from gistkit.common.checks import at_least, moved
 from gistkit.layouts.lists import TileLists, lists_on
 from gistkit.layouts.relations import Role
 from gistkit.layouts.tiles import Tiles, tiles_of

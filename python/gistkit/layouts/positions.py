@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gistkit._checks import at_least, one_of
+from gistkit.common.checks import at_least, one_of
 from gistkit.layouts.relations import Role
 
 SCHEMES = ("dpl", "upl", "cpl", "epl")

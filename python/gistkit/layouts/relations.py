@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from gistkit._checks import at_least, one_of
+from gistkit.common.checks import at_least, one_of
 
 
 class Role(IntEnum):

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gistkit._checks import at_least
 from gistkit._compiled import planner as _planner
+from gistkit.common.checks import at_least
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gistkit._checks import at_least, one_of
+from gistkit.common.checks import at_least, one_of
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.positions import SCHEMES, upl
 from gistkit.layouts.relations import CAUSAL, SEGMENT, SEGMENT_CAUSAL, Role

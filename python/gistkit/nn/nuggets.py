@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gistkit._checks import number, placed
+from gistkit.common.checks import number, placed
 
 
 class NuggetScorer(nn.Module):

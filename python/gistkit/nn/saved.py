@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gistkit._files import read_json, read_tensors, replacing_files, write_tensors, write_text
-from gistkit._messages import one_line, shown
+from gistkit.common.files import read_json, read_tensors, replacing_files, write_tensors, write_text
+from gistkit.common.messages import one_line, shown
 from gistkit.nn.absolute import Learned, Learned2D, Sinusoidal
 from gistkit.nn.alibi import ALiBi
 from gistkit.nn.positions import NoPE, PositionEncoding

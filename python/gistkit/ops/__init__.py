@@ -1,6 +1,5 @@
 """Fused ops over layouts, as `torch.ops.gistkit.*` with Python wrappers."""
 
-from gistkit.inspect import AttentionMap, AttentionRecorder
 from gistkit.ops import reference
 from gistkit.ops._library import best_isa, cpu_isa
 from gistkit.ops.attention import attention, merge_attention
@@ -10,8 +9,6 @@ from gistkit.ops.rope import rerotate, rope
 from gistkit.ops.trie import ancestor_attention, bias_gelu, trie_mix
 
 __all__ = [
-    "AttentionMap",
-    "AttentionRecorder",
     "ancestor_attention",
     "attention",
     "attention_with_dropout",

@@ -7,11 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active as transforms
-from torch._C import _AutoDispatchBelowAutograd as below_autograd
-from torch.autograd import forward_ad
 
 from gistkit.ops._modes import refuse_forward_mode
+from gistkit.ops._private import below_autograd, levels, transforms
 
 
 def differentiable(
@@ -45,7 +43,7 @@ def differentiable(
     apply = type(f"Recorded_{name}", (torch.autograd.Function,), functions).apply  # type: ignore[attr-defined]
 
     def call(*inputs: Any) -> Any:
-        if forward_ad._current_level >= 0:
+        if levels._current_level >= 0:
             refuse_forward_mode(name, *inputs)
         if torch.compiler.is_compiling():
             return op(*inputs)

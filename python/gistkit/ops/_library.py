@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from gistkit._compiled import INSTALL_AGAIN
+from gistkit.ops._private import has_cuda_kernel
 
 PACKAGE = Path(__file__).resolve().parent.parent
 # In the order of the levels of csrc/cpu/isa.h.
@@ -70,7 +71,7 @@ def _without_cuda(*_: object) -> None:
     )
 
 
-if not torch._C._dispatch_has_kernel_for_dispatch_key("gistkit::rope", "CUDA"):
+if has_cuda_kernel("gistkit::rope") is False:
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith("gistkit::"):
             torch.library.impl(name, "CUDA")(_without_cuda)

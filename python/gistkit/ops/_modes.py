@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
 from torch.autograd import forward_ad
+
+from gistkit.ops._private import functorch, knows_forward_mode, levels
 
 
 def autocast(*tensors: Any) -> tuple[Any, ...]:
@@ -39,10 +40,13 @@ def _is_cast(x: Any) -> bool:
 
 def refuse_forward_mode(op: str, *tensors: Any) -> None:
     """A NotImplementedError if a tensor carries a tangent: kernels know none, and the result's would be zero."""
-    if forward_ad._current_level < 0:
+    if levels._current_level < 0:
         return
     # Code that is being compiled has no tensors to ask.
-    if torch.compiler.is_compiling() or any(isinstance(x, Tensor) and _has_tangent(x) for x in tensors):
+    compiling = torch.compiler.is_compiling()
+    if (compiling and knows_forward_mode) or (
+        not compiling and any(isinstance(x, Tensor) and _has_tangent(x) for x in tensors)
+    ):
         raise NotImplementedError(
             f"{op}: forward-mode differentiation (torch.func.jvp, jacfwd, torch.autograd.forward_ad) is not "
             "implemented: use backward or torch.autograd.grad"
@@ -51,11 +55,15 @@ def refuse_forward_mode(op: str, *tensors: Any) -> None:
 
 def _has_tangent(x: Tensor) -> bool:
     # Under several transforms only the innermost one's tangent can be seen: what they wrap counts as having one.
-    if _functorch.is_functorch_wrapped_tensor(x) and (_functorch.is_batchedtensor(x) or _nested()):
+    if (
+        functorch is not None
+        and functorch.is_functorch_wrapped_tensor(x)
+        and (functorch.is_batchedtensor(x) or _nested())
+    ):
         return True
     return forward_ad.unpack_dual(x).tangent is not None
 
 
 def _nested() -> bool:
-    level = _functorch.maybe_current_level()
+    level = functorch.maybe_current_level()
     return level is not None and level > 1

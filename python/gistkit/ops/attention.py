@@ -7,10 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active as transforms
-from torch._C import _AutoDispatchBelowAutograd as below_autograd
-from torch._C import _is_any_autocast_enabled as autocasts
-from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from gistkit import _gpu
@@ -19,6 +15,7 @@ from gistkit.layouts.plan import Plan
 from gistkit.ops._autograd import differentiable
 from gistkit.ops._fake import register_fake
 from gistkit.ops._modes import autocast, autocast_to_float32
+from gistkit.ops._private import autocasts, below_autograd, levels, transforms
 
 _ATTENTION = torch.ops.gistkit.attention.default
 _ATTENTION_BACKWARD = torch.ops.gistkit.attention_backward.default
@@ -126,7 +123,7 @@ def _call(
     scale = dim**-0.5 if scale is None else float(scale)
     softcap = 0.0 if softcap is None else float(softcap)
     # In place of `unrecorded`, whose Python a call of some microseconds feels.
-    if torch.is_grad_enabled() or forward_ad._current_level >= 0 or transforms() or is_compiling():
+    if torch.is_grad_enabled() or levels._current_level >= 0 or transforms() or is_compiling():
         return _attend(  # type: ignore[no-any-return]
             query, key, value, spans, key_bias, scale, softcap, tiles, deterministic
         )

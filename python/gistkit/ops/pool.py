@@ -6,11 +6,11 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from gistkit.ops._autograd import differentiable
 from gistkit.ops._fake import register_fake
 from gistkit.ops._modes import autocast
+from gistkit.ops._private import autocasts, levels
 from gistkit.ops._windows import check_pool
 
 _POOL = torch.ops.gistkit.window_pool.default
@@ -82,7 +82,7 @@ def window_pool(
             CPU a window without tokens, and offsets that descend or leave the text.
         TypeError: an unsupported or mismatched dtype.
     """
-    if torch._C._is_any_autocast_enabled():
+    if autocasts():
         key, value = autocast(key, value)
     offsets, positions, inv_freq = check_pool(key, value, windows, positions, inv_freq)
     hidden = key.dim() == 3
@@ -91,7 +91,7 @@ def window_pool(
         values = keys.new_empty((keys.shape[0], 0, *keys.shape[2:]))
     else:
         values = value[:, None] if hidden else value
-    run = _pool if torch.is_grad_enabled() or forward_ad._current_level >= 0 else _POOL
+    run = _pool if torch.is_grad_enabled() or levels._current_level >= 0 else _POOL
     pooled = run(_rows(keys), _rows(values), offsets, positions, inv_freq, scaling, interleaved)
     if hidden and value is not None:
         pooled = pooled[0][:, 0], pooled[1][:, 0]

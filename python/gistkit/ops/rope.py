@@ -7,14 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active as transforms
-from torch._C import _AutoDispatchBelowAutograd as below_autograd
-from torch.autograd import forward_ad
 
 from gistkit import _gpu
 from gistkit.ops._autograd import differentiable
 from gistkit.ops._fake import register_fake
 from gistkit.ops._modes import autocast, refuse_forward_mode
+from gistkit.ops._private import autocasts, below_autograd, levels, transforms
 
 _ROPE = torch.ops.gistkit.rope.default
 _ROPE_IN_PLACE = torch.ops.gistkit.rope_.default
@@ -60,7 +58,7 @@ def rope(
         ValueError: shapes that do not match, positions on the CPU that are not finite, or inplace with a gradient.
         TypeError: an unsupported or mismatched dtype.
     """
-    if not inplace and torch._C._is_any_autocast_enabled():
+    if not inplace and autocasts():
         query, key = autocast(query, key)
     # Whole positions, as models have them, go to the op at once, which refuses what it cannot read; which argument that
     # is, and whether a copy or a cast helps, is found out only then.
@@ -83,14 +81,14 @@ def _turned(
     query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
     # In place of `unrecorded`, whose Python a call of some microseconds feels.
-    if torch.is_grad_enabled() or forward_ad._current_level >= 0 or transforms() or torch.compiler.is_compiling():
+    if torch.is_grad_enabled() or levels._current_level >= 0 or transforms() or torch.compiler.is_compiling():
         return _rotate(query, key, positions, inv_freq, scaling, interleaved, False)  # type: ignore[no-any-return]
     with below_autograd():
         return _ROPE(query, key, positions, inv_freq, scaling, interleaved, False)  # type: ignore[no-any-return]
 
 
 def _recorded(*tensors: Tensor) -> bool:
-    return forward_ad._current_level >= 0 or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
+    return levels._current_level >= 0 or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
 
 
 def _turned_in_place(

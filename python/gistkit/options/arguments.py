@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from gistkit._messages import one_line
+from gistkit.common.messages import one_line
 from gistkit.options.messages import MOST
 
 LAYOUTS = ("dpl", "upl", "cpl", "epl")
@@ -52,7 +52,8 @@ def add_command(commands: Any, name: str, run: Any, purpose: str, examples: str)
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run)
+    # What a message about one of its options is worded with.
+    parser.set_defaults(run=run, actions=parser._actions)
     return parser
 
 
@@ -152,9 +153,10 @@ def device(text: str | None) -> str:
     """
     import torch
 
-    from gistkit import ops as _  # noqa: F401 - its libraries bring the kernels that are looked for
+    # Its libraries bring the kernels that are looked for.
+    from gistkit.ops._private import has_cuda_kernel
 
-    has_kernels = torch._C._dispatch_has_kernel_for_dispatch_key("gistkit::attention", "CUDA")
+    has_kernels = has_cuda_kernel("gistkit::attention") is not False
     if text is None:
         return "cuda" if has_kernels and torch.cuda.is_available() else "cpu"
     try:

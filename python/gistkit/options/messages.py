@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gistkit._messages import one_line
+from gistkit.common.messages import one_line
 
 # Characters of a line.
 MOST = 1000

@@ -20,7 +20,18 @@ if TYPE_CHECKING:
     from gistkit.compress import Compressor, Source
 
 DTYPES = ("float32", "bfloat16", "float16")
-METHODS = ("x500", "icae", "gist", "avgpool", "gistpool", "dodo", "select", "no_context", "voco")
+
+
+class _Methods:
+    """The names of all methods; what knows them is imported when they are asked for, and torch with it."""
+
+    def __iter__(self) -> Iterator[str]:
+        from gistkit.compress.config import REGISTRY
+
+        return iter(REGISTRY)
+
+
+METHODS = _Methods()
 # The method that compresses images.
 IMAGES = "voco"
 # An untrained compressor's embeddings are drawn from this seed, so that `ask` reads what `compress` wrote.
@@ -177,8 +188,9 @@ def add_compressor(parser: argparse.ArgumentParser, default: str = TRAINED) -> N
     """--compressor, or the arguments of an untrained one."""
     add_trained(parser, default)
     parser.add_argument(
-        "--method", choices=METHODS, help="of a compressor that is not trained (default: select, which keeps the keys "
-        "and values that matter most; x500 beside --layout or --chunk; voco, the only one, for images)",
+        "--method", choices=METHODS, metavar="METHOD", help="of a compressor that is not trained, such as gistpool "
+        "(default: select, which keeps the keys and values that matter most; x500 beside --layout or --chunk; voco, "
+        "the only one, for images)",
     )  # fmt: skip
     parser.add_argument("--layout", choices=LAYOUTS, help="position layout of icae and x500 (default: epl)")
     parser.add_argument("--ratio", type=number(1), help="context tokens a memory token (default: 4 of select, else 5)")
@@ -227,7 +239,7 @@ def with_options(settings: dict[str, Any], options: Sequence[tuple[str, Any]]) -
 
 def load_compressor(folder: Path, model: PreTrainedModel) -> Compressor:
     """The trained compressor saved in `folder`, or of that name, around `model`, in eval mode."""
-    from gistkit._trained import find
+    from gistkit.common.trained import find
     from gistkit.compress import Compressor, trained
 
     if not find(folder).is_dir():
@@ -239,7 +251,7 @@ def load_compressor(folder: Path, model: PreTrainedModel) -> Compressor:
 
 def maker_of(source: Source) -> str | None:
     """The name of the trained compressor that may have made a memory, a default first; None: none has."""
-    from gistkit._trained import DEFAULTS, trained
+    from gistkit.common.trained import DEFAULTS, trained
 
     names = sorted(trained(), key=lambda name: name not in DEFAULTS.values())
     return next((name for name in names if _may_have_made(name, source)), None)
@@ -247,13 +259,13 @@ def maker_of(source: Source) -> str | None:
 
 def _may_have_made(name: str, source: Source) -> bool:
     """Whether the trained compressor of a name is of the model, the method and the sizes that made a memory."""
-    from gistkit._trained import SETTINGS, find
+    from gistkit.common.trained import SETTINGS, find
+    from gistkit.compress.config import REGISTRY
 
+    if source.method not in REGISTRY:
+        return False
     content = json.loads((find(name) / SETTINGS).read_text())
-    # A method without chunks names the options of its layout.
-    in_place = source.layout.startswith("{")
-    options = json.loads(source.layout) if in_place else {"layout": source.layout, "chunk": source.chunk}
-    made = {"ratio": source.ratio, **options}
+    made = REGISTRY[source.method].sizes(source.chunk, source.memory_tokens) | dict(source.options)
     settings = content["settings"]
     same = content["method"] == source.method and content["structure"] == source.structure
     return same and all(settings.get(key) == value for key, value in made.items())
@@ -292,7 +304,7 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, pro
 
     With the processor of a vision-language model it is one of images.
     """
-    from gistkit._trained import default_for
+    from gistkit.common.trained import default_for
 
     settings = {name: getattr(arguments, name) for name in ("method", "layout", "ratio", "chunk")}
     settings = with_options({name: value for name, value in settings.items() if value is not None}, arguments.option)

@@ -12,8 +12,8 @@ checkpoints and, at the end, `compressor/` for `Compressor.from_pretrained`. Ctr
 step, with a checkpoint; a second one ends it at once. In the compressor's place a `Trainer` takes a language model that
 reads with one, as `gistkit.compress.MixedResolution(compressor, tau=128, segment=32)`.
 
-`track="tensorboard"` (or "wandb", or a tracker of Accelerate) has the figures too, and `callbacks` hear of every step,
-evaluation and checkpoint, and may end the run: see `Callback`.
+`Trainer` is a `transformers.Trainer` with a recipe and batches in place of `TrainingArguments` and a dataset, which
+`CompressorTrainer` takes. `track="tensorboard"` (or "wandb") has the figures too, and `callbacks` are transformers'.
 
 Several devices: start the same script with `accelerate launch`. By itself it copies the model to every device (DDP):
 
@@ -46,7 +46,7 @@ Checkpoints hold whole tensors whatever the sharding, so a run may be resumed on
 compressor that is saved at the end is the same as that of one process. A checkpoint's weights go into a compressor that
 is not sharded (which needs a threshold too, with `MixedResolution.calibrate`):
 
-    train.restore("runs/first/step-00001000.safetensors", compressor.trainable())
+    train.restore("runs/first/checkpoint-1000", compressor.trainable())
     compressor.save_pretrained("runs/first/compressor")
 
 docs/processes.md has more, and a job for several machines.
@@ -56,8 +56,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gistkit.train.batches import Batches, Packed, Pretraining
-from gistkit.train.callbacks import Callback
-from gistkit.train.checkpoint import restore
+from gistkit.train.checkpoints import restore
 from gistkit.train.conversations import Conversation, ConversationQuestions, load_conversations
 from gistkit.train.data import Corpus, load_corpus
 from gistkit.train.images import ImageQuestion, ImageQuestions
@@ -72,12 +71,12 @@ from gistkit.train.windows import Windows
 if TYPE_CHECKING:
     from gistkit.train.command import run
     from gistkit.train.estimate import DryRun, dry_run
-    from gistkit.train.trainer import Diverged, Result, Trainer
+    from gistkit.train.trainer import CompressorTrainer, Diverged, Result, Trainer
 
 __all__ = [
     "PRESETS",
     "Batches",
-    "Callback",
+    "CompressorTrainer",
     "Conversation",
     "ConversationQuestions",
     "Corpus",
@@ -113,6 +112,7 @@ _LATER = {
     "dry_run": "estimate",
     "Diverged": "trainer",
     "Result": "trainer",
+    "CompressorTrainer": "trainer",
     "Trainer": "trainer",
     "run": "command",
 }

@@ -1,16 +1,17 @@
-"""Batches: the rows of a training step, determined by the seed and the step's number alone."""
+"""Batches: rows to train on, each determined by the seed and its number alone, and batches of them."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
 
-from gistkit._checks import IGNORE
+from gistkit.common.checks import IGNORE
 from gistkit.train.data import Corpus
 from gistkit.train.order import shuffled
 from gistkit.train.recipe import context_length
@@ -24,29 +25,46 @@ LOSSES_OF_LABELS = {"continuation_ids": ("lm",), "question_ids": ("qa", "kl"), "
 TOKENS = {CONTEXT, MASK, *LOSSES_OF_LABELS}
 
 Batch = dict[str, Tensor]
+# Token ids by argument; of other rows `Batches.collate` knows.
+Row = Mapping[str, Any]
 
 
-class Batches(ABC):
-    """The data of a `Trainer`: `batches(step)` is the whole batch of a step, in every process and any order.
+class Batches(Dataset[Any]):
+    """The data of a `Trainer`: a dataset of torch whose row follows from its number alone, in every process.
 
-    A batch holds keyword arguments of `Compressor.forward`, each a CPU tensor int64 [B, ...]; for a `LanguageModel`
-    only contexts and continuations; for a `VoCo` also pixel_values and what belongs to them.
+    Rows 0, 1, ... never end; those of a step are `size` on end, and `collate` makes a batch of any of them.
     """
 
     size: int
 
-    @abstractmethod
-    def __call__(self, step: int) -> Batch:
-        """The batch of step 0, 1, ..., of `size` rows."""
+    def __getitem__(self, index: int) -> Any:
+        """Row 0, 1, ... of all that are ever trained on."""
+        raise NotImplementedError
 
-    @abstractmethod
+    def held_out_rows(self, rows: int) -> list[Any]:
+        """At most `rows` rows without any training row, the same at every call."""
+        raise NotImplementedError
+
+    def collate(self, rows: Sequence[Any]) -> Batch:
+        """Rows as keyword arguments of `Compressor.forward`, each a CPU tensor int64 [B, ...].
+
+        For a `LanguageModel` only contexts and continuations; for a `VoCo` also pixel_values and what belongs to them.
+        """
+        return collate(rows)
+
+    def __call__(self, step: int) -> Batch:
+        """The whole batch of step 0, 1, ..., of `size` rows."""
+        return self.collate([self[row] for row in range(step * self.size, (step + 1) * self.size)])
+
     def held_out(self, rows: int) -> list[Batch]:
-        """At most `rows` rows without any training row, the same at every call, in batches of at most `size` rows."""
+        """The held-out rows in batches of at most `size`."""
+        chosen = self.held_out_rows(rows)
+        return [self.collate(chosen[start : start + self.size]) for start in range(0, len(chosen), self.size)]
 
     @property
-    @abstractmethod
     def identity(self) -> dict[str, Any]:
         """JSON values that are equal only for equal batches."""
+        raise NotImplementedError
 
     @property
     def rows(self) -> int | None:
@@ -89,19 +107,20 @@ class Pretraining(Batches):
         self.min_length, self.max_length = min_length, max_length
         self.seed, self.context_share = seed, context_share
 
-    def __call__(self, step: int) -> Batch:
-        """{"input_ids": [B, p], "continuation_ids": [B, |X| - p]}."""
+    def __getitem__(self, index: int) -> Row:
+        """{"input_ids": [p], "continuation_ids": [|X| - p]}."""
+        step, row = divmod(index, self.size)
         random = np.random.default_rng([self.seed, step])
         length = int(random.integers(self.min_length, self.max_length + 1))
         starts = random.integers(0, self.corpus.train.numel() - length + 1, self.size)
-        return _parts(self.corpus.passages(starts, length), self.context_share)
+        return _parts(self.corpus.passages(starts[row : row + 1], length)[0], self.context_share)
 
-    def held_out(self, rows: int) -> list[Batch]:
+    def held_out_rows(self, rows: int) -> list[Row]:
         """Held-out passages of the mean length, whose contexts do not overlap."""
         length = (self.min_length + self.max_length) // 2
         stride = context_length(length, self.context_share)
         passages = self.corpus.chunks(length, stride=stride, count=rows)
-        return [_parts(part, self.context_share) for part in passages.split(self.size)]
+        return [_parts(passage, self.context_share) for passage in passages]
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -138,19 +157,15 @@ class Packed(Batches):
         """Rows of an epoch."""
         return self.corpus.train.numel() // self.length
 
-    def __call__(self, step: int) -> Batch:
-        """{"input_ids": [B, p], "continuation_ids": [B, length - p]}, p as in `Pretraining`."""
-        epochs, numbers = np.divmod(np.arange(step * self.size, (step + 1) * self.size), self.rows)
-        places = np.empty_like(numbers)
-        for epoch in np.unique(epochs):
-            chosen = epochs == epoch
-            places[chosen] = shuffled(numbers[chosen], self.rows, self.seed, int(epoch))
-        return _parts(self.corpus.passages(places * self.length, self.length), self.context_share)
+    def __getitem__(self, index: int) -> Row:
+        """{"input_ids": [p], "continuation_ids": [length - p]}, p as in `Pretraining`."""
+        epoch, number = divmod(index, self.rows)
+        place = shuffled(np.array([number]), self.rows, self.seed, epoch)
+        return _parts(self.corpus.passages(place * self.length, self.length)[0], self.context_share)
 
-    def held_out(self, rows: int) -> list[Batch]:
+    def held_out_rows(self, rows: int) -> list[Row]:
         """Held-out rows, which do not overlap."""
-        chunks = self.corpus.chunks(self.length, count=rows).split(self.size)
-        return [_parts(chunk, self.context_share) for chunk in chunks]
+        return [_parts(chunk, self.context_share) for chunk in self.corpus.chunks(self.length, count=rows)]
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -171,9 +186,31 @@ def _check_share(share: float) -> None:
         raise ValueError(f"context_share: expected a share above 0, at most 1, got {share}")
 
 
-def _parts(passages: Tensor, share: float) -> Batch:
-    context = context_length(passages.shape[1], share)
-    return {CONTEXT: passages[:, :context], "continuation_ids": passages[:, context:]}
+def _parts(passage: Tensor, share: float) -> Row:
+    context = context_length(len(passage), share)
+    return {CONTEXT: passage[:context], "continuation_ids": passage[context:]}
+
+
+def collate(rows: Sequence[Row]) -> Batch:
+    """Rows of tokens as one batch: contexts padded with 0, under a mask where lengths differ, all others with -100.
+
+    Args:
+        rows: token ids by argument, the same arguments in all.
+
+    Raises:
+        ValueError: if their arguments differ, or are not of tokens.
+    """
+    names = rows[0].keys()
+    if odd := next((row.keys() for row in rows if row.keys() != names), None):
+        raise ValueError(f"batches: expected the same arguments, got {sorted(names)} and {sorted(odd)}")
+    if unknown := sorted(names - TOKENS):
+        raise ValueError(f"batches: expected arguments of tokens alone, got {', '.join(unknown)}")
+    columns = {name: [torch.as_tensor(row[name], dtype=torch.int64) for row in rows] for name in names}
+    batch = {name: pad_sequence(column, batch_first=True, padding_value=IGNORE) for name, column in columns.items()}
+    lengths = torch.tensor([len(context) for context in columns[CONTEXT]])
+    mask = torch.arange(batch[CONTEXT].shape[1]) < lengths[:, None]
+    batch[CONTEXT] = batch[CONTEXT].where(mask, 0)
+    return batch if bool(mask.all()) else batch | {MASK: mask.long()}
 
 
 def check_size(size: int, seed: int) -> None:
@@ -207,47 +244,6 @@ def texts(batch: Batch) -> Batch:
     is_token = torch.cat([batch.get(MASK, torch.ones_like(context)).bool(), continuation != IGNORE], 1)
     order = (~is_token).long().argsort(dim=1, stable=True)
     return {CONTEXT: ids.where(is_token, 0).gather(1, order), MASK: is_token.gather(1, order).long()}
-
-
-def split(batch: Batch, parts: int) -> list[Batch]:
-    """The batch in `parts` parts of equal size, without columns that are padding in all rows of a part.
-
-    Raises:
-        ValueError: if the rows cannot be divided evenly, or the images not by rows.
-    """
-    rows = batch[CONTEXT].shape[0]
-    if rows % parts:
-        raise ValueError(f"batch: expected a multiple of {parts} rows (processes x accumulated passes), got {rows}")
-    if parts == 1:
-        return [_trim(batch)]
-    sizes = {name: _sizes(batch, name, rows) for name in batch}
-    cut = []
-    for start in range(0, rows, rows // parts):
-        bounds = {name: (sum(each[:start]), sum(each[: start + rows // parts])) for name, each in sizes.items()}
-        cut.append({name: tensor[slice(*bounds[name])] for name, tensor in batch.items()})
-    return [_trim(part) for part in cut]
-
-
-def _sizes(batch: Batch, name: str, rows: int) -> list[int]:
-    """How many entries of a tensor belong to each row; Qwen's pixel_values have one for each patch of an image."""
-    grids = batch.get("image_grid_thw")
-    sizes = [1] * len(batch[name]) if name != "pixel_values" or grids is None else grids.prod(1).tolist()
-    if len(sizes) != rows:
-        raise ValueError(
-            f"{name}: expected one image in each of {rows} rows of a batch that is divided among processes or passes, "
-            f"got {len(sizes)}"
-        )
-    return sizes
-
-
-def _trim(batch: Batch) -> Batch:
-    trimmed = dict(batch)
-    for name, tensor in batch.items():
-        if name not in TOKENS:
-            continue
-        is_token = batch[MASK] if name in (CONTEXT, MASK) and MASK in batch else tensor != IGNORE
-        trimmed[name] = tensor[:, : int(is_token.sum(1).max())]
-    return trimmed
 
 
 def targets(batch: Batch, *, end_token: bool = False, bos_token: int | None = None) -> dict[str, int]:

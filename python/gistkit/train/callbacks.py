@@ -1,92 +1,125 @@
-"""Callback: what a training run tells of itself while it goes on; and its progress bar, which is one."""
+"""What happens beside a trainer's steps: signals, patience, checkpoints by time, the metrics' file, the bar."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from tqdm import tqdm
+from transformers import TrainerCallback
+
+from gistkit.train.metrics import METRICS, Record
+from gistkit.train.sharding import gathers_kept_keys
+
+EVAL = "eval_"
 
 
-class Callback:
-    """What a `Trainer` calls while it trains; a subclass has those of the methods that it needs.
+class Flow(TrainerCallback):
+    """When a `CompressorTrainer` saves and ends, and what its random numbers are."""
 
-    The main process alone calls them, so they must not run the model where it is sharded (`Trainer`'s `measure` may).
-    `on_step` and `on_evaluate` may return True: the run then ends behind that step, with a checkpoint and the trained
-    compressor. With `resume=True` such a run goes on. This one ends a run at a held-out loss:
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        # Of the signal that ended the run in any process; 0: none.
+        self.number = 0
 
-        class GoodEnough(train.Callback):
-            def on_evaluate(self, step, held_out):
-                return held_out["loss"] < 1.5
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.number, self.saved_at = 0, time.monotonic()
+        # Those of this run, not of the checkpoint.
+        state.compute_steps(args, state.max_steps)
+        self.trainer.begin_records()
+        self.trainer.stack.enter_context(gathers_kept_keys(self.trainer.compressor))
 
-        train.Trainer(compressor, batches, recipe, "runs/first", callbacks=[GoodEnough()]).train()
-    """
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        seeds = np.random.SeedSequence([args.seed, state.global_step, args.process_index])
+        torch.manual_seed(int(seeds.generate_state(1)[0]))
 
-    def on_start(self, step: int, steps: int) -> None:
-        """Before the first step and evaluation: `step` updates are made, 0 in a new run, of `steps`."""
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer.seconds += time.perf_counter() - self.trainer.clock
+        minutes = self.trainer.save_minutes
+        is_time = minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
+        accelerator = self.trainer.accelerator
+        # Clocks differ: the main process's decides. A signal or a callback may reach only one.
+        ours = [self.trainer.signals.number, is_time and accelerator.is_main_process, control.should_training_stop]
+        if accelerator.num_processes > 1:
+            ours = accelerator.gather(torch.tensor([ours], device=accelerator.device)).amax(0).tolist()
+        self.number = int(ours[0])
+        control.should_training_stop = bool(ours[2] or self.number)
+        control.should_save = bool(control.should_save or ours[1] or control.should_training_stop)
+        if self.number:
+            # An interrupted run is measured when it goes on.
+            control.should_evaluate = False
 
-    def on_step(self, step: int, metrics: Mapping[str, Any]) -> bool | None:
-        """After an update: the number of all so far, and their record as in `read_metrics`."""
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # A callback before this one may have ended the run.
+        control.should_save = control.should_save or control.should_training_stop
+        if self.trainer.patience is not None and state.global_step:
+            # The run may end with these weights.
+            control.should_save = True
+            control.should_training_stop |= waited(state) >= self.trainer.patience
 
-    def on_evaluate(self, step: int, held_out: Mapping[str, float]) -> bool | None:
-        """After an evaluation behind `step` updates: its losses by name, and what else `measure` returned."""
-
-    def on_save(self, step: int, path: Path) -> None:
-        """When the checkpoint behind `step` updates is on the disk."""
-
-    def on_end(self, step: int) -> None:
-        """After `step` updates: the compressor is saved, or an error or a signal ended the run. Nothing follows."""
-
-
-class Told(Callback):
-    """Several callbacks as one, each told in its turn; those that have started are told of the end."""
-
-    def __init__(self, callbacks: Iterable[Callback]) -> None:
-        self._callbacks = tuple(callbacks)
-        self._started: list[Callback] = []
-
-    def on_start(self, step: int, steps: int) -> None:
-        for callback in self._callbacks:
-            callback.on_start(step, steps)
-            self._started.append(callback)
-
-    def on_step(self, step: int, metrics: Mapping[str, Any]) -> bool:
-        # A list: one that ends the run does not keep the others from hearing of the step.
-        return any([callback.on_step(step, metrics) for callback in self._callbacks])
-
-    def on_evaluate(self, step: int, held_out: Mapping[str, float]) -> bool:
-        return any([callback.on_evaluate(step, held_out) for callback in self._callbacks])
-
-    def on_save(self, step: int, path: Path) -> None:
-        for callback in self._callbacks:
-            callback.on_save(step, path)
-
-    def on_end(self, step: int) -> None:
-        # An error of one does not keep the others open, nor hide the one that ended the run.
-        if self._started:
-            try:
-                self._started.pop(0).on_end(step)
-            finally:
-                self.on_end(step)
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.saved_at = time.monotonic()
 
 
-class Bar(Callback):
+def waited(state: Any) -> int:
+    """The evaluations on end that lowered no loss; the one before the first step does not count."""
+    losses = [entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry and entry["step"]]
+    return len(losses) - 1 - losses.index(min(losses)) if losses else 0
+
+
+def record_of(entry: dict[str, Any]) -> Record | None:
+    """The record of metrics.jsonl of what a trainer has logged; None: it has none."""
+    # A checkpoint has sorted them too.
+    entry = dict(sorted(entry.items()))
+    held_out = {name.removeprefix(EVAL): value for name, value in entry.items() if name.startswith(EVAL)}
+    if held_out:
+        return {"step": entry["step"], "held_out": {"loss": held_out["loss"]} | held_out}
+    if not {"loss", "learning_rate"} <= entry.keys():
+        return None
+    values = {name: value for name, value in entry.items() if name not in ("epoch", "learning_rate")}
+    return {"step": entry["step"], "loss": entry["loss"], "lr": entry["learning_rate"]} | values
+
+
+class MetricsFile(TrainerCallback):
+    """Writes the records of a run to metrics.jsonl, each at once."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # What an interrupted run wrote behind its last checkpoint comes again.
+        self._write(args, state, state.log_history, "w")
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._write(args, state, state.log_history[-1:], "a")
+
+    def _write(self, args: Any, state: Any, entries: list[dict[str, Any]], mode: str) -> None:
+        if not state.is_world_process_zero:
+            return
+        records = filter(None, map(record_of, entries))
+        with (Path(args.output_dir) / METRICS).open(mode) as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+class Bar(TrainerCallback):
     """A progress bar with the loss, the speed and the last held-out loss."""
 
-    def __init__(self) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        shown = state.is_local_process_zero
+        self._bar = tqdm(
+            total=state.max_steps, initial=state.global_step, unit="step", dynamic_ncols=True, disable=not shown
+        )
         self._held_out = ""
 
-    def on_start(self, step: int, steps: int) -> None:
-        self._bar = tqdm(total=steps, initial=min(step, steps), unit="step", dynamic_ncols=True)
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        record = record_of({"step": state.global_step, **(logs or {})}) or {}
+        if "held_out" in record:
+            self._held_out = f", held-out {record['held_out']['loss']:.3f}"
+        elif "loss" in record:
+            self._bar.update(state.global_step - self._bar.n)
+            text = f"loss {record['loss']:.3f}, {record['tokens_per_second']:.0f} tokens/s"
+            self._bar.set_postfix_str(text + self._held_out)
 
-    def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        self._bar.update()
-        text = f"loss {metrics['loss']:.3f}, {metrics['tokens_per_second']:.0f} tokens/s"
-        self._bar.set_postfix_str(text + self._held_out)
-
-    def on_evaluate(self, step: int, held_out: Mapping[str, float]) -> None:
-        self._held_out = f", held-out {held_out['loss']:.3f}"
-
-    def on_end(self, step: int) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._bar.close()

@@ -9,11 +9,11 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from gistkit._processes import launched
+from gistkit.common.processes import launched
 from gistkit.compress import Compressor, Dodo, VoCo, language_model, start_as_means
 from gistkit.evaluate import Example, iter_questions
 from gistkit.formats import question_sets
-from gistkit.train import checkpoint
+from gistkit.train import checkpoints
 from gistkit.train.batches import CONTEXT, MASK, Batches, Packed, Pretraining
 from gistkit.train.conversations import ConversationQuestions, load_conversations
 from gistkit.train.data import CACHE, Corpus, load_corpus
@@ -154,7 +154,7 @@ def run(
     schedule = schedule.for_rows(batches.rows)
     stages = _stages(new_compressor, schedule.steps, random_steps, ratios, scorer_rests)
     # A resumed run has its maps in the checkpoint.
-    if gists_as_means is not None and not (resume and checkpoint.find(Path(out))):
+    if gists_as_means is not None and not (resume and checkpoints.find(Path(out))):
         _pool(new_compressor, batches, gists_as_means, progress)
     trainer = Trainer(trained, batches, schedule, out, progress=progress, stages=stages, **options)
     return trainer.train(resume=resume)

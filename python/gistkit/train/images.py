@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gistkit._checks import IGNORE, padded
+from gistkit.common.checks import IGNORE, padded
 from gistkit.hf.image_contexts import join_contexts
 from gistkit.train.batches import Batch, Batches, check_size
 from gistkit.train.data import HELD_OUT
@@ -39,7 +39,7 @@ class ImageQuestions(Batches):
     Args:
         examples: `ImageQuestion`s by index, at least two. They may be made when they are asked for, as by a torch
             Dataset: they are not kept.
-        size: rows B of a batch. It is divided among processes and passes only if each row has one image.
+        size: rows B of a batch.
         name: what tells these examples from others, for resumption.
         seed: at least 0.
         held_out: indices of the examples that are held out, all of an image or none; None: the last tenth.
@@ -67,18 +67,19 @@ class ImageQuestions(Batches):
             )
         self.examples, self.size, self.name, self.seed = examples, size, name, seed
 
-    def __call__(self, step: int) -> Batch:
-        """The arguments of `VoCo.forward`: tokens and labels [B, ...], pixel_values and what belongs to them."""
-        count = len(self._train)
-        places = [divmod(number, count) for number in range(step * self.size, (step + 1) * self.size)]
-        orders = {epoch: np.random.default_rng([self.seed, epoch]).permutation(count) for epoch, _ in places}
-        return collate([self.examples[self._train[orders[epoch][index]]] for epoch, index in places])
+    def __getitem__(self, index: int) -> ImageQuestion:
+        """The question of row 0, 1, ..."""
+        epoch, place = divmod(index, len(self._train))
+        order = np.random.default_rng([self.seed, epoch]).permutation(len(self._train))
+        return self.examples[self._train[order[place]]]
 
-    def held_out(self, rows: int) -> list[Batch]:
+    def held_out_rows(self, rows: int) -> list[ImageQuestion]:
         """The held-out questions, in their own order."""
-        chosen = self._held_out[:rows]
-        parts = [chosen[start : start + self.size] for start in range(0, len(chosen), self.size)]
-        return [collate([self.examples[index] for index in part]) for part in parts]
+        return [self.examples[index] for index in self._held_out[:rows]]
+
+    def collate(self, rows: Sequence[ImageQuestion]) -> Batch:
+        """The arguments of `VoCo.forward`: tokens and labels [B, ...], pixel_values and what belongs to them."""
+        return collate(rows)
 
     @property
     def rows(self) -> int:

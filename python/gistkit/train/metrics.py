@@ -9,9 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gistkit._files import Lines, write_bytes
-
 Record = dict[str, Any]
+METRICS = "metrics.jsonl"
 
 
 def read_metrics(path: str | Path) -> list[Record]:
@@ -24,7 +23,7 @@ def read_metrics(path: str | Path) -> list[Record]:
     Raises:
         ValueError: if another line is no record, with its number.
     """
-    return [record for _, record in _read_lines(Path(path))]
+    return _read_lines(Path(path))
 
 
 Curve = list[tuple[int, float]]
@@ -59,10 +58,9 @@ def steps_to(records: Sequence[Record], goal: float, loss: str = "ae", over: int
     return next((step for step, mean in curve if mean <= goal), None)
 
 
-def _read_lines(path: Path) -> list[tuple[bytes, Record]]:
-    """The lines of a metrics file, each with its record."""
+def _read_lines(path: Path) -> list[Record]:
     lines = path.read_bytes().split(b"\n")
-    found: list[tuple[bytes, Record]] = []
+    found: list[Record] = []
     for number, line in enumerate(lines, start=1):
         # What follows the last newline: nothing, or what a killed process had written of a line.
         last = number == len(lines)
@@ -79,46 +77,5 @@ def _read_lines(path: Path) -> list[tuple[bytes, Record]]:
                 ) from None
             warnings.warn(f"{path}, line {number}: left out, since it was cut short", stacklevel=3)
         else:
-            found.append((line, record))
+            found.append(record)
     return found
-
-
-class Metrics:
-    """Writes records, each at once, to `folder`/metrics.jsonl.
-
-    Args:
-        folder: exists.
-        step: an existing file keeps its records up to this number of updates.
-        evaluates: whether the evaluation after so many is made again, so that its record goes too.
-        write: False in all processes but one, which then write nothing.
-    """
-
-    def __init__(self, folder: Path, *, step: int = 0, evaluates: bool = False, write: bool = True) -> None:
-        self._file = None
-        if not write:
-            return
-        path = folder / "metrics.jsonl"
-        if path.exists():
-            kept = [
-                line
-                for line, record in _read_lines(path)
-                if step and record["step"] <= step - (evaluates and "held_out" in record)
-            ]
-            write_bytes(path, b"".join(line + b"\n" for line in kept))
-        self._file = Lines(path)
-
-    def write(self, record: Record) -> None:
-        """Adds one record; if the disk is full, nothing of it."""
-        if self._file is None:
-            return
-        self._file.write(json.dumps(record))
-
-    def sync(self) -> None:
-        """Waits until all records are on the disk."""
-        if self._file is not None:
-            self._file.sync()
-
-    def close(self) -> None:
-        """Closes the files."""
-        if self._file is not None:
-            self._file.close()

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
 
-from gistkit._checks import IGNORE
-from gistkit.train.batches import CONTEXT, MASK, TOKENS, Batch, Batches, check_size
+from gistkit.train.batches import Batches, check_size
 
 # Rows in which every set has exactly its share, rounded.
 BLOCK = 1000
@@ -60,17 +55,11 @@ class Mixture(Batches):
         self.shares = dict(zip(sets, _rounded([weights[name] for name in sets], BLOCK), strict=True))
         self._block: tuple[int, np.ndarray] | None = None
 
-    def __call__(self, step: int) -> Batch:
-        """The arguments of the sets' batches, padded at the end where rows differ in length."""
-        return joined([self._row(number) for number in range(step * self.size, (step + 1) * self.size)])
-
-    def held_out(self, rows: int) -> list[Batch]:
+    def held_out_rows(self, rows: int) -> list[Any]:
         """Held-out rows of every set, in its share of `rows`, at least one while there are as many."""
         counts = _rounded([self.shares[name] for name in self.sets], rows) if rows >= len(self.sets) else [1] * rows
-        found = [
-            row for batches, count in zip(self.sets.values(), counts, strict=False) for row in batches.held_out(count)
-        ]
-        return [joined(found[start : start + self.size]) for start in range(0, len(found), self.size)]
+        pairs = zip(self.sets.values(), counts, strict=False)
+        return [row for batches, count in pairs for row in batches.held_out_rows(count)]
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -78,13 +67,13 @@ class Mixture(Batches):
         sets = {name: batches.identity for name, batches in self.sets.items()}
         return {"sets": sets, "shares": self.shares, "size": self.size, "seed": self.seed}
 
-    def _row(self, number: int) -> Batch:
+    def __getitem__(self, index: int) -> Any:
         """Row 0, 1, ... of all that are ever drawn."""
-        block, place = divmod(number, BLOCK)
+        block, place = divmod(index, BLOCK)
         order = self._order(block)
         which = int(order[place])
         name = list(self.sets)[which]
-        return self.sets[name](block * self.shares[name] + int((order[:place] == which).sum()))
+        return self.sets[name][block * self.shares[name] + int((order[:place] == which).sum())]
 
     def _order(self, block: int) -> np.ndarray:
         """The set of each row of a block, by its index; the last block is kept."""
@@ -92,32 +81,6 @@ class Mixture(Batches):
             rows = np.repeat(np.arange(len(self.sets)), list(self.shares.values()))
             self._block = (block, np.random.default_rng([self.seed, block]).permutation(rows))
         return self._block[1]
-
-
-def joined(rows: Sequence[Batch]) -> Batch:
-    """Batches of tokens as one: contexts padded at their end with 0 under a mask, all others with -100.
-
-    Args:
-        rows: batches with the same arguments, but for a mask that some may lack, where all their tokens count.
-
-    Raises:
-        ValueError: if their arguments differ, or are not of tokens.
-    """
-    names = [row.keys() - {MASK} for row in rows]
-    for one, other in pairwise(names):
-        if one != other:
-            raise ValueError(f"batches: expected the same arguments, got {sorted(one)} and {sorted(other)}")
-    if unknown := sorted(names[0] - TOKENS):
-        raise ValueError(f"batches: expected arguments of tokens alone, got {', '.join(unknown)}")
-    batch = {name: _stacked([row[name] for row in rows], IGNORE) for name in sorted(names[0] - {CONTEXT})}
-    mask = _stacked([row.get(MASK, torch.ones_like(row[CONTEXT])) for row in rows], 0)
-    batch[CONTEXT] = _stacked([row[CONTEXT] for row in rows], 0)
-    return batch if bool(mask.all()) and not any(MASK in row for row in rows) else batch | {MASK: mask}
-
-
-def _stacked(parts: Sequence[Tensor], fill: int) -> Tensor:
-    width = max(part.shape[1] for part in parts)
-    return torch.cat([pad(part, (0, width - part.shape[1]), value=fill) for part in parts])
 
 
 def _rounded(weights: Sequence[float], total: int) -> list[int]:

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from gistkit._checks import IGNORE, padded
 from gistkit.evaluate.data import Example
-from gistkit.train.batches import CONTEXT, MASK, Batch, Batches, check_size
+from gistkit.train import batches
+from gistkit.train.batches import Batch, Batches, check_size
 from gistkit.train.data import HELD_OUT
 from gistkit.train.stored import IdStore
 from gistkit.train.streams import token_ids
@@ -70,6 +70,8 @@ class QuestionAnswering(Batches):
             end_token = getattr(tokenizer, "eos_token_id", None)
         self._options = (tokenizer, max_context, () if end_token is None else (end_token,), progress)
         self.size, self.seed = size, seed
+        # The last epoch's.
+        self._order: tuple[int, np.ndarray] | None = None
         with ExitStack() as stack:
             if folder is not None:
                 Path(folder).mkdir(parents=True, exist_ok=True)
@@ -109,19 +111,20 @@ class QuestionAnswering(Batches):
             self._rows.add(_tokenised(f"{name}[{index}]", example, tokenizer, max_context, end))
         return self._rows.contexts - before
 
-    def __call__(self, step: int) -> Batch:
-        """{"input_ids", "attention_mask": [B, p], "question_ids": [B, q], "answer_ids": [B, a]}, padded at the end."""
-        count = len(self._train)
-        epochs_and_indices = [divmod(number, count) for number in range(step * self.size, (step + 1) * self.size)]
-        orders = {
-            epoch: np.random.default_rng([self.seed, epoch]).permutation(count) for epoch, _ in epochs_and_indices
-        }
-        return collate([self._rows[self._train[orders[epoch][index]]] for epoch, index in epochs_and_indices])
+    def __getitem__(self, index: int) -> Question:
+        """The question of row 0, 1, ..."""
+        epoch, place = divmod(index, len(self._train))
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, np.random.default_rng([self.seed, epoch]).permutation(len(self._train))
+        return self._rows[self._train[self._order[1][place]]]
 
-    def held_out(self, rows: int) -> list[Batch]:
+    def held_out_rows(self, rows: int) -> list[Question]:
         """Held-out questions, of several sets one each in turn, in their own order."""
-        questions = [self._rows[index] for index in self._held_out[:rows]]
-        return [collate(questions[start : start + self.size]) for start in range(0, len(questions), self.size)]
+        return [self._rows[index] for index in self._held_out[:rows]]
+
+    def collate(self, rows: Sequence[Question]) -> Batch:
+        """{"input_ids", "attention_mask": [B, p], "question_ids": [B, q], "answer_ids": [B, a]}, padded at the end."""
+        return collate(rows)
 
     @property
     def rows(self) -> int:
@@ -208,14 +211,10 @@ class _Rows:
 
 
 def collate(rows: Sequence[Question]) -> Batch:
-    """Rows of different lengths as one batch: contexts padded with 0 under a mask, questions and answers with -100."""
-    context = padded([row.context for row in rows], IGNORE)
-    return {
-        CONTEXT: context.clamp(min=0),
-        MASK: (context != IGNORE).long(),
-        "question_ids": padded([row.question for row in rows], IGNORE),
-        "answer_ids": padded([row.answer for row in rows], IGNORE),
-    }
+    """Questions as one batch, see `gistkit.train.batches.collate`."""
+    return batches.collate(
+        [{batches.CONTEXT: row.context, "question_ids": row.question, "answer_ids": row.answer} for row in rows]
+    )
 
 
 def _ids(tokenizer: Any, tokens: Any, *, special: bool = False) -> tuple[int, ...]:

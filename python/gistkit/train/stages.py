@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from gistkit._checks import POSITIONS, whole
+from gistkit.common.checks import POSITIONS, whole
 from gistkit.compress.methods.dodo import RULES, Dodo, Rule
 
 

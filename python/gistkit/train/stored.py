@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from gistkit._files import remove_partials, replacing_files
+from gistkit.common.files import remove_partials, replacing_files
 
 # Changed when what is written does.
 VERSION = 1

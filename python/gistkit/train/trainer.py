@@ -1,44 +1,455 @@
-"""Trainer: the loop. Losses down, metrics and checkpoints out, on any number of processes."""
+"""CompressorTrainer: transformers' Trainer for compressors. Trainer: the same from a recipe and batches."""
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+import transformers
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, SequentialSampler
+from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME, TrainOutput
 
-from gistkit._signals import Interrupted, held
+try:
+    import accelerate as accelerate
+except ModuleNotFoundError as error:
+    raise ImportError("training needs the package accelerate; pip install 'gistkit[train]' brings it") from error
+
+from gistkit.common.processes import launched
+from gistkit.common.signals import Interrupted, held
 from gistkit.compress import Compressor, LanguageModel
 from gistkit.compress.files import base_fingerprints, save_compressor
-from gistkit.evaluate.baselines import Baseline
 from gistkit.hf import attach
-from gistkit.train import checkpoint
-from gistkit.train.accelerator import make_accelerator
-from gistkit.train.batches import Batches, num_tokens
-from gistkit.train.best import Best
-from gistkit.train.callbacks import Bar, Callback, Told
-from gistkit.train.metrics import Metrics, Record
-from gistkit.train.passes import Losses, Passes
-from gistkit.train.recipe import Recipe, set_learning_rate
+from gistkit.train import checkpoints
+from gistkit.train.arguments import arguments_of
+from gistkit.train.batches import Batches, collate, num_tokens
+from gistkit.train.callbacks import Bar, Flow, MetricsFile, record_of, waited
+from gistkit.train.losses import Losses
+from gistkit.train.recipe import Recipe, split_groups
 from gistkit.train.rounded import RoundedMaps
-from gistkit.train.sharding import gathers_kept_keys, whole, whole_weights
+from gistkit.train.sharding import reshard, whole, whole_weights
 from gistkit.train.stages import Stage, check_stages, selecting_at
-from gistkit.train.tracking import Tracked, Tracker
 
 Measure = Callable[[Compressor], dict[str, float]]
-EXPORTED = "compressor"
+EXPORTED, SCHEDULER = "compressor", "scheduler.json"
 NOTICE = "The run ends after this step, with a checkpoint. The same signal once more ends it at once."
 
 
 class Diverged(ValueError):
     """The loss or the gradient is no longer a finite number."""
+
+
+class CompressorTrainer(transformers.Trainer):
+    """Trains a compressor or a `LanguageModel` by `TrainingArguments`; under a launcher, on all its processes.
+
+    It adds to transformers' Trainer what a compressor needs:
+
+    - Each loss is the mean over all its tokens of a step, however the rows are divided among processes and passes.
+    - Gists' own parameters have a learning rate of their own. Only trained tensors are saved.
+    - A checkpoint is a folder that is whole or not there; a damaged last one gives way to the one before. A run that is
+      resumed has the losses of one that never stopped, bit for bit on the same machine with as many threads.
+    - SIGINT (Ctrl-C) and SIGTERM, in any process, end a run after its step, with a checkpoint; a second one at once.
+    - metrics.jsonl has every figure that is logged, see `gistkit.train.read_metrics`.
+
+    A `LanguageModel` reads contexts and continuations as one text, and has one loss, "loss". The threshold of a
+    `MixedResolution`, unless its rule determines it, is computed before every step from the step's batch, and before an
+    evaluation from as many training rows as are held out.
+
+    Args:
+        compressor: its `trainable()` parameters are trained in place; those of a LanguageModel are its compressor's.
+        args: transformers' own.
+        train_dataset, eval_dataset: rows for the collator, such as a `datasets.Dataset` or `IterableDataset`.
+        data_collator: makes a batch, keyword arguments of `Compressor.forward`, of rows.
+        memory_factor: learning rate of the gists' own parameters, over that of the others (GistPool).
+        stages: how a Dodo with a scorer selects nuggets in the first steps, see `gistkit.train.growing`.
+        measure: returns more numbers for each evaluation from the compressor in eval mode; called in every process.
+        patience: evaluations on end without a lower held-out loss after which the run ends. None: it goes on.
+        save_minutes: minutes after which a step has a checkpoint if none before it has; None: by steps alone.
+        identity: JSON values that determine the run; a checkpoint of another run is refused.
+        progress: whether to show a progress bar.
+        callbacks, options: as of transformers' Trainer.
+    """
+
+    def __init__(
+        self,
+        compressor: Compressor | LanguageModel,
+        args: TrainingArguments,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        data_collator: Callable[[Any], dict[str, Tensor]] = collate,
+        *,
+        memory_factor: float = 3.0,
+        stages: Sequence[Stage] = (),
+        measure: Measure | None = None,
+        patience: int | None = None,
+        save_minutes: float | None = None,
+        identity: Mapping[str, Any] | None = None,
+        progress: bool = True,
+        callbacks: Sequence[TrainerCallback] = (),
+        **options: Any,
+    ) -> None:
+        self.losses = Losses(compressor)
+        self.compressor = self.losses.compressor
+        check_stages(self.compressor, stages)
+        self.memory_factor, self.stages, self.measure = memory_factor, tuple(stages), measure
+        self.patience, self.save_minutes = patience, save_minutes
+        # Frozen base weights are not in a checkpoint; this identifies them.
+        own = any(name.startswith("model.") for name, _ in self.compressor.trainable())
+        frozen = self.compressor.adapters is not None or not own
+        self._fingerprints = base_fingerprints(self.compressor) if frozen else None
+        self.identity = {
+            **(identity or {}),
+            "model": self.compressor.lm.structure if self._fingerprints is None else self._fingerprints[0],
+            "method": self.compressor.method,
+            **compressor.settings,
+            **({"stages": [asdict(stage) for stage in stages]} if stages else {}),
+        }
+        self.flow = Flow(self)
+        # The collator takes of a row what it needs.
+        args.remove_unused_columns = False
+        super().__init__(
+            model=self.losses,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            data_collator=lambda rows: self.losses.read(data_collator(rows)),
+            callbacks=[*([Bar()] if progress else []), MetricsFile(), *callbacks, self.flow],
+            **options,
+        )
+        # transformers' own print every record.
+        for printing in (transformers.ProgressCallback, transformers.PrinterCallback):
+            self.pop_callback(printing)
+        self._check_sharding()
+        self.identity["precision"] = self.accelerator.mixed_precision
+        # Checkpointing saves the memory that copies take, and keeps no weights for the backward pass.
+        checkpointing = getattr(args, "activation_checkpointing", args.gradient_checkpointing)
+        rounds = self.accelerator.mixed_precision == "bf16" and not checkpointing
+        self._rounded = RoundedMaps(self.compressor, torch.bfloat16 if rounds else None)
+        self.signals: Any = None
+        self.stack = ExitStack()
+        # Where a checkpoint is written before it moves to its place.
+        self._partial: Path | None = None
+        self.seconds, self.clock = 0.0, 0.0
+        self.begin_records()
+
+    @property
+    def out(self) -> Path:
+        """The folder of the run."""
+        return Path(str(self.args.output_dir))
+
+    def _check_sharding(self) -> None:
+        """Refuses what would train or save other weights than these."""
+        state = self.accelerator.state
+        plugin = getattr(state, "fsdp_plugin", None)
+        if plugin is not None and not getattr(self.accelerator, "is_fsdp2", False):
+            raise ValueError(
+                "accelerate: expected fsdp_version: 2, which keeps frozen and trained weights apart, got 1"
+            )
+        if plugin is not None and plugin.activation_checkpointing:
+            # It would run layers again without knowing whether they ran with the adapter.
+            raise ValueError(
+                "accelerate: expected fsdp_activation_checkpointing: false, got true; use gradient_checkpointing"
+            )
+        plugin = getattr(state, "deepspeed_plugin", None)
+        if plugin is not None and plugin.zero_stage == 3:
+            raise ValueError("accelerate: expected ZeRO of stage 1 or 2, or FSDP for sharded weights, got stage 3")
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
+        """Trains as transformers' does.
+
+        Args:
+            resume_from_checkpoint: a folder, or True for the last whole checkpoint of the run.
+
+        Raises:
+            Diverged: if the loss or the gradient is not finite; the last good checkpoint is kept.
+            Interrupted: (a KeyboardInterrupt) after SIGINT or SIGTERM, when a checkpoint is saved.
+            ValueError: if the checkpoint is another run's, or none is whole.
+        """
+        main = self.accelerator.is_main_process
+        if main:
+            checkpoints.remove_partial(self.out)
+        path = None
+        if resume_from_checkpoint is True:
+            path = checkpoints.last_whole(self.out, remove=main)
+        elif resume_from_checkpoint:
+            path = checkpoints.checked(Path(resume_from_checkpoint))
+        state = None if path is None else TrainerState.load_from_json(str(path / TRAINER_STATE_NAME))
+        if state is not None and self.patience is not None and waited(state) >= self.patience:
+            # It has ended.
+            self._load_from_checkpoint(str(path))
+            self.state = state
+            return TrainOutput(state.global_step, 0.0, {})
+        self.args.eval_on_start = self.args.eval_strategy != "no" and self._evaluation_due(state)
+        compressor, device = self.compressor, self.accelerator.device
+        training = compressor.training
+        try:
+            # The backward pass may run layers again, so it belongs inside the attached model too.
+            forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
+            with held(NOTICE if main else "") as self.signals, forked, attach(compressor.model), self.stack:
+                output = super().train(None if path is None else str(path), *args, **options)
+                self._raise_signal()
+        finally:
+            self.losses.gradient_checkpointing_disable()
+            compressor.train(training)
+        return output
+
+    def _raise_signal(self) -> None:
+        if number := self.flow.number:
+            step = self.state.global_step
+            raise Interrupted(
+                number,
+                f"{signal.Signals(number).name} after step {step} of {self.state.max_steps}; "
+                f"{checkpoints.path_of(self.out, step)} is saved, and resume=True goes on from there",
+            )
+
+    def _evaluation_due(self, state: TrainerState | None) -> bool:
+        """Whether the step that a run begins behind has an evaluation that was not made."""
+        if state is None:
+            return True
+        step, last = state.global_step, self.args.max_steps
+        made = any("eval_loss" in entry and entry["step"] == step for entry in state.log_history)
+        return not made and (step % self.args.eval_steps == 0 or step == last)
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """transformers' optimizer, over the compressor's groups; weight decay is on parameters of two or more axes."""
+        if self.optimizer is None:
+            kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.losses)
+            rate = self.args.learning_rate
+            groups = split_groups(self._groups(rate), rate, self.args.weight_decay)
+            self.optimizer = kind(groups, **options)
+        return self.optimizer
+
+    def _groups(self, learning_rate: float) -> list[dict[str, Any]]:
+        return self.compressor.parameter_groups(learning_rate, self.memory_factor)
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
+        """The batches of a step's passes in this process, and the tokens of each loss in all of the step."""
+        self.clock = time.perf_counter()
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if not batches:
+            return batches, None
+        counts = torch.stack([self._counts(batch) for batch in batches]).sum(0)
+        tokens = torch.tensor([sum(map(num_tokens, batches))], dtype=counts.dtype)
+        counts = self.accelerator.reduce(torch.cat([counts, tokens]).to(device), "sum")
+        self._tokens += float(counts[-1])
+        if self.losses.calibrates:
+            found = launched().gathered([{name: each.cpu() for name, each in batch.items()} for batch in batches])
+            self._calibrate([batch for several in found for batch in several])
+        return batches, counts[:-1]
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """A pass forward and back, at the stage of its step."""
+        with selecting_at(self.compressor, self.stages, self.state.global_step), self._rounded.used():
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The weighted mean of a compressor's losses, each weighted by the share of its tokens that is in this pass."""
+        counts = self._counts(inputs)
+        outputs = model(**inputs)
+        losses = torch.stack([outputs[name].float() for name in self.losses.names])
+        if num_items_in_batch is not None:
+            losses = losses * (counts.to(num_items_in_batch) / num_items_in_batch.clamp(min=1)).to(losses)
+            self._sums += losses.detach().double()
+            # Processes take the mean of their gradients; this is a sum.
+            losses = losses * self.accelerator.num_processes
+        loss = self.losses.mean(losses)
+        return (loss, outputs) if return_outputs else loss
+
+    def _counts(self, batch: Mapping[str, Tensor]) -> Tensor:
+        return self.losses.counts(batch)
+
+    def _calibrate(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
+        """Sets a language model's threshold on these batches, the same in every process."""
+        self.compressor.eval()
+        with torch.no_grad(), selecting_at(self.compressor, self.stages, self.state.global_step):
+            self.model_wrapped(*map(self._prepare_inputs, batches), calibrate=True)
+        reshard(self.model_wrapped)
+
+    def calibrate(self, rows: int) -> None:
+        """Sets the threshold of a language model that needs one on training rows, from those of the next step on."""
+        if not self.losses.calibrates:
+            return
+        per_pass = self.args.per_device_train_batch_size
+        per_step = per_pass * self.args.gradient_accumulation_steps * self.args.world_size
+        first, count = self.state.global_step * per_step, -(-rows // per_step) * per_step
+        # In the same parts as training passes: the same scores, within the same memory.
+        chosen = [self._training_row(first + index) for index in range(count)]
+        self._calibrate([self.data_collator(chosen[at : at + per_pass]) for at in range(0, count, per_pass)])
+
+    def _training_row(self, index: int) -> Any:
+        data: Any = self.train_dataset
+        return data[index % len(data)]
+
+    def _clip_grad_norm(self, model: Any) -> Tensor:
+        parameters = [parameter for _, parameter in self.compressor.trainable()]
+        norm = whole(self.accelerator.clip_grad_norm_(parameters, self.args.max_grad_norm))
+        if not math.isfinite(float(norm)):
+            raise Diverged(self._diverged(float(norm)))
+        return norm
+
+    def _diverged(self, norm: float) -> str:
+        states = checkpoints.find(self.out)
+        note = f"the last good checkpoint is {states[-1]}" if states else "there is no checkpoint yet"
+        values = dict(zip([*self.losses.names, "grad_norm"], [*self._sums.tolist(), norm], strict=True))
+        figures = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        return (
+            f"loss: expected finite numbers, got {figures} in step {self.state.global_step + 1}; {note}. "
+            "A lower learning rate or more warm-up steps may help"
+        )
+
+    def begin_records(self) -> None:
+        """Counts from here what the next record is the mean of."""
+        self._sums = torch.zeros(len(self.losses.names), dtype=torch.float64, device=self.args.device)
+        self._tokens, self._seconds_before, self._step_before = 0.0, self.seconds, self.state.global_step
+
+    def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
+        """As transformers', with every loss by name, and the speed."""
+        if "loss" in logs:
+            steps = max(1, self.state.global_step - self._step_before)
+            means = self.accelerator.reduce(self._sums, "sum") / steps
+            logs |= {
+                "loss": float(self.losses.mean(means)),
+                **dict(zip(self.losses.names, means.tolist(), strict=True)),
+            }
+            taken = self.seconds - self._seconds_before
+            logs |= {"tokens_per_second": self._tokens / max(taken, 1e-9), "seconds": self.seconds}
+            self.begin_records()
+        super().log(logs, *args, **options)
+
+    @torch.no_grad()
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """The held-out losses, each the mean over all its tokens, and what `measure` returns."""
+        model = self.model_wrapped
+        if not self.is_in_train:
+            model = self.accelerator.prepare_model(self.model, evaluation_mode=True)
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        batches = list(DataLoader(dataset, self.args.eval_batch_size, collate_fn=self.data_collator))
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        self.calibrate(len(dataset))
+        model.eval()
+        sums = torch.zeros(2, len(self.losses.names), dtype=torch.float64, device=self.accelerator.device)
+        for first in range(0, len(batches), world):
+            # Sharded weights need every process in every pass: one without rows of its own gets weight 0.
+            batch = batches[min(first + rank, len(batches) - 1)]
+            count = self._counts(batch).to(sums) * (first + rank < len(batches))
+            found = model(**self._prepare_inputs(batch))
+            losses = torch.stack([found[name].double() for name in self.losses.names])
+            sums += torch.stack([losses * count, count])
+        reshard(model)
+        sums = self.accelerator.reduce(sums, "sum")
+        means = sums[0] / sums[1].clamp(min=1)
+        values = {"loss": float(self.losses.mean(means)), **dict(zip(self.losses.names, means.tolist(), strict=True))}
+        if self.measure is not None:
+            values |= self.measure(self.compressor)
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in values.items()}
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._partial or self.out)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """transformers' checkpoint, written elsewhere, and moved to its place when all of it is on the disk."""
+        out, state = self.out, self.state
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        best = state.best_model_checkpoint
+        if state.best_global_step:
+            best = str(checkpoints.path_of(out, state.best_global_step))
+        write, wait = self.args.should_save, self.accelerator.wait_for_everyone
+        try:
+            with checkpoints.writing(out, state.global_step, write=write, wait=wait) as folder:
+                self._partial = folder.parent
+                super()._save_checkpoint(model, trial)
+                state.best_model_checkpoint = best
+                if write:
+                    state.save_to_json(str(folder / TRAINER_STATE_NAME))
+        finally:
+            self._partial, self.args.save_total_limit = None, limit
+        if write and limit:
+            checkpoints.rotate(out, limit, best)
+        wait()
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Saves the trained compressor for `Compressor.from_pretrained`, with whole weights where they are sharded."""
+        folder = Path(output_dir or self.out / EXPORTED)
+        if _internal_call:
+            self._save(str(folder))
+            return
+        main = self.accelerator.is_main_process
+        with whole_weights(self.compressor, keep=main):
+            if main and self.compressor.adapters is not None:
+                save_compressor(self.compressor, folder, self._fingerprints)
+            elif main:
+                self.compressor.save_pretrained(folder)
+        self.accelerator.wait_for_everyone()
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """The trained tensors alone, for a checkpoint."""
+        own = torch.tensor([self.compressor.trained_length or 0], device=self.accelerator.device)
+        self.compressor.trained_length = int(self.accelerator.gather(own).max()) or None
+        header = {"identity": self.identity, "trained_length": self.compressor.trained_length, "seconds": self.seconds}
+        checkpoints.save_weights(
+            Path(str(output_dir)), self.compressor.trainable(), header, write=self.args.should_save
+        )
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        header = checkpoints.restore(resume_from_checkpoint, self.compressor.trainable(), self.identity)
+        length = max(self.compressor.trained_length or 0, header["trained_length"] or 0)
+        self.compressor.trained_length = length or None
+        self.seconds = header["seconds"]
+
+    def _load_best_model(self) -> None:
+        if not self.flow.number:
+            checkpoints.restore(str(self.state.best_model_checkpoint), self.compressor.trainable(), self.identity)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if self.is_deepspeed_enabled:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        optimizer: Any = self.optimizer
+        state = getattr(optimizer, "optimizer", optimizer).state
+        checkpoints.save_optimizer(Path(output_dir), self.compressor.trainable(), state, write=self.args.should_save)
+        if self.args.should_save:
+            (Path(output_dir) / SCHEDULER).write_text(json.dumps(self.lr_scheduler.state_dict()))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if self.is_deepspeed_enabled:
+            super()._load_optimizer_and_scheduler(checkpoint)
+        elif checkpoint is not None:
+            optimizer: Any = self.optimizer
+            checkpoints.load_optimizer(
+                Path(checkpoint), self.compressor.trainable(), getattr(optimizer, "optimizer", optimizer)
+            )
+            self.lr_scheduler.load_state_dict(json.loads((Path(checkpoint) / SCHEDULER).read_text()))
+            for group, rate in zip(optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
+                group["lr"] = rate
+
+
+class _Ordered(Dataset[Any]):
+    """The rows of batches in their own order, of so many steps."""
+
+    def __init__(self, batches: Batches, count: int) -> None:
+        self.batches, self.count = batches, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return self.batches[index]
 
 
 @dataclass(frozen=True)
@@ -50,7 +461,7 @@ class Result:
         seconds: of training, without evaluations.
         held_out: losses of an evaluation by name, in nats a token: the last, or with patience that of the lowest loss;
             empty if there was none.
-        folder: holds metrics.jsonl, the last checkpoints (step-*.safetensors) and the trained compressor (compressor/).
+        folder: holds metrics.jsonl, the last checkpoints (checkpoint-*) and the trained compressor (compressor/).
         weights: number of updates that the trained weights have seen: with patience those before that evaluation.
     """
 
@@ -61,26 +472,19 @@ class Result:
     weights: int
 
 
-class Trainer:
-    """Trains a compressor or a `LanguageModel` through Accelerate; under `accelerate launch`, on all its processes.
+class Trainer(CompressorTrainer):
+    """A `CompressorTrainer` from a recipe, which has all that a paper says of its schedule, and batches.
 
     The recipe, the batches and the compressor determine the losses of a run. The number of processes and `accumulate`
-    change them only by rounding. A run that is interrupted and resumed has the same losses as an uninterrupted one, bit
-    for bit on the same machine with as many threads. Random numbers drawn in a pass (dropout, random nuggets of a
-    stage) depend on the seed, the step and the process. SIGINT (Ctrl-C) and SIGTERM, in any process, end a run after
-    its step, with a checkpoint; a second one ends it at once.
-
-    A `LanguageModel` reads contexts and continuations as one text, and has one loss, "loss". The threshold of a
-    `MixedResolution`, unless its rule determines it, is computed before every step from the step's batch, which costs a
-    pass through the scorer's layers; before an evaluation, and at the end, from as many training rows as are held out.
-    The compressor is saved with that threshold.
+    change them only by rounding. Random numbers drawn in a pass (dropout, random nuggets of a stage) depend on the
+    seed, the step and the process.
 
     Args:
-        compressor: its `trainable()` parameters are trained in place; those of a LanguageModel are its compressor's.
+        compressor: as of `CompressorTrainer`.
         batches: the training and held-out rows.
         recipe: the schedule; its `batch` is the batches' size. Its epochs become steps of these batches. Where its
-            patience ends, the run does, with a checkpoint. A run with patience ends with the weights of the evaluation
-            with the lowest loss, which best.safetensors holds; its checkpoints are of its last steps.
+            patience ends, the run does; it ends with the weights of the evaluation with the lowest loss, whose
+            checkpoint is kept. The evaluation before the first step is none of these.
         out: folder for metrics, checkpoints and the trained compressor; one that all processes see.
         accumulate: passes a step; the batch's rows are divided by processes x accumulate.
         precision: "no" or "bf16" mixed precision; None: the launcher's, otherwise "no". In bf16 the decoder's frozen
@@ -91,20 +495,14 @@ class Trainer:
         eval_every: steps between held-out evaluations, the first of which precedes training; None: no evaluations.
         held_out: rows of an evaluation, at most.
         save_every: steps between checkpoints; the last step has one too.
-        save_minutes: minutes after which a step has a checkpoint if none before it has; None: by steps alone.
+        save_minutes, measure, stages, progress: as of `CompressorTrainer`.
         keep: number of checkpoints to keep, at least 2, since the last one may turn out damaged. One takes three times
             the bytes of the trained parameters (with Adam's state), and one more is there while it is written.
-        track: where the figures go too, through Accelerate's trackers: "tensorboard" (event files in `out`/tensorboard)
-            or "wandb" (the project gistkit, under the name of `out`), several of them, or objects of
-            `accelerate.tracking.GeneralTracker`. A resumed run goes on in the same run. Only the main process logs.
-        callbacks: what the main process tells of steps, evaluations and checkpoints, each in its turn; see `Callback`.
-        progress: whether to show a progress bar.
-        measure: returns more numbers for each evaluation from the compressor in eval mode; called in every process.
-        stages: how a Dodo with a scorer selects nuggets in the first steps, see `growing`; evaluations, and what is
-            saved, are as the compressor says.
+        track: where the figures go too, "tensorboard" or "wandb", or several of transformers' integrations.
+        callbacks: `transformers.TrainerCallback`s.
 
     Raises:
-        ImportError: if the package of a tracker is missing.
+        ImportError, RuntimeError: if the package of a tracker is missing.
         ValueError: if an argument is out of range, or the rows cannot be divided among processes and passes.
     """
 
@@ -124,8 +522,8 @@ class Trainer:
         save_every: int = 500,
         save_minutes: float | None = 5.0,
         keep: int = 2,
-        track: Tracker | Sequence[Tracker] = (),
-        callbacks: Sequence[Callback] = (),
+        track: str | Sequence[str] = (),
+        callbacks: Sequence[TrainerCallback] = (),
         progress: bool = True,
         measure: Measure | None = None,
         stages: Sequence[Stage] = (),
@@ -138,150 +536,89 @@ class Trainer:
         ):
             if value is not None and value < least:
                 raise ValueError(f"{name}: expected at least {least}, got {value}")
+        if accumulate < 1:
+            raise ValueError(f"accumulate: expected at least 1 pass a step, got {accumulate}")
         if save_minutes is not None and not save_minutes > 0:
             raise ValueError(f"save_minutes: expected a number above 0, or None, got {save_minutes}")
         if recipe.patience is not None and eval_every is None:
             raise ValueError(f"patience: expected evaluations (eval_every) beside it, got {recipe.patience} without")
         if batches.size != recipe.batch:
             raise ValueError(f"batches: expected {recipe.batch} rows as the recipe says, got {batches.size}")
-        self.accelerator = make_accelerator(accumulate, precision, cpu, track, Path(out))
-        processes, passes = self.accelerator.num_processes, self.accelerator.gradient_accumulation_steps
-        if recipe.batch % (processes * passes):
-            raise ValueError(
-                f"batch: expected a multiple of {processes} processes x {passes} passes, got {recipe.batch} rows"
-            )
-        self._trained = compressor
-        self.compressor = compressor.compressor if isinstance(compressor, LanguageModel) else compressor
-        check_stages(self.compressor, stages)
-        self.batches, self.out, self.stages = batches, Path(out), tuple(stages)
-        self.recipe = recipe.for_rows(batches.rows)
-        self.gradient_checkpointing = gradient_checkpointing
-        self.eval_every, self.held_out, self.keep = eval_every, held_out, keep
-        self.save_every, self.save_minutes = save_every, save_minutes
-        self.progress, self.measure, self.callbacks = progress, measure, tuple(callbacks)
-        # Frozen base weights are not in a checkpoint; this identifies them.
-        frozen = self.compressor.adapters is not None or isinstance(self.compressor, Baseline)
-        self._fingerprints = base_fingerprints(self.compressor) if frozen else None
-        self._model = self.compressor.lm.structure if self._fingerprints is None else self._fingerprints[0]
-        self._seconds = 0.0
-        self._held_out_losses: dict[str, float] = {}
-        self._best = Best(self.out)
-        # The step of the last evaluation, the last checkpoint's time, and whether a callback has ended the run.
-        self._evaluated: int | None = None
-        self._saved_at = 0.0
-        self._ended = False
-        self._told = Told(())
-        self._steps_done = 0
+        self.batches, self.recipe = batches, recipe.for_rows(batches.rows)
+        rows = [] if eval_every is None else batches.held_out_rows(held_out)
+        if recipe.patience is not None and not rows:
+            raise ValueError("patience: expected held-out rows beside it, got none")
+        args = arguments_of(
+            self.recipe, out, accumulate=accumulate, precision=precision, cpu=cpu, save_every=save_every, keep=keep,
+            gradient_checkpointing=gradient_checkpointing, eval_every=eval_every if rows else None, track=track,
+        )  # fmt: skip
+        super().__init__(
+            compressor,
+            args,
+            _Ordered(batches, self.recipe.steps * recipe.batch),
+            rows or None,
+            batches.collate,
+            memory_factor=recipe.memory_factor,
+            stages=stages,
+            measure=measure,
+            patience=recipe.patience,
+            save_minutes=save_minutes,
+            identity={"recipe": self.recipe.identity, "batches": batches.identity},
+            progress=progress,
+            callbacks=callbacks,
+        )
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The JSON values that determine the losses, see `Recipe.identity`."""
-        stages = {"stages": [asdict(stage) for stage in self.stages]} if self.stages else {}
-        return {
-            "recipe": self.recipe.identity,
-            "batches": self.batches.identity,
-            "model": self._model,
-            "method": self.compressor.method,
-            **self._trained.settings,
-            "precision": self.accelerator.mixed_precision,
-            **stages,
-        }
+    def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
+        return SequentialSampler(self.train_dataset)
 
-    def train(self, *, resume: bool = False) -> Result:
+    def _training_row(self, index: int) -> Any:
+        return self.batches[index]
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """The recipe's."""
+        if self.optimizer is None:
+            self.optimizer = self.recipe.make_optimizer(self._groups(self.recipe.learning_rate))
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """The recipe's learning rates."""
+        recipe = self.recipe
+        self._created_lr_scheduler = True
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer or self.optimizer, lambda step: recipe.learning_rate_at(step) / recipe.learning_rate
+        )
+        return self.lr_scheduler
+
+    def _get_learning_rate(self) -> float:
+        return self.recipe.learning_rate_at(self.state.global_step)
+
+    def train(self, *, resume: bool = False) -> Result:  # type: ignore[override]
         """Trains to the recipe's last step, or until its patience ends, and saves the compressor as it then is.
 
         Args:
             resume: whether to continue from the last checkpoint in `out`, if there is one.
 
         Raises:
-            Diverged: if the loss or the gradient is not finite; the last good checkpoint is kept.
-            Interrupted: (a KeyboardInterrupt) after SIGINT or SIGTERM, when a checkpoint is saved.
+            Diverged, Interrupted: as of `CompressorTrainer.train`.
             OSError: if the disk is full, in one line with the file and the space; what was saved before stays.
             ValueError: without `resume`, if `out` has checkpoints; with it, if the last one is another run's or none is
                 whole. A damaged last one is left out, with a warning.
         """
-        self.out.mkdir(parents=True, exist_ok=True)
-        main = self.accelerator.is_main_process
-        if main:
-            checkpoint.remove_interrupted(self.out)
-        resumes = self._resumes(resume)
-        recipe = self.recipe
-        self._evaluated = None
-        self._best = Best(self.out)
-        if main and not resumes:
-            self._best.path.unlink(missing_ok=True)
-        self._ended, self._steps_done = False, 0
-        self._told = Told(self._all_callbacks() if main else ())
-        try:
-            with self._ready():
-                first = self._load() if resumes else 0
-                self._steps_done = first
-                due = self._evaluation_due(first)
-                metrics = Metrics(self.out, step=first, evaluates=due, write=main)
-                try:
-                    self._told.on_start(first, recipe.steps)
-                    if due:
-                        self._evaluate(first, metrics)
-                    self._run(first, metrics)
-                finally:
-                    metrics.close()
-                last = self._steps_done
-                weights, held_out = self._chosen(last)
-                self._calibrate(weights, self.held_out)
-            self._export()
-        finally:
-            self._told.on_end(self._steps_done)
-        return Result(last, self._seconds, held_out, self.out, weights)
-
-    def _all_callbacks(self) -> list[Callback]:
-        """The main process's: its progress bar and trackers, then the user's."""
-        bar = [Bar()] if self.progress else []
-        tracked = [Tracked(self.accelerator, self.out, self.identity)] if self.accelerator.log_with else []
-        return [*bar, *tracked, *self.callbacks]
-
-    def _run(self, first: int, metrics: Metrics) -> None:
-        """The steps from `first` on, with their evaluations and checkpoints."""
-        steps = self.recipe.steps
-        self._saved_at = time.monotonic()
-        with held(NOTICE if self.accelerator.is_main_process else "") as signals:
-            for step in range(first, steps):
-                if self._is_over:
-                    break
-                record = self._update(step)
-                self._steps_done = steps_done = step + 1
-                metrics.write(record)
-                ends = self._told.on_step(steps_done, record)
-                number, is_time, self._ended = self._agree(signals.number, ends)
-                if not number and self._evaluation_due(steps_done):
-                    self._evaluate(steps_done, metrics)
-                is_last = steps_done == steps or self._is_over
-                if number or is_time or steps_done % self.save_every == 0 or is_last:
-                    metrics.sync()
-                    self._save(steps_done)
-                if number:
-                    path = checkpoint.path_of(self.out, steps_done)
-                    raise Interrupted(
-                        number,
-                        f"{signal.Signals(number).name} after step {steps_done} of {steps}; {path} is saved, and "
-                        "resume=True goes on from there",
-                    )
-
-    @property
-    def _is_over(self) -> bool:
-        """Whether the recipe's patience has ended, or a callback the run."""
-        return self._ended or (self.recipe.patience is not None and self._best.waited >= self.recipe.patience)
-
-    def _chosen(self, last: int) -> tuple[int, dict[str, float]]:
-        """Takes the weights that the run ends with: (how many updates they have seen, their held-out losses)."""
-        best = self._best
-        if self.recipe.patience is None or best.step == last:
-            return last, self._held_out_losses
-        step = best.restore(self.compressor.trainable(), warn=self.accelerator.is_main_process)
-        return (last, self._held_out_losses) if step is None else (step, best.held_out)
+        super().train(self._resumes(resume))
+        state = self.state
+        weights, at = state.global_step, state.log_history
+        if self.patience is not None and state.best_global_step:
+            weights = state.best_global_step
+            self._load_best_model()
+        found = [record_of(entry) or {} for entry in at]
+        held_out = [each["held_out"] for each in found if "held_out" in each and each["step"] <= weights]
+        self.calibrate(len(self.eval_dataset or ()) or self.recipe.batch)
+        self.save_model()
+        return Result(state.global_step, self.seconds, held_out[-1] if held_out else {}, self.out, weights)
 
     def _resumes(self, resume: bool) -> bool:
         """Whether there is a checkpoint to go on from; a folder with another run's results is refused."""
-        states = checkpoint.find(self.out)
+        states = checkpoints.find(self.out)
         if states and not resume:
             raise ValueError(f"{self.out}: expected no checkpoints, got {len(states)}; resume, or use another folder")
         if not states and (self.out / EXPORTED).exists():
@@ -290,168 +627,3 @@ class Trainer:
                 "use another folder"
             )
         return bool(states)
-
-    def _agree(self, number: int, ends: bool = False) -> tuple[int, bool, bool]:
-        """The same in all processes: the signal that one got or 0, whether to save, and whether a callback ends it."""
-        accelerator = self.accelerator
-        waited = time.monotonic() - self._saved_at
-        is_time = self.save_minutes is not None and waited >= 60 * self.save_minutes
-        if accelerator.num_processes == 1:
-            return number, is_time, ends
-        # Clocks differ: the main process's decides.
-        ours = torch.tensor([[number, is_time and accelerator.is_main_process, ends]], device=accelerator.device)
-        number, is_time, ends = accelerator.gather(ours).amax(0).tolist()
-        return number, bool(is_time), bool(ends)
-
-    @contextmanager
-    def _ready(self) -> Iterator[None]:
-        """Prepares passes, and undoes that at the end."""
-        accelerator, compressor = self.accelerator, self.compressor
-        training, device = compressor.training, accelerator.device
-        groups = compressor.parameter_groups(self.recipe.learning_rate, self.recipe.memory_factor)
-        optimizer = self.recipe.make_optimizer(groups)
-        module, self._optimizer = accelerator.prepare(Losses(self._trained), optimizer)
-        self._passes = Passes(accelerator, module, self._trained)
-        # Checkpointing saves the memory that copies take, and keeps no weights for the backward pass.
-        rounds = accelerator.mixed_precision == "bf16" and not self.gradient_checkpointing
-        self._rounded = RoundedMaps(compressor, torch.bfloat16 if rounds else None)
-        if self.gradient_checkpointing:
-            compressor.gradient_checkpointing_enable()
-        try:
-            # The backward pass may run layers again, so it belongs inside the attached model too.
-            forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
-            with forked, attach(compressor.model), gathers_kept_keys(compressor):
-                yield
-        finally:
-            if self.gradient_checkpointing:
-                compressor.gradient_checkpointing_disable()
-            compressor.train(training)
-            del self._passes, self._optimizer, self._rounded
-            accelerator.free_memory()
-
-    def _update(self, step: int) -> Record:
-        """One update of the weights; returns its metrics."""
-        accelerator, recipe = self.accelerator, self.recipe
-        clock = time.perf_counter()
-        seeds = np.random.SeedSequence([recipe.seed, step, accelerator.process_index])
-        torch.manual_seed(int(seeds.generate_state(1)[0]))
-        rate = recipe.learning_rate_at(step)
-        set_learning_rate(self._optimizer, rate)
-        batch = self._passes.read(self.batches(step))
-        with selecting_at(self.compressor, self.stages, step), self._rounded.used():
-            self._calibrate(step, recipe.batch)
-            self.compressor.train()
-            losses = self._passes.backward(batch)
-        norm = accelerator.clip_grad_norm_([parameter for _, parameter in self.compressor.trainable()], recipe.clip)
-        norm = whole(norm)
-        values = dict(zip([*self._passes.names, "grad_norm"], [*losses.tolist(), float(norm)], strict=True))
-        if not all(map(math.isfinite, values.values())):
-            raise Diverged(self._diverged(step, values))
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        seconds = time.perf_counter() - clock
-        self._seconds += seconds
-        speed = {"tokens_per_second": num_tokens(batch) / seconds, "seconds": self._seconds}
-        return {"step": step + 1, "loss": float(self._passes.mean(losses.double())), **values, "lr": rate, **speed}
-
-    def _diverged(self, step: int, values: dict[str, float]) -> str:
-        states = checkpoint.find(self.out)
-        checkpoint_note = f"the last good checkpoint is {states[-1]}" if states else "there is no checkpoint yet"
-        figures = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-        return (
-            f"loss: expected finite numbers, got {figures} in step {step + 1}; {checkpoint_note}. "
-            "A lower learning rate or more warm-up steps may help"
-        )
-
-    def _evaluation_due(self, step: int) -> bool:
-        """Whether there is an evaluation after `step` updates which has not been made."""
-        if not self.eval_every or self._evaluated == step:
-            return False
-        return step % self.eval_every == 0 or step == self.recipe.steps
-
-    def _evaluate(self, step: int, metrics: Metrics) -> None:
-        self._evaluated = step
-        batches = self.batches.held_out(self.held_out)
-        if not batches and self.recipe.patience is not None:
-            raise ValueError("patience: expected held-out rows beside it, got none")
-        if not batches:
-            return
-        self._calibrate(step, self.held_out)
-        self.compressor.eval()
-        losses = self._passes.evaluate([self._passes.read(batch) for batch in batches])
-        held_out = dict(zip(self._passes.names, losses.tolist(), strict=True))
-        self._held_out_losses = {"loss": float(self._passes.mean(losses)), **held_out}
-        loss = self._held_out_losses["loss"]
-        if self.measure is not None:
-            with torch.no_grad():
-                self._held_out_losses |= self.measure(self.compressor)
-        metrics.write({"step": step, "held_out": self._held_out_losses})
-        ends = self._told.on_evaluate(step, self._held_out_losses)
-        self._ended = self._agree(0, ends)[2] or self._ended
-        if self._best.see(step, loss, self._held_out_losses) and self.recipe.patience is not None:
-            self._best.keep(self.compressor.trainable(), write=self.accelerator.is_main_process)
-            self.accelerator.wait_for_everyone()
-
-    def _calibrate(self, step: int, rows: int) -> None:
-        """Sets a language model's threshold on at least `rows` rows, of this step and the following ones."""
-        if not self._passes.calibrates:
-            return
-        # Without dropout, which differs between processes.
-        self.compressor.eval()
-        steps = range(step, step + -(-rows // self.recipe.batch))
-        self._passes.calibrate(self._passes.read(self.batches(at)) for at in steps)
-
-    def _load(self) -> int:
-        """Restores the last checkpoint that is whole; returns its step."""
-        accelerator, parameters = self.accelerator, self.compressor.trainable()
-        states, optimizer = checkpoint.find(self.out), self._optimizer.optimizer
-        progress = checkpoint.load_last(states, self.identity, parameters, optimizer, warn=accelerator.is_main_process)
-        self._seconds, self._held_out_losses = progress["seconds"], progress["held_out"]
-        self._best = Best(self.out, progress)
-        step: int = progress["step"]
-        if accelerator.is_main_process:
-            # A run that was killed behind its last checkpoint had not removed the oldest.
-            checkpoint.prune(self.out, self.keep, step)
-        # Earlier releases did not write it.
-        length = max(self.compressor.trained_length or 0, progress.get("trained_length", 0))
-        self.compressor.trained_length = length or None
-        # Checkpoints written before evaluations could wait for a resumption come after those of their step.
-        self._evaluated = progress.get("evaluated", step)
-        steps = accelerator.gather(torch.tensor([step], device=accelerator.device)).tolist()
-        if len(set(steps)) > 1:
-            raise ValueError(f"{self.out}: expected the same checkpoint in all processes, got the steps {steps}")
-        return step
-
-    def _save(self, step: int) -> None:
-        main = self.accelerator.is_main_process
-        progress = {
-            "step": step,
-            "seconds": self._seconds,
-            "held_out": self._held_out_losses,
-            "evaluated": self._evaluated,
-            "trained_length": self._trained_length(),
-            **self._best.progress,
-        }
-        path, parameters = checkpoint.path_of(self.out, step), self.compressor.trainable()
-        checkpoint.save(path, self.identity, progress, parameters, self._optimizer.optimizer, write=main)
-        if main:
-            checkpoint.prune(self.out, self.keep, step)
-        self.accelerator.wait_for_everyone()
-        self._saved_at = time.monotonic()
-        self._told.on_save(step, path)
-
-    def _trained_length(self) -> int:
-        """Tokens of the longest context of all processes."""
-        own = torch.tensor([self.compressor.trained_length or 0], device=self.accelerator.device)
-        self.compressor.trained_length = int(self.accelerator.gather(own).max()) or None
-        return self.compressor.trained_length or 0
-
-    def _export(self) -> None:
-        """Saves the trained compressor, with whole weights where they are sharded."""
-        main = self.accelerator.is_main_process
-        with whole_weights(self.compressor, keep=main):
-            if main and isinstance(self.compressor, Baseline):
-                self.compressor.save_pretrained(self.out / EXPORTED)
-            elif main:
-                save_compressor(self.compressor, self.out / EXPORTED, self._fingerprints)
-        self.accelerator.wait_for_everyone()

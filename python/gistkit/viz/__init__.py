@@ -10,7 +10,6 @@ try:
 except ImportError as error:
     raise ImportError("gistkit's pictures need matplotlib, which is missing: pip install gistkit[viz]") from error
 
-from gistkit.inspect import AttentionRecorder  # beside what draws its maps
 from gistkit.viz.attention import draw_attention, draw_memory_attention, draw_memory_map
 from gistkit.viz.curves import draw_training_curves
 from gistkit.viz.gallery import draw_gallery
@@ -18,12 +17,12 @@ from gistkit.viz.layout import draw_layout
 from gistkit.viz.learned_positions import draw_position_similarity, draw_relative_bias
 from gistkit.viz.nuggets import draw_attention_to_nuggets, draw_bleu_by_length, draw_perplexity, draw_token_types
 from gistkit.viz.presses import draw_presses
+from gistkit.viz.run import draw_training_run
 from gistkit.viz.savings import draw_savings
 from gistkit.viz.seqpe import draw_grid_similarity, draw_similarity
 from gistkit.viz.text import draw_text, text_html, text_page
 
 __all__ = [
-    "AttentionRecorder",
     "draw_attention",
     "draw_attention_to_nuggets",
     "draw_bleu_by_length",
@@ -41,6 +40,7 @@ __all__ = [
     "draw_text",
     "draw_token_types",
     "draw_training_curves",
+    "draw_training_run",
     "text_html",
     "text_page",
 ]

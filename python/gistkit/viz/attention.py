@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from gistkit._checks import one_of
+from gistkit.common.checks import one_of
 from gistkit.inspect import AttentionMap, measure_tracking
 from gistkit.layouts.relations import Role
 from gistkit.viz.layout import ROLE_COLOURS

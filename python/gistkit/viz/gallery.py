@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gistkit import layouts
-from gistkit._checks import at_least, one_of
+from gistkit.common.checks import at_least, one_of
 from gistkit.layouts import ALL, CAUSAL, Layout, Role
 from gistkit.viz.layout import check_size, draw_mask, draw_positions, role_legend
 from gistkit.viz.style import Picture

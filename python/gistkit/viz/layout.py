@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from gistkit._checks import one_of
+from gistkit.common.checks import one_of
 from gistkit.layouts.layout import physical_order
 from gistkit.layouts.relations import Role
 from gistkit.viz.style import COLOURS, FigureOrAxes, Picture

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 from numpy.typing import ArrayLike, NDArray
 
-from gistkit._checks import at_least
+from gistkit.common.checks import at_least
 from gistkit.viz.flow import legible
 from gistkit.viz.style import COLOURS, FigureOrAxes, axes_of, legend_beside, tidy
 from gistkit.viz.text import check_selected

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike, NDArray
 
-from gistkit._checks import at_least, one_of
+from gistkit.common.checks import at_least, one_of
 from gistkit.viz.browser import file_of
 from gistkit.viz.flow import flow, legible, symbol_of, width_of
 from gistkit.viz.style import COLOURS, Picture

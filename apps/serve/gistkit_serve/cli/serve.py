@@ -158,7 +158,7 @@ def _is_loopback(listener: socket.socket) -> bool:
 
 def _name(arguments: argparse.Namespace) -> str:
     """What `/v1/models` calls the model."""
-    from gistkit._trained import default_for
+    from gistkit.common.trained import default_for
 
     if arguments.compressor is not None:
         return str(Path(arguments.compressor).name)

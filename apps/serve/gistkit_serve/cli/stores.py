@@ -19,7 +19,7 @@ from gistkit.options.texts import read_text
 from gistkit_serve.cli.embedding import Embedder, load_embedder
 
 if TYPE_CHECKING:
-    from gistkit._processes import Processes
+    from gistkit.common.processes import Processes
     from gistkit.compress import Compressor, Memory
     from gistkit_serve.store import Store
     from gistkit_serve.store.store import Entry

@@ -11,7 +11,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from gistkit._signals import Interrupted
+from gistkit.common.signals import Interrupted
 
 # Seconds that open requests have to end after Ctrl-C, and that a connection without a request stays open.
 GRACE, IDLE = 5, 30

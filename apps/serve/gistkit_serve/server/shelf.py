@@ -15,8 +15,8 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING
 
-from gistkit._checks import whole
-from gistkit._files import remove_partials
+from gistkit.common.checks import whole
+from gistkit.common.files import remove_partials
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.memory import Memory
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from gistkit._checks import POSITIONS
 from gistkit.ask.turns import Turns
+from gistkit.common.checks import POSITIONS
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.generation import stop_ids
 from gistkit.compress.memory import Memory

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gistkit._checks import at_least, whole
+from gistkit.common.checks import at_least, whole
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.tokens import batches, text_ids
 from gistkit_serve.store.store import Entry, StoreWriter

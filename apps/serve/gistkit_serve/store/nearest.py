@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gistkit._files import read_tensors, write_tensors
-from gistkit._messages import shown
+from gistkit.common.files import read_tensors, write_tensors
+from gistkit.common.messages import shown
 
 FORMAT, VERSION = "gistkit-index", "1"
 # Words of a window: of 50, 100, 200 and whole documents the best in `benchmarks/lookup.py`.

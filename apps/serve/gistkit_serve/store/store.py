@@ -14,15 +14,16 @@ import mmap
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from gistkit._checks import whole
-from gistkit._files import Appended, Lines, packed_tensors, read_json, unpacked_tensors, write_text
-from gistkit._messages import one_line, shown
+from gistkit.common.checks import whole
+from gistkit.common.files import Appended, Lines, packed_tensors, read_json, unpacked_tensors, write_text
+from gistkit.common.messages import one_line, shown
 from gistkit.compress.compressor import Compressor
-from gistkit.compress.memory import Memory, packed, unpacked
+from gistkit.compress.memory import Memory, Source, packed, unpacked
 from gistkit_serve.store.nearest import Embed, Nearest
 
 FORMAT = "gistkit-store"
@@ -251,6 +252,9 @@ def _begin(folder: Path, header: dict[str, Any]) -> None:
         if not others:
             write_text(folder / HEADER, json.dumps(header, indent=2) + "\n")
     found = _read_header(folder)
+    # Stores of earlier releases have another form of it.
+    with suppress(TypeError, ValueError):
+        found["source"] = asdict(Source.of(found["source"]))
     for name in _MAKER:
         if found[name] != header[name]:
             raise ValueError(

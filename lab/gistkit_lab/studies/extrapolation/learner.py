@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from gistkit._processes import launched
+from gistkit.common.processes import launched
 from gistkit.nn import GPT, SeqPE, SeqPEPositions, ViT
 from gistkit.nn.seqpe.regularizer import SeqPERegularizer
 from gistkit_lab.studies.fitting import Progress, StudyRecipe, optimise

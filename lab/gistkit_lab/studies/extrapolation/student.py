@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from gistkit._checks import IGNORE
+from gistkit.common.checks import IGNORE
 from gistkit.nn import GPT, TEXT_ENCODINGS, PositionEncoding, position_encoding
 from gistkit.nn.models.block import Style
 from gistkit_lab.studies.extrapolation.learner import Learner, PositionRecipe, without_losses

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from gistkit._checks import whole
+from gistkit.common.checks import whole
 from gistkit.compress import Dodo
 from gistkit.compress.losses import LOGITS
 from gistkit.compress.tokens import Rows

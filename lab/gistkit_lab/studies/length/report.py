@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 
-from gistkit._files import write_picture
+from gistkit.common.files import write_picture
 from gistkit_lab.studies.extrapolation import student as extrapolation
 from gistkit_lab.studies.extrapolation.report import TITLES, arm_lines, arm_rows, number, paper_lines
 from gistkit_lab.studies.length.study import Recipe, Run

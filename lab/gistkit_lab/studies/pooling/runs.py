@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gistkit.hf import attach
-from gistkit.train import checkpoint
 from gistkit.train.recipe import warmed_up
+from gistkit_lab.studies import states as checkpoint
 from gistkit_lab.studies.fitting import remove_states, save_state, saved_states
 from gistkit_lab.studies.pooling.inputs import Inputs, make_inputs
 from gistkit_lab.studies.pooling.layer import (

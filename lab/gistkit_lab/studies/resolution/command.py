@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit._processes import launched
+from gistkit.common.processes import launched
 from gistkit.evaluate.report import format_table
 from gistkit.nn import IMAGE_ENCODINGS
 from gistkit.options.arguments import whole

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 
-from gistkit._files import write_picture
+from gistkit.common.files import write_picture
 from gistkit.nn import Learned2D, SeqPEPositions
 from gistkit_lab.studies import results
 from gistkit_lab.studies.resolution.study import ARMS, Arm, Recipe, Run, build_position

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gistkit._checks import IGNORE
+from gistkit.common.checks import IGNORE
 from gistkit.train.data import Corpus
 from gistkit_lab.studies.extrapolation.student import Arm, Student
 from gistkit_lab.studies.fitting import StudyRecipe

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gistkit._checks import IGNORE
-from gistkit._files import read_tensors, write_tensors
+from gistkit.common.checks import IGNORE
+from gistkit.common.files import read_tensors, write_tensors
 from gistkit.formats import Asked, read_questions
 from gistkit.nn import Learned
 from gistkit.train.data import Corpus

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from gistkit._checks import IGNORE
+from gistkit.common.checks import IGNORE
 from gistkit_lab.studies.extrapolation.student import Arm, Sizes, Student
 
 SPLITS = {"train": 0, "held_out": 1, "test": 2}

@@ -15,8 +15,8 @@ from transformers import LlavaForConditionalGeneration
 from gistkit.hf import attach
 from gistkit.hf.vision import Vision
 from gistkit.inspect import AttentionRecorder
-from gistkit.train import checkpoint
 from gistkit.train.recipe import adamw
+from gistkit_lab.studies import states as checkpoint
 from gistkit_lab.studies.fitting import Progress, exclusively, optimise
 from gistkit_lab.studies.resolution.images import Images
 from gistkit_lab.studies.voco.mosaics import TURN, Batch, Mosaics

@@ -2,86 +2,150 @@
 
 from __future__ import annotations
 
-from typing import Literal, Unpack
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
 
-from torch import nn
-from transformers import PreTrainedModel
+import torch
+from torch import Tensor, nn
 
-from gistkit import hf
-from gistkit._checks import placed
-from gistkit.compress.methods.in_place import InPlace, InPlaceOptions
+from gistkit import hf, layouts, ops
+from gistkit.common.checks import moved, placed
+from gistkit.compress.config import register, setting
+from gistkit.compress.methods.in_place import AsText, OnePass, OnePassConfig, WithBos
+from gistkit.compress.plans import InPlacePass
 from gistkit.compress.tokens import Rows
+from gistkit.hf.keep import LlamaRope, Rope
+from gistkit.layouts import Layout
 
 
-class AvgPool(InPlace):
+@register("avgpool")
+@dataclass(frozen=True, kw_only=True)
+class AvgPoolConfig(OnePassConfig):
     """AvgPool (Getting to the Gist of Gisting, Section 4); with ratio 1 it is the model that reads the whole context.
 
     In layer l the text sees BOS and means over every `ratio` context tokens of what enters layer l, at the mean of
     their position ids. There are no parameters besides the model's, but for a soft prompt.
 
     Args:
-        ratio: context tokens in each mean, a whole number >= 1; the last window may be shorter.
         pool: "hidden": means of hidden states, through the layer's norm and projections; "kv": means of keys, as they
             are before rotation, and of values.
         past: the means that `Compressive` keeps of its past, "hidden" or "kv" as in `pool`; None: as `pool` says.
         soft_prompt: a learned embedding takes the place of BOS's where `Compressive` reads on (Dodo, Appendix B.3); it
             begins as BOS's. Nothing else uses it.
-        model, common: as in `InPlace`: losses, lora, window, end_token, bos_token.
     """
 
-    method = "avgpool"
+    pool: Literal["hidden", "kv"] = setting("hidden", among=("hidden", "kv"))
+    past: Literal["hidden", "kv"] | None = setting(None, among=("hidden", "kv", None), before="kv", in_memory=False)
+    soft_prompt: bool = setting(False, before=False, in_memory=False)
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        ratio: int = 5,
-        pool: Literal["hidden", "kv"] = "hidden",
-        past: Literal["hidden", "kv"] | None = None,
-        soft_prompt: bool = False,
-        **common: Unpack[InPlaceOptions],
-    ) -> None:
-        if pool not in ("hidden", "kv"):
-            raise ValueError(f"pool: expected hidden or kv, got {pool!r}")
-        if past not in ("hidden", "kv", None):
-            raise ValueError(f"past: expected hidden, kv or None, got {past!r}")
-        if past == "hidden":
+    def check_model(self, model: nn.Module) -> None:
+        """See `Config.check_model`."""
+        if self.pool == "kv":
+            hf.check_rotates(model)
+        if "hidden" in (self.pool, self.past):
             hf.check_projects(model)
-        super().__init__(
-            model,
-            ratio=ratio,
-            layout={},
-            options={"pool": pool, "past": past, "soft_prompt": soft_prompt},
-            reads="means" if pool == "hidden" else "means_of_keys",
-            **common,
+        super().check_model(model)
+
+    def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
+        """The [AE] token and the soft prompt."""
+        prompt = None
+        if self.soft_prompt:
+            start = embed(placed([self.bos_token], embed.weight.device)).detach()
+            prompt = nn.Parameter(start.clone().float())
+        return super().parts(embed) | {"soft_prompt": prompt}
+
+    def layout(self, context: int) -> Layout:
+        """Means of `ratio` tokens at their mean positions."""
+        return layouts.avgpool(context, self.ratio, 1)
+
+    def kept(self, batch: InPlacePass, as_text: AsText) -> hf.Keeper:
+        """See `OnePassConfig.kept`."""
+        positions = moved(batch.positions[:, 1:], batch.plan.spans.device)
+        return PooledKeys(batch.context, batch.windows, positions, self.pool == "hidden", as_text)
+
+
+class AvgPool(OnePass, config=AvgPoolConfig):
+    """AvgPool; arguments are those of `AvgPoolConfig` and `InPlaceConfig`."""
+
+    options: AvgPoolConfig
+    soft_prompt: nn.Parameter | None
+
+    @property
+    def pool(self) -> str:
+        """What the means are of."""
+        return self.options.pool
+
+    @property
+    def past(self) -> str:
+        """The means that `Compressive` keeps."""
+        return self.options.past or self.options.pool
+
+
+class PooledKeys(WithBos):
+    """Keys and values of means over windows of the context (GistPool, Section 4).
+
+    Args:
+        rows: of the context.
+        windows: int64 [W + 1] or [B, W + 1], where windows begin and end among these rows.
+        positions: int64 or float64 [W] or [B, W], position ids of the pooled keys.
+        of_hidden: means of a layer's input hidden states, through the layer's norm and projections; otherwise of the
+            layer's values and of its keys as they are before rotation.
+        as_text: see `AsText`.
+    """
+
+    def __init__(self, rows: slice, windows: Tensor, positions: Tensor, of_hidden: bool, as_text: AsText) -> None:
+        super().__init__()
+        self.rows, self.windows, self.positions = rows, windows, positions
+        self.of_hidden, self.as_text = of_hidden, as_text
+
+    def compressed(
+        self, layer: nn.Module, before: Tensor, after: Tensor, key: Tensor, value: Tensor, rope: Rope
+    ) -> tuple[Tensor, Tensor]:
+        """See `WithBos.compressed`."""
+        if self.of_hidden:
+            means = ops.window_pool(before[:, self.rows], windows=self.windows)
+            with self.as_text():
+                return rope.project(layer, means, self.positions)
+        # Keys carry RoPE's factor already: rotating them back and forth must not apply it twice.
+        inv_freq = cast(LlamaRope, rope).inv_freq
+        unrotated = ops.rerotate(key[:, :, self.rows], -rope.positions[..., self.rows], inv_freq)
+        return ops.window_pool(
+            unrotated, value[:, :, self.rows], windows=self.windows, positions=self.positions, inv_freq=inv_freq
         )
-        self.pool = pool
-        self.past = pool if past is None else past
-        start = self.embed(placed([self.bos_token], self.device)).detach()
-        self.soft_prompt = nn.Parameter(start.clone().float()) if soft_prompt else None
 
 
-class NoContext(InPlace):
+@register("no_context")
+@dataclass(frozen=True, kw_only=True)
+class NoContextConfig(OnePassConfig):
     """The No context baseline (Getting to the Gist of Gisting, Section 2), trained like the other methods.
 
     The text sees BOS and no context; its position ids begin after BOS.
-
-    Args:
-        model, common: as in `InPlace`: losses, lora, end_token, bos_token.
     """
 
-    method = "no_context"
-    shared_arguments = InPlace.shared_arguments - {"window"}
-
-    def __init__(self, model: PreTrainedModel, **common: Unpack[InPlaceOptions]) -> None:
-        if unknown := sorted(common.keys() - self.arguments()):
-            raise TypeError(f"{unknown[0]}: expected some of {', '.join(sorted(self.arguments()))}, got {unknown[0]}")
-        super().__init__(model, ratio=1, layout={}, **common)
+    ratio: ClassVar[int] = 1  # type: ignore[misc]
+    window: ClassVar[None] = None  # type: ignore[misc, assignment]
 
     @property
     def title(self) -> str:
         """What a table calls it."""
-        return type(self).__name__
+        return self.compressor.__name__
 
-    def _input_rows(self, rows: Rows) -> Rows:
+    @classmethod
+    def sizes(cls, chunk: int, memory_tokens: int) -> dict[str, int]:
+        """None: it has no ratio."""
+        return {}
+
+    def layout(self, context: int) -> Layout:
+        """BOS and the text, whatever the context is."""
+        return layouts.no_context(1)
+
+    def kept(self, batch: InPlacePass, as_text: AsText) -> hf.Keeper:
+        """The keys and values of BOS."""
+        return hf.KeptKeys(torch.zeros(1, dtype=torch.int64, device=batch.plan.spans.device))
+
+
+class NoContext(OnePass, config=NoContextConfig):
+    """The text without its context; arguments are those of `InPlaceConfig` but for ratio and window."""
+
+    def _read_by_pass(self, rows: Rows) -> Rows:
         return rows.columns(slice(1), (1,) * rows.batch_size)

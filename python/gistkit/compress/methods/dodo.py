@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit._checks import POSITIONS, placed, whole
+from gistkit.common.checks import POSITIONS, placed, whole
+from gistkit.compress.config import register, setting
 from gistkit.compress.memory import Memory
-from gistkit.compress.methods.in_place import GISTS, TEXT, InPlace, InPlaceOptions
+from gistkit.compress.methods.in_place import GISTS, TEXT, InPlace, InPlaceConfig
 from gistkit.compress.tokens import Rows
+from gistkit.hf.lora import Maps
 from gistkit.layouts import Plan
 from gistkit.nn import Nuggets, NuggetScorer, straight_through, top_nuggets
 
@@ -32,17 +35,13 @@ RULES = ("learned", "strided", "random", "delimiters", "none")
 _MASK = 2**24 - 1
 
 
-class Dodo(InPlace):
+@register("dodo")
+@dataclass(frozen=True, kw_only=True)
+class DodoConfig(InPlaceConfig):
     """Dodo (Qin et al.): a context's ceil(n / ratio) best tokens, at every layer, are its memory.
 
-    An encoder with its own parameters reads BOS and the context. A scorer reads the hidden states of a low layer of the
-    base model; the tokens with the highest scores stay, and so does the last one. The decoder reads their keys and
-    values at their positions (Sections 2.1, 2.3). The gradient of a nugget's attention logits is that of its score, the
-    last one's too (Section 2.4). BOS stays as well, as in all methods in place. `MixedResolution` makes a Dodo a
-    language model.
-
     Args:
-        ratio: context tokens for each nugget, a whole number >= 1.
+        lora: as in `InPlaceConfig`, but that a rank is that of query, key and value projections.
         selection: "learned", or a rule to compare it with: "strided" (every `ratio`-th token), "random", "delimiters"
             (some of the tokens `delimiters`, at random), "none" (only the last token).
         layer: iota, the layer of the base model whose hidden states are scored, from 1.
@@ -52,63 +51,97 @@ class Dodo(InPlace):
         separate: encoder and nuggets have their own parameters (phi) beside those of the decoder (theta).
         delimiters: token ids.
         threshold: Lambda; nuggets of a `MixedResolution` have a score above it, and its `calibrate` finds it.
-        model, common: as in `InPlace`: losses, lora (a rank is that of query, key and value projections), window,
-            end_token, bos_token.
     """
 
-    method = "dodo"
-    maps = "query_key_value"
+    maps: ClassVar[Maps] = "query_key_value"
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        ratio: int = 10,
-        selection: Rule = "learned",
-        layer: int = 3,
-        train_scorer: bool = True,
-        scorer_norm: bool = False,
-        separate: bool = True,
-        delimiters: Sequence[int] = (),
-        threshold: float | None = None,
-        **common: Unpack[InPlaceOptions],
-    ) -> None:
-        ratio = whole("ratio", ratio, high=POSITIONS, floats=True)
-        if selection not in RULES:
-            raise ValueError(f"selection: expected one of {', '.join(RULES)}, got {selection!r}")
-        whole("layer", layer, high=POSITIONS)
-        if not isinstance(delimiters, Sequence) or isinstance(delimiters, str):
-            raise TypeError(f"delimiters: expected token ids, got {delimiters!r}")
-        if (selection == "delimiters") != bool(len(delimiters)):
+    losses: Iterable[str] | Mapping[str, float] = setting(("ae",), in_memory=False)
+    lora: int | LoraConfig | None = setting(32, in_memory=False)
+    ratio: int = setting(10, least=1, in_memory=False)
+    selection: Rule = setting("learned", among=RULES)
+    layer: int = setting(3, least=1)
+    train_scorer: bool = True
+    # Memories fit whatever these two are.
+    scorer_norm: bool = setting(False, before=True, in_memory=False)
+    threshold: float | None = setting(None, in_memory=False)
+    separate: bool = True
+    delimiters: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.delimiters, Sequence) or isinstance(self.delimiters, str):
+            raise TypeError(f"delimiters: expected token ids, got {self.delimiters!r}")
+        self._set("delimiters", tuple(self.delimiters))
+        if (self.selection == "delimiters") != bool(self.delimiters):
             raise ValueError(
-                f"delimiters: expected token ids for selection='delimiters' alone, got {tuple(delimiters)} for "
-                f"{selection!r}"
+                f"delimiters: expected token ids for selection='delimiters' alone, got {self.delimiters} for "
+                f"{self.selection!r}"
             )
-        options = {"selection": selection, "layer": layer, "separate": separate, "delimiters": list(delimiters)}
-        options["train_scorer"] = train_scorer
-        self.selection, self.layer, self.delimiters = selection, layer, tuple(delimiters)
-        # What `selecting` has put in place of `selection` and `ratio`.
-        self._rule: Rule | None = None
-        self._nugget_ratio: int | None = None
-        self._scorer_rests = False
-        threshold = _number("threshold", threshold)
-        if not isinstance(scorer_norm, bool):
-            raise ValueError(f"scorer_norm: expected True or False, got {scorer_norm!r}")
-        self.scorer_norm = scorer_norm
-        common = {"losses": ("ae",), "lora": 32, **common}
-        super().__init__(model, ratio=ratio, options=options, separate=separate, **common)
-        # Not options of the layout: memories fit whatever they are.
-        self._settings |= {"threshold": threshold, "scorer_norm": scorer_norm}
-        self.scorer: NuggetScorer | None = None
-        if selection == "learned":
-            self.scorer = NuggetScorer(self.lm.width).to(self.device, _at_least_float32(self.embed.weight))
-            self.scorer.requires_grad_(train_scorer)
+        threshold = self.threshold
+        if threshold is not None:
+            if isinstance(threshold, bool) or not isinstance(threshold, Real) or math.isnan(threshold):
+                raise ValueError(f"threshold: expected a number or None, got {threshold!r}")
+            self._set("threshold", float(threshold))
 
     @property
     def title(self) -> str:
         """What a table calls it."""
-        learned = "" if self._options["train_scorer"] else ", frozen scorer"
-        return f"Dodo {self.chunk}x" + (learned if self.selection == "learned" else f", {self.selection}")
+        learned = "" if self.train_scorer else ", frozen scorer"
+        return f"Dodo {self.ratio}x" + (learned if self.selection == "learned" else f", {self.selection}")
+
+    def check_model(self, model: nn.Module) -> None:
+        """See `Config.check_model`."""
+        super().check_model(model)
+        layers = cast(Any, model).config.get_text_config().num_hidden_layers
+        if self.layer > layers:
+            raise ValueError(f"layer: expected 1 to {layers}, got {self.layer}")
+
+    def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
+        """The [AE] token and the scorer."""
+        scorer = None
+        parts = super().parts(embed)
+        if self.selection == "learned":
+            weight = embed.weight
+            # In lower precision, rounding would decide between scores.
+            dtype = weight.dtype if weight.dtype == torch.float64 else torch.float32
+            scorer = NuggetScorer(weight.shape[1]).to(weight.device, dtype).requires_grad_(self.train_scorer)
+        return parts | {"scorer": scorer}
+
+
+class Dodo(InPlace, config=DodoConfig):
+    """Dodo; arguments are those of `DodoConfig` and `InPlaceConfig`.
+
+    An encoder with its own parameters reads BOS and the context. A scorer reads the hidden states of a low layer of the
+    base model; the tokens with the highest scores stay, and so does the last one. The decoder reads their keys and
+    values at their positions (Sections 2.1, 2.3). The gradient of a nugget's attention logits is that of its score, the
+    last one's too (Section 2.4). BOS stays as well, as in all methods in place. `MixedResolution` makes a Dodo a
+    language model.
+    """
+
+    options: DodoConfig
+    scorer: NuggetScorer | None
+
+    def __init__(self, model: PreTrainedModel, config: DodoConfig | None = None, **settings: Any) -> None:
+        super().__init__(model, config, **settings)
+        # What `selecting` has put in place of `selection` and `ratio`.
+        self._rule: Rule | None = None
+        self._nugget_ratio: int | None = None
+        self._scorer_rests = False
+
+    @property
+    def selection(self) -> Rule:
+        """The rule that the compressor was made with."""
+        return self.options.selection
+
+    @property
+    def layer(self) -> int:
+        """The layer whose hidden states are scored."""
+        return self.options.layer
+
+    @property
+    def delimiters(self) -> tuple[int, ...]:
+        """Token ids."""
+        return tuple(self.options.delimiters)
 
     @property
     def rule(self) -> Rule:
@@ -158,7 +191,7 @@ class Dodo(InPlace):
     @property
     def threshold(self) -> float:
         """Lambda: nuggets of a `MixedResolution` have a score above it (Equation 8)."""
-        threshold = self._settings["threshold"]
+        threshold = self.options.threshold
         if threshold is None:
             threshold = rule_threshold(self.selection, self.chunk)
         if threshold is None:
@@ -170,7 +203,7 @@ class Dodo(InPlace):
 
     @threshold.setter
     def threshold(self, value: float | None) -> None:
-        self._settings["threshold"] = _number("threshold", value)
+        self.options = replace(self.options, threshold=value)
 
     @property
     def samples_threshold(self) -> bool:
@@ -179,8 +212,6 @@ class Dodo(InPlace):
 
     def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
         """See `SharedModel.install`."""
-        if not self.layer <= self.config.num_hidden_layers:
-            raise ValueError(f"layer: expected 1 to {self.config.num_hidden_layers}, got {self.layer}")
         for token in self.delimiters:
             if token is None:
                 raise ValueError("delimiters: expected token ids, got None")
@@ -213,7 +244,7 @@ class Dodo(InPlace):
 
     def lower_layers(self) -> AbstractContextManager[None]:
         """Inside, a pass ends after `layer` layers, and its hidden states are what the scorer reads."""
-        return hf.first_layers(self.model, self.layer, norm=self.scorer_norm)
+        return hf.first_layers(self.model, self.layer, norm=self.options.scorer_norm)
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
         """A pass through the lower layers selects the nuggets; a second pass makes their keys and values."""
@@ -293,19 +324,6 @@ class Dodo(InPlace):
         if not self.separate:
             return TEXT
         return GISTS if self.adapters is not None else {GISTS: slice(None)}
-
-
-def _at_least_float32(weight: Tensor) -> torch.dtype:
-    # In lower precision, rounding would decide between scores.
-    return weight.dtype if weight.dtype == torch.float64 else torch.float32
-
-
-def _number(name: str, value: float | None) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
-        raise ValueError(f"{name}: expected a number or None, got {value!r}")
-    return float(value)
 
 
 def rule_scores(rule: Rule, ids: Tensor, indices: Tensor, ratio: int, delimiters: tuple[int, ...]) -> Tensor:

@@ -2,112 +2,154 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from dataclasses import dataclass
+from typing import ClassVar
 
-from transformers import PreTrainedModel
+from torch import Tensor, nn
 
-from gistkit.compress.methods.in_place import InPlace, InPlaceOptions
+from gistkit import hf, layouts
+from gistkit.common.checks import placed
+from gistkit.compress.config import draw_like, register, setting
+from gistkit.compress.losses import LOSSES
+from gistkit.compress.methods.in_place import AsText, OnePass, OnePassConfig, WithBos
+from gistkit.compress.plans import InPlacePass
+from gistkit.hf.keep import Rope
+from gistkit.layouts import Layout
 
 
-class Gist(InPlace):
+@dataclass(frozen=True, kw_only=True)
+class GistsConfig(OnePassConfig):
+    """Methods with gists, beside the arguments of `InPlaceConfig`.
+
+    Args:
+        offset: in layer l the text reads what leaves layer l at the gists, instead of what enters it.
+        separate: gists have their own parameters.
+        full_copy: with `separate`, these are a copy of the layers' linear maps, whatever `lora` is.
+        copy_norms: where they are a copy, it has the layers' norms too, so that gists and text share no parameter of a
+            layer, as in the paper; otherwise they share the norms.
+        gists: number of gist embeddings, one for each gist, which is the most there can be; None: one for all (GistPool
+            paper, Table 5).
+    """
+
+    has_gists: ClassVar[bool] = True
+    allowed_losses: ClassVar[tuple[str, ...]] = LOSSES
+
+    offset: bool = False
+    separate: bool = False
+    full_copy: bool = setting(False, before=False)
+    copy_norms: bool = setting(False, before=False)
+    gists: int | None = setting(None, least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.full_copy and not self.separate:
+            raise ValueError("full_copy: expected separate=True with it, got separate=False")
+        if self.copy_norms and not self.copied:
+            raise ValueError(
+                "copy_norms: expected gists with a copy of the maps, full_copy=True or separate=True without lora, got "
+                "none; beside LoRA train_norms gives them norms of their own"
+            )
+
+    def check_model(self, model: nn.Module) -> None:
+        """See `Config.check_model`."""
+        if self.offset:
+            hf.check_projects(model)
+        super().check_model(model)
+
+    def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
+        """The [AE] token and the gists' embeddings."""
+        return super().parts(embed) | {"memory_embeddings": draw_like(embed, self.gists or 1)}
+
+    def kept(self, batch: InPlacePass, as_text: AsText) -> hf.Keeper:
+        """See `OnePassConfig.kept`."""
+        if self.offset:
+            return OffsetKeys(batch.gists, as_text)
+        rows = [0, *range(batch.gists.start, batch.gists.stop)]
+        return hf.KeptKeys(placed(rows, batch.plan.spans.device))
+
+
+class OffsetKeys(WithBos):
+    """Keys and values of layer l from the gists' OUTPUT of layer l, with the text's norm and projections of that layer.
+
+    The last layer's output is taken before the model's final norm; BOS is not offset (GistPool, Section 5.1, Figure 3).
+
+    Args:
+        rows: of the gists.
+        as_text: see `AsText`.
+    """
+
+    def __init__(self, rows: slice, as_text: AsText) -> None:
+        super().__init__()
+        self.rows, self.as_text = rows, as_text
+
+    def compressed(
+        self, layer: nn.Module, before: Tensor, after: Tensor, key: Tensor, value: Tensor, rope: Rope
+    ) -> tuple[Tensor, Tensor]:
+        """See `WithBos.compressed`."""
+        with self.as_text():
+            return rope.project(layer, after[:, self.rows], rope.positions[..., self.rows])
+
+
+@register("gist")
+@dataclass(frozen=True, kw_only=True)
+class GistConfig(GistsConfig):
     """Gist (Mu et al.) at a fixed ratio; OffsetGist, SepGist and SepOffsetGist (GistPool, Sections 2, 5.1 and 5.2).
 
     Args:
-        ratio: context tokens a gist stands for, a whole number >= 1; ceil(n / ratio) gists follow n context tokens.
-        offset: in layer l the text reads what leaves layer l at the gists, instead of what enters it.
-        separate, full_copy, copy_norms: gists have their own parameters, as in `InPlace`.
         separate_positions: gists have their own counter of position ids, and other tokens do not count them.
-        gists: number of gist embeddings, one for each gist, which is the most there can be; None: one for all (Table
-            5).
-        model, common: as in `InPlace`: losses, lora, window, end_token, bos_token.
     """
 
-    method = "gist"
-    has_gists = True
+    separate_positions: bool = False
 
     @property
     def title(self) -> str:
         """The paper's name of the variant, and the ratio."""
-        return f"{'Sep' * self.separate}{'Offset' * self.offset}Gist {self.chunk}x"
+        return f"{'Sep' * self.separate}{'Offset' * self.offset}Gist {self.ratio}x"
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        ratio: int = 5,
-        offset: bool = False,
-        separate: bool = False,
-        full_copy: bool = False,
-        copy_norms: bool = False,
-        separate_positions: bool = False,
-        gists: int | None = None,
-        **common: Unpack[InPlaceOptions],
-    ) -> None:
-        super().__init__(
-            model,
-            ratio=ratio,
-            layout={"separate_positions": separate_positions},
-            offset=offset,
-            separate=separate,
-            full_copy=full_copy,
-            copy_norms=copy_norms,
-            gists=gists,
-            **common,
-        )
+    def layout(self, context: int) -> Layout:
+        """ceil(n / ratio) gists follow n context tokens."""
+        return layouts.gist(context, self.ratio, 1, separate_positions=self.separate_positions)
 
 
-class GistPool(InPlace):
+class Gist(OnePass, config=GistConfig):
+    """Gist and its variants; arguments are those of `GistConfig`, `GistsConfig` and `InPlaceConfig`."""
+
+
+@register("gistpool")
+@dataclass(frozen=True, kw_only=True)
+class GistPoolConfig(GistsConfig):
     """GistPool (Getting to the Gist of Gisting, Section 5.3), with the variants of Table 10.
 
     Args:
-        ratio: context tokens in a window, a whole number >= 1; n context tokens have ceil(n / ratio) gists.
         windows: number of windows that a gist sees, its own and those before it; None: all up to its own.
         memory_sees_memory, memory_sees_itself, memory_sees_bos, context_sees_memory, separate_positions: as in
             `gistkit.layouts.gistpool`.
-        offset: in layer l the text reads what leaves layer l at the gists, instead of what enters it.
-        separate, full_copy, copy_norms: gists have their own parameters, as in `InPlace`; `start_as_means` needs a
-            full copy.
-        gists: number of gist embeddings, one for each gist, which is the most there can be; None: one for all (Table
-            5).
-        model, common: as in `InPlace`: losses, lora, window, end_token, bos_token.
+        offset, separate: as in `GistsConfig`; `start_as_means` needs a full copy.
     """
 
-    method = "gistpool"
-    has_gists = True
+    offset: bool = True
+    separate: bool = True
+    windows: int | None = setting(5, least=1)
+    memory_sees_memory: bool = False
+    memory_sees_itself: bool = True
+    memory_sees_bos: bool = True
+    context_sees_memory: bool = False
+    separate_positions: bool = False
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        ratio: int = 5,
-        windows: int | None = 5,
-        memory_sees_memory: bool = False,
-        memory_sees_itself: bool = True,
-        memory_sees_bos: bool = True,
-        context_sees_memory: bool = False,
-        separate_positions: bool = False,
-        offset: bool = True,
-        separate: bool = True,
-        full_copy: bool = False,
-        copy_norms: bool = False,
-        gists: int | None = None,
-        **common: Unpack[InPlaceOptions],
-    ) -> None:
-        super().__init__(
-            model,
-            ratio=ratio,
-            layout={
-                "windows": windows,
-                "memory_sees_memory": memory_sees_memory,
-                "memory_sees_itself": memory_sees_itself,
-                "memory_sees_bos": memory_sees_bos,
-                "context_sees_memory": context_sees_memory,
-                "separate_positions": separate_positions,
-            },
-            offset=offset,
-            separate=separate,
-            full_copy=full_copy,
-            copy_norms=copy_norms,
-            gists=gists,
-            **common,
+    def layout(self, context: int) -> Layout:
+        """Windows of `ratio` context tokens and their gist in turn."""
+        return layouts.gistpool(
+            context,
+            self.ratio,
+            1,
+            windows=self.windows,
+            memory_sees_memory=self.memory_sees_memory,
+            memory_sees_itself=self.memory_sees_itself,
+            memory_sees_bos=self.memory_sees_bos,
+            context_sees_memory=self.context_sees_memory,
+            separate_positions=self.separate_positions,
         )
+
+
+class GistPool(OnePass, config=GistPoolConfig):
+    """GistPool and its variants; arguments are those of `GistPoolConfig`, `GistsConfig` and `InPlaceConfig`."""

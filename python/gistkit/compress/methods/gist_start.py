@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from gistkit import ops
-from gistkit._checks import placed
+from gistkit.common.checks import placed
 from gistkit.compress.methods.gist import GistPool
 from gistkit.compress.model import Copies
 from gistkit.compress.plans import InPlacePass

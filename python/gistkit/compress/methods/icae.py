@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,9 @@ from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit._checks import POSITIONS, flag, number, whole
-from gistkit.compress.compressor import Compressor, Task, draw_like, embedding_statistics
-from gistkit.compress.losses import HEAD
+from gistkit.common.checks import number
+from gistkit.compress.compressor import Compressor, Task
+from gistkit.compress.config import Config, draw_like, embedding_statistics, register, setting
 from gistkit.compress.memory import Memory
 from gistkit.compress.plans import encoder_parts, encoder_pass, encoder_plan
 from gistkit.compress.tokens import Rows
@@ -35,20 +35,76 @@ ENCODER = "encoder"
 PART = {"cpu": 1024, "cuda": 8192}
 
 
-class ChunkOptions(TypedDict, total=False):
-    """The keyword arguments that methods with chunks share, see `ChunkCompressor`."""
+@dataclass(frozen=True, kw_only=True)
+class ChunkConfig(Config):
+    """The arguments that methods with chunks share.
 
-    chunk: int
-    ratio: float
-    layout: str
-    losses: Iterable[str] | Mapping[str, float]
-    lora: int | LoraConfig | None
-    embedding_lora: int | None
-    train_norms: bool
-    shared_lora: bool
-    window: int | None
-    end_token: int | None
-    joint_head: bool
+    Args:
+        chunk: chunk size L in tokens.
+        ratio: compression ratio r >= 1, the context tokens that a memory token stands for; chunk / ratio must be whole.
+        layout: "dpl", "upl", "epl" or "cpl" (only the decoder half of EPL).
+        lora: rank of a PEFT LoRA on the encoder's query and value projections (alpha is twice the rank), or a
+            peft.LoraConfig; the base weights are frozen and the decoder runs without the adapter, or with it if
+            shared_lora is set. None: the model's own weights train, in encoder and decoder.
+        embedding_lora: beside a rank, that of LoRA on the encoder's input embedding; None: no LoRA there.
+        train_norms: beside a rank, the encoder has norms of its own, which train; the decoder keeps the model's. (More
+            Effective LLM Compressed Tokens, Section 3: lora 16, embedding_lora 128, train_norms.)
+        shared_lora: the decoder runs with the encoder's adapter, norms among it, as that paper's released code has it.
+        window: the first `window` tokens of a longer context are compressed, and the decoder reads the others
+            uncompressed, after [LM] (More Effective LLM Compressed Tokens, section 2.2). None: all are compressed.
+        end_token: token id that ends the reconstruction of a context, such as the tokenizer's eos. None: no token.
+        joint_head: the compression loss has one map to all logits of a segment, in place of one map for each offset.
+    """
+
+    losses: Iterable[str] | Mapping[str, float] = setting(("ae", "lm"), in_memory=False)
+    lora: int | LoraConfig | None = setting(128, in_memory=False)
+    chunk: int = setting(510, least=1, in_memory=False)
+    ratio: float = setting(5, in_memory=False)
+    layout: str = setting("epl", among=SCHEMES)
+    shared_lora: bool = setting(False, before=False, in_memory=False)
+    window: int | None = setting(None, least=1, in_memory=False)
+    end_token: int | None = setting(None, in_memory=False)
+    joint_head: bool = setting(False, in_memory=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set("ratio", self.chunk / check_divides(self.chunk, self.ratio))
+        if self.shared_lora and self.lora is None:
+            raise ValueError("shared_lora: expected False without LoRA, where encoder and decoder are one, got True")
+
+    @property
+    def memory_tokens(self) -> int:
+        """Memory tokens M of a chunk."""
+        return round(self.chunk / self.ratio)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The encoder's; the decoder has none of its own."""
+        return (ENCODER,)
+
+    @property
+    def title(self) -> str:
+        """What a table calls it."""
+        return f"{self.compressor.__name__} {self.layout.upper()} {self.ratio:g}x"
+
+    @classmethod
+    def sizes(cls, chunk: int, memory_tokens: int) -> dict[str, Any]:
+        """See `Config.sizes`."""
+        return {"chunk": chunk, "ratio": chunk / memory_tokens}
+
+    def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
+        """The embeddings of memory tokens and of the tokens [AE] and [LM]."""
+        memory = draw_like(embed, self.memory_tokens)
+        tasks = nn.ParameterDict({task: draw_like(embed, 1) for task in ("ae", "lm")})
+        return {"memory_embeddings": memory, "task_embeddings": tasks}
+
+    def kept(self, compressor: Any, hidden_states: Tensor, layers: Layers) -> tuple[Tensor, ...]:
+        """What the memory keeps, [..., K, .] each, of its tokens' hidden states [B, K, d] or keys and values."""
+        raise NotImplementedError
+
+    def contents(self, compressor: Any, kept: Sequence[Tensor]) -> dict[str, Any]:
+        """The memory's `embeddings` or `layers`, from what `kept` returned."""
+        raise NotImplementedError
 
 
 class ChunkCompressor(Compressor):
@@ -61,98 +117,34 @@ class ChunkCompressor(Compressor):
 
     Args:
         model: a transformers causal language model; encoder and decoder share its one copy of the weights.
-        chunk: chunk size L in tokens.
-        ratio: compression ratio r >= 1, the context tokens that a memory token stands for; chunk / ratio must be whole.
-        layout: "dpl", "upl", "epl" or "cpl" (only the decoder half of EPL).
-        losses: what `forward` returns, names or {name: weight}: "ae" (reconstruct the context), "lm" (continue it),
-            "compression" (each memory token predicts its own segment), "qa" (answer a question about it), "kl" (answer
-            as the base model does when it reads the whole context).
-        lora: rank of a PEFT LoRA on the encoder's query and value projections (alpha is twice the rank), or a
-            peft.LoraConfig; the base weights are frozen and the decoder runs without the adapter, or with it if
-            shared_lora is set. None: the model's own weights train, in encoder and decoder.
-        embedding_lora: beside a rank, that of LoRA on the encoder's input embedding; None: no LoRA there.
-        train_norms: beside a rank, the encoder has norms of its own, which train; the decoder keeps the model's. (More
-            Effective LLM Compressed Tokens, Section 3: lora 16, embedding_lora 128, train_norms.)
-        shared_lora: the decoder runs with the encoder's adapter, norms among it, as that paper's released code has it.
-        window: the first `window` tokens of a longer context are compressed, and the decoder reads the others
-            uncompressed, after [LM] (More Effective LLM Compressed Tokens, section 2.2). None: all are compressed.
-        end_token: token id that ends the reconstruction of a context, such as the tokenizer's eos. None: no token.
-        joint_head: the compression loss has one map to all logits of a segment, in place of one map for each offset.
+        config: a `ChunkConfig`; its fields may be given by name instead.
 
     Raises:
         TypeError, ValueError: naming the argument, what was expected and what came.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        chunk: int = 510,
-        ratio: float = 5,
-        layout: str = "epl",
-        losses: Iterable[str] | Mapping[str, float] = ("ae", "lm"),
-        lora: int | LoraConfig | None = 128,
-        embedding_lora: int | None = None,
-        train_norms: bool = False,
-        shared_lora: bool = False,
-        window: int | None = None,
-        end_token: int | None = None,
-        joint_head: bool = False,
-    ) -> None:
-        memory_tokens = check_divides(chunk, ratio)
-        flag("joint_head", joint_head)
-        if layout not in SCHEMES:
-            raise ValueError(f"layout: expected one of {', '.join(SCHEMES)}, got {layout!r}")
-        if flag("shared_lora", shared_lora) and lora is None:
-            raise ValueError("shared_lora: expected False without LoRA, where encoder and decoder are one, got True")
-        config = adapter_config(model, lora, embedding_lora=embedding_lora, train_norms=train_norms)
-        super().__init__(
-            model,
-            chunk=chunk,
-            memory_tokens=memory_tokens,
-            layout=layout,
-            losses=losses,
-            reader=ENCODER if shared_lora else None,
-            window=window,
-            end_token=end_token,
-            joint_head=joint_head,
-            settings={
-                "chunk": chunk,
-                "ratio": chunk / memory_tokens,
-                "layout": layout,
-                "shared_lora": shared_lora,
-                "window": window,
-                "joint_head": joint_head,
-            },
+    options: Any
+    memory_embeddings: nn.Parameter
+    task_embeddings: nn.ParameterDict
+
+    def __init__(self, model: PreTrainedModel, config: ChunkConfig | None = None, **settings: Any) -> None:
+        super().__init__(model, config, **settings)
+        options = self.options
+        lora = adapter_config(
+            model, options.lora, embedding_lora=options.embedding_lora, train_norms=options.train_norms
         )
-        self.install(None if config is None else {ENCODER: config})
-        self.memory_embeddings = draw_like(self.embed, self.memory_tokens)
-        self.task_embeddings = nn.ParameterDict({task: draw_like(self.embed, 1) for task in ("ae", "lm")})
-
-    @classmethod
-    def roles(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        """Whose adapters one made with these settings has, where it has any."""
-        return (ENCODER,)
-
-    @classmethod
-    def own_shapes(cls, settings: Mapping[str, Any], width: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
-        """See `Compressor.own_shapes`."""
-        chunk, memory_tokens = settings["chunk"], check_divides(settings["chunk"], settings["ratio"])
-        outputs = vocabulary if settings["joint_head"] else width
-        return {"memory_embeddings": (memory_tokens, width), HEAD: (-(-chunk // memory_tokens) * outputs, width)}
+        self.reader = ENCODER if options.shared_lora else None
+        self.install(None if lora is None else {ENCODER: lora})
+        self.add_parts()
 
     @property
-    def title(self) -> str:
-        """What a table calls it."""
-        return f"{type(self).__name__} {self.layout.upper()} {self.ratio:g}x"
+    def layout(self) -> str:
+        """The position layout."""
+        return str(self.options.layout)
 
-    @abstractmethod
-    def _kept(self, hidden_states: Tensor, layers: Layers) -> tuple[Tensor, ...]:
-        """What the memory keeps, [..., K, .] each, of its tokens' hidden states [B, K, d] or keys and values."""
-
-    @abstractmethod
-    def _contents(self, kept: Sequence[Tensor]) -> dict[str, Any]:
-        """The memory's `embeddings` or `layers`, from what `_kept` returned."""
+    def starts(self, memory: Memory, task: Task) -> tuple[int, ...]:
+        """See `Compressor.starts`; a reconstruction has the positions of the context where the layout keeps them."""
+        return (0,) * memory.batch_size if task == "ae" and memory.source.consistent else memory.starts
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor | None]:
         """One pass over all chunks of all rows; of a long context, without gradients, a pass over some of them each."""
@@ -173,7 +165,7 @@ class ChunkCompressor(Compressor):
             # A copy: the pass is cached for other contexts of these lengths.
             positions=batch.positions.clone(),
             starts=batch.starts,
-            **self._contents(kept),
+            **self.options.contents(self, kept),
         )
         return memory, hidden_states
 
@@ -200,7 +192,7 @@ class ChunkCompressor(Compressor):
         if not torch.is_grad_enabled():
             # A view would keep the hidden states of the context alive; with gradients the graph does so anyway.
             hidden_states = hidden_states.clone()
-        return hidden_states, self._kept(hidden_states, () if keep is None else keep.close())
+        return hidden_states, self.options.kept(self, hidden_states, () if keep is None else keep.close())
 
     def _in_parts(
         self, rows: Rows, count: int, parts: Sequence[tuple[slice, Plan]]
@@ -241,62 +233,60 @@ class ChunkCompressor(Compressor):
         return embedding.expand(memory.batch_size, 1, -1).to(self.embed.weight.dtype)
 
 
-class ICAE(ChunkCompressor):
-    """In-context autoencoder (Ge et al.), with the position layouts of Position IDs Matter. See `ChunkCompressor`.
+@register("icae")
+@dataclass(frozen=True, kw_only=True)
+class ICAEConfig(ChunkConfig):
+    """In-context autoencoder (Ge et al.), with the position layouts of Position IDs Matter.
 
     Args:
         match_embeddings: the decoder reads rms_norm(h) * gain + shift in place of the encoder's outputs h. Both are
             learned, [d] each, and begin at the spread and the mean of the token embeddings, so that the decoder gets
             inputs of the size it knows: SmolLM2-135M's outputs are 16 times as large. Ours, in no paper.
-        model, common: as in `ChunkCompressor`: chunk, ratio, layout, losses, lora, window, end_token, joint_head.
     """
 
-    method = "icae"
-    carrier = "embedding"
-    shared_arguments = frozenset(ChunkOptions.__annotations__)
+    carrier: ClassVar[str] = "embedding"
 
-    def __init__(
-        self, model: PreTrainedModel, *, match_embeddings: bool = False, **common: Unpack[ChunkOptions]
-    ) -> None:
-        flag("match_embeddings", match_embeddings)
-        super().__init__(model, **common)
-        self._settings["match_embeddings"] = match_embeddings
-        self.gain: nn.Parameter | None = None
-        self.shift: nn.Parameter | None = None
-        if match_embeddings:
-            mean, spread = embedding_statistics(self.embed)
-            self.gain, self.shift = nn.Parameter(spread.expand(len(mean)).clone()), nn.Parameter(mean.clone())
+    match_embeddings: bool = setting(False, before=False, in_memory=False)
 
-    @classmethod
-    def own_shapes(cls, settings: Mapping[str, Any], width: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
-        """See `Compressor.own_shapes`."""
-        matched: dict[str, tuple[int, ...]] = {"gain": (width,), "shift": (width,)}
-        return super().own_shapes(settings, width, vocabulary) | (matched if settings["match_embeddings"] else {})
+    def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
+        """See `ChunkConfig.parts`; gain and shift."""
+        gain = shift = None
+        if self.match_embeddings:
+            mean, spread = embedding_statistics(embed)
+            gain, shift = nn.Parameter(spread.expand(len(mean)).clone()), nn.Parameter(mean.clone())
+        return super().parts(embed) | {"gain": gain, "shift": shift}
 
-    def _kept(self, hidden_states: Tensor, layers: Layers) -> tuple[Tensor, ...]:
-        if self.gain is not None and self.shift is not None:
-            matched = rms_norm(hidden_states.float(), self.gain.shape) * self.gain + self.shift
-            return (matched.to(hidden_states.dtype),)
-        return (hidden_states,)
+    def kept(self, compressor: Any, hidden_states: Tensor, layers: Layers) -> tuple[Tensor, ...]:
+        """The hidden states, matched to embeddings if asked for."""
+        if not self.match_embeddings:
+            return (hidden_states,)
+        matched = rms_norm(hidden_states.float(), compressor.gain.shape) * compressor.gain + compressor.shift
+        return (matched.to(hidden_states.dtype),)
 
-    def _contents(self, kept: Sequence[Tensor]) -> dict[str, Any]:
+    def contents(self, compressor: Any, kept: Sequence[Tensor]) -> dict[str, Any]:
+        """See `ChunkConfig.contents`."""
         return {"embeddings": kept[0]}
 
 
-class FiveHundredX(ChunkCompressor):
-    """500xCompressor (Li et al.), with the position layouts of Position IDs Matter. See `ChunkCompressor`.
+class ICAE(ChunkCompressor, config=ICAEConfig):
+    """ICAE; arguments are those of `ICAEConfig` and `ChunkConfig`."""
+
+
+@register("x500")
+@dataclass(frozen=True, kw_only=True)
+class FiveHundredXConfig(ChunkConfig):
+    """500xCompressor (Li et al.), with the position layouts of Position IDs Matter.
 
     Keys keep the rotation of their encoder position ids; the decoder's tokens take theirs from the layout.
     """
 
-    method = "x500"
-    carrier = "kv"
-
-    def _kept(self, hidden_states: Tensor, layers: Layers) -> tuple[Tensor, ...]:
+    def kept(self, compressor: Any, hidden_states: Tensor, layers: Layers) -> tuple[Tensor, ...]:
+        """Keys and values of every layer."""
         return tuple(tensor for layer in layers for tensor in layer)
 
-    def _contents(self, kept: Sequence[Tensor]) -> dict[str, Any]:
-        frequencies = frequencies_of(decoder_of(self.model))
+    def contents(self, compressor: Any, kept: Sequence[Tensor]) -> dict[str, Any]:
+        """See `ChunkConfig.contents`."""
+        frequencies = frequencies_of(decoder_of(compressor.model))
         rows = kept[0].shape[0]
         return {
             "layers": tuple(zip(kept[::2], kept[1::2], strict=True)),
@@ -305,9 +295,12 @@ class FiveHundredX(ChunkCompressor):
         }
 
 
+class FiveHundredX(ChunkCompressor, config=FiveHundredXConfig):
+    """500xCompressor; arguments are those of `ChunkConfig`."""
+
+
 def check_divides(chunk: int, ratio: float) -> int:
     """Memory tokens M = chunk / ratio of a chunk, which must be a whole number."""
-    chunk = whole("chunk", chunk, high=POSITIONS)
     number("ratio", ratio, 1)
     tokens = chunk / Fraction(float(ratio)).limit_denominator(10**6)
     if tokens.denominator != 1:

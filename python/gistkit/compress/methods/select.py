@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gistkit import hf, ops
-from gistkit._checks import placed, whole
+from gistkit.common.checks import placed
+from gistkit.compress.compressor import check_base
+from gistkit.compress.config import register, setting
 from gistkit.compress.memory import Memory
 from gistkit.compress.memory_join import join_selected
-from gistkit.compress.methods.in_place import TEXT, InPlace, InPlaceOptions
+from gistkit.compress.methods.in_place import TEXT, InPlace, InPlaceConfig
 from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.scores import SCORES, Heads, Score, description, score_of
 from gistkit.compress.scores.kvzip import Repetition
@@ -25,13 +28,13 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 
-class Select(InPlace):
+@register("select")
+@dataclass(frozen=True, kw_only=True)
+class SelectConfig(InPlaceConfig):
     """Keeps some of the context's own keys and values, other ones in each layer and head, by a score.
 
-    It works with a model as it is; a LoRA adapter may be trained on what is kept (`lora`). In layers with a sliding
-    window the last tokens are kept, as text behind the context sees no others there.
-
     Args:
+        lora: as in `InPlaceConfig`. By default there is none: the model stays as it is, with such adapters as it has.
         ratio: tokens of the context, BOS among them, for each that is kept, a whole number >= 1.
         by: the score: a name of `gistkit.compress.scores.SCORES`, a mapping with its "name" and arguments, or a
             `Score`. None: "kvzip", or with a question "snapkv".
@@ -40,54 +43,67 @@ class Select(InPlace):
         budget: how many tokens of any longer context are kept, in place of a share of them.
         positions: "kept": the text goes on behind the whole context. "closed": kept tokens move together, by rotation
             of their keys, and the text follows them.
-        model, common: as in `InPlace`: losses, lora, window, end_token, bos_token. By default there is no `lora`: the
-            model stays as it is, with such adapters as it has.
     """
 
-    method = "select"
-    needs_training = False
+    needs_training: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        ratio: int = 4,
-        by: str | Mapping[str, Any] | Score | None = None,
-        question: str | None = None,
-        budget: int | None = None,
-        positions: Literal["kept", "closed"] = "kept",
-        **common: Unpack[InPlaceOptions],
-    ) -> None:
-        score = score_of(("kvzip" if question is None else "snapkv") if by is None else by)
+    lora: int | LoraConfig | None = setting(None, in_memory=False)
+    ratio: int = setting(4, least=1, in_memory=False)
+    by: str | Mapping[str, Any] | Score | None = None
+    question: str | None = setting(None, before=None)
+    budget: int | None = setting(None, least=1)
+    positions: Literal["kept", "closed"] = setting("kept", among=("kept", "closed"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        question = self.question
+        score = score_of(("kvzip" if question is None else "snapkv") if self.by is None else self.by)
         if question is not None and (not isinstance(question, str) or not question.strip()):
             raise ValueError(f"question: expected a text, got {question!r}")
         if question is not None and not score.reads_question:
             names = ", ".join(name for name, kind in SCORES.items() if kind.reads_question)
             raise ValueError(f"question: expected by {names}, which reads it, got by {score.name}")
-        if positions not in ("kept", "closed"):
-            raise ValueError(f"positions: expected kept or closed, got {positions!r}")
-        if score.needs_rope:
-            hf.check_rotates(model)
-        if positions == "closed":
-            hf.check_moves(model)
-        budget = None if budget is None else whole("budget", budget)
-        options = {"by": description(score), "budget": budget, "positions": positions, "question": question}
-        own: InPlaceOptions = {"lora": None, **common}
-        super().__init__(model, ratio=ratio, options=options, **own)
-        self.score, self.budget, self.closed, self.question = score, budget, positions == "closed", question
+        self._set("by", score)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """See `Config.settings`."""
+        return super().settings | {"by": description(cast(Score, self.by))}
 
     @property
     def title(self) -> str:
         """What a table calls it."""
         aware = "" if self.question is None else ", for a question"
-        return f"Select {self.score.name} {self.budget or f'{self.chunk}x'}{aware}"
+        return f"Select {cast(Score, self.by).name} {self.budget or f'{self.ratio}x'}{aware}"
+
+    def check_model(self, model: nn.Module) -> None:
+        """See `Config.check_model`."""
+        if cast(Score, self.by).needs_rope:
+            hf.check_rotates(model)
+        if self.positions == "closed":
+            hf.check_moves(model)
+
+
+class Select(InPlace, config=SelectConfig):
+    """Select; arguments are those of `SelectConfig` and `InPlaceConfig`.
+
+    It works with a model as it is; a LoRA adapter may be trained on what is kept (`lora`). In layers with a sliding
+    window the last tokens are kept, as text behind the context sees no others there.
+    """
+
+    options: SelectConfig
+
+    def __init__(self, model: Any, config: SelectConfig | None = None, **settings: Any) -> None:
+        super().__init__(model, config, **settings)
+        self.score, self.budget = cast(Score, self.options.by), self.options.budget
+        self.closed, self.question = self.options.positions == "closed", self.options.question
 
     def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
         """As `Compressor.install`; without LoRA the model stays as it is, with a user's adapters."""
         if lora is not None:
             super().install(lora, copies, norms=norms)
         else:
-            self._check_base(self.loss_weights, False)
+            check_base(self.loss_weights, False)
 
     def kept(self, length: int) -> int:
         """How many of `length` tokens each head keeps."""

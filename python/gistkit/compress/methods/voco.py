@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit._checks import POSITIONS, flag, whole
-from gistkit.compress.compressor import Compressor, Task, draw_like
+from gistkit.compress.compressor import Compressor, Task
+from gistkit.compress.config import Config, draw_like, register, setting
 from gistkit.compress.memory import Memory
 from gistkit.compress.plans import ImageLayout, ImagePass, ImageRow, image_pass, image_row
 from gistkit.compress.tokens import Rows, as_rows
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 TEXT = "text"
-LOSSES = ("lm", "qa")
 
 
 class ImageRows(Rows):
@@ -40,22 +39,12 @@ class ImageRows(Rows):
     pixels: Mapping[str, Tensor]
 
 
-class VoCo(Compressor):
+@register("voco")
+@dataclass(frozen=True, kw_only=True)
+class VoCoConfig(Config):
     """VoCo-LLaMA (Ye et al.), with the position layouts of Position IDs Matter (Section 4.4, Figure 8).
 
-    One pass of the language model reads [text before][image][VoCo tokens][text], several images if there are. The VoCo
-    tokens see their image, and text sees only them in its place. The memory holds the keys and values of the VoCo
-    tokens and of the text between images; the text that reads it follows directly, and no vision token is in its cache.
-
-    A context is what the model's own processor returns for a text with images: input_ids with its image tokens,
-    pixel_values, and what belongs to them (image_sizes, image_grid_thw, pixel_attention_mask); `encode` and `forward`
-    take it as `input_ids`. `split` cuts a whole prompt, as a chat template makes it, into such a context and the
-    question behind the last image.
-
     Args:
-        model: a transformers vision-language model of a type in `gistkit.hf.vision.FAMILIES`, with its head. Its one
-            copy of the weights reads images and text. The images of Gemma 3 see the whole of themselves, as they do
-            without VoCo.
         memory_tokens: VoCo tokens M of each image, at least 1; all images have the same learned embeddings. There may
             be more than an image has vision tokens, with a warning.
         layout: position ids, "dpl", "upl", "epl" or "cpl", see `gistkit.layouts.voco`. In models with three axes of
@@ -77,96 +66,113 @@ class VoCo(Compressor):
             language model's norms train.
         train_projector: the map from the vision tower to embeddings trains too, with LoRA as a copy of it.
         train_vision: the vision tower trains too, with LoRA by LoRA on its linear maps. Otherwise it is frozen.
-
-    Raises:
-        TypeError, ValueError: naming the argument, what was expected and what came.
     """
 
-    method = "voco"
-    carrier = "kv"
-    encoder_predicts_first = True
+    allowed_losses: ClassVar[tuple[str, ...]] = ("lm", "qa")
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        memory_tokens: int = 128,
-        layout: str = "epl",
-        text_sees_before: bool = True,
-        gap: int = 0,
-        separators: Iterable[int] = (),
-        losses: Iterable[str] | Mapping[str, float] = ("qa",),
-        lora: int | LoraConfig | None = 64,
-        embedding_lora: int | None = None,
-        train_norms: bool = False,
-        train_projector: bool = False,
-        train_vision: bool = False,
-    ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model: expected a transformers vision-language model, got {type(model).__name__}")
-        vision = Vision(model)
-        memory_tokens = whole("memory_tokens", memory_tokens, high=POSITIONS)
-        gap = whole("gap", gap, 0, POSITIONS)
-        text_sees_before = flag("text_sees_before", text_sees_before)
-        if layout not in SCHEMES:
-            raise ValueError(f"layout: expected one of {', '.join(SCHEMES)}, got {layout!r}")
-        separators = _token_ids(separators, vision.image_token)
-        if vision.family.bidirectional and (gap or separators):
-            raise ValueError(
-                f"{'gap' if gap else 'separators'}: expected none for {vision.name}, whose images see the whole of "
-                f"themselves, got {gap or separators}"
-            )
-        reading = {"layout": layout, "text_sees_before": text_sees_before, "gap": gap, "separators": separators}
-        training = {
-            "train_projector": flag("train_projector", train_projector),
-            "train_vision": flag("train_vision", train_vision),
-        }
-        super().__init__(
-            model,
-            # Images differ in size: a chunk is as many vision tokens as there happen to be.
-            chunk=memory_tokens,
-            memory_tokens=memory_tokens,
-            layout=json.dumps(reading, sort_keys=True),
-            losses=losses,
-            reader=TEXT,
-            settings={"memory_tokens": memory_tokens, **reading, **training},
-        )
-        self.vision, self.separators = vision, frozenset(separators)
-        self.image_layout = ImageLayout(
-            memory_tokens, layout, gap, text_sees_before, vision.family.bidirectional, vision.family.axes
-        )
-        config = adapter_config(model, lora, "all", embedding_lora=embedding_lora, train_norms=train_norms)
-        if config is not None:
-            _add_vision(config, vision, model, isinstance(lora, int), **training)
-        self.install(None if config is None else {TEXT: config})
-        if config is None:
-            _freeze_vision(vision, **training)
-        self.memory_embeddings = draw_like(self.embed, memory_tokens)
+    memory_tokens: int = setting(128, least=1, in_memory=False)
+    layout: str = setting("epl", among=SCHEMES)
+    text_sees_before: bool = True
+    gap: int = setting(0, least=0)
+    separators: Iterable[int] = ()
+    train_projector: bool = setting(False, in_memory=False)
+    train_vision: bool = setting(False, in_memory=False)
 
-    @classmethod
-    def roles(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        """Whose adapters one made with these settings has, where it has any."""
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        values = self.separators
+        ids = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else None
+        if ids is None or not all(isinstance(each, int) and each >= 0 for each in ids):
+            raise ValueError(f"separators: expected token ids of at least 0, got {values!r}")
+        self._set("separators", tuple(sorted({*ids})))
+
+    @property
+    def chunk(self) -> int:
+        """Images differ in size: a chunk is as many vision tokens as there happen to be."""
+        return self.memory_tokens
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The text's, in all passes."""
         return (TEXT,)
-
-    @classmethod
-    def own_shapes(cls, settings: Mapping[str, Any], width: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of the compressor's own parameters by name, in one with these settings.
-
-        Args:
-            settings: as `settings`.
-            width, vocabulary: of the model's input embedding.
-        """
-        return {"memory_embeddings": (whole("memory_tokens", settings["memory_tokens"]), width)}
 
     @property
     def title(self) -> str:
         """What a table calls it."""
-        return f"VoCo {self.image_layout.positions.upper()} {self.memory_tokens}"
+        return f"VoCo {self.layout.upper()} {self.memory_tokens}"
+
+    @classmethod
+    def sizes(cls, chunk: int, memory_tokens: int) -> dict[str, Any]:
+        """See `Config.sizes`."""
+        return {"memory_tokens": memory_tokens}
+
+    def check_model(self, model: nn.Module) -> None:
+        """See `Config.check_model`; what the settings say must fit the model's images."""
+        vision = Vision(model)
+        if vision.image_token in self.separators:
+            raise ValueError(
+                f"separators: expected token ids other than the image token's, {vision.image_token}, got "
+                f"{self.separators}"
+            )
+        if vision.family.bidirectional and (self.gap or self.separators):
+            raise ValueError(
+                f"{'gap' if self.gap else 'separators'}: expected none for {vision.name}, whose images see the whole "
+                f"of themselves, got {self.gap or [*self.separators]}"
+            )
+
+    def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
+        """The VoCo tokens."""
+        return {"memory_embeddings": draw_like(embed, self.memory_tokens)}
+
+
+class VoCo(Compressor, config=VoCoConfig):
+    """VoCo; arguments are those of `VoCoConfig`.
+
+    One pass of the language model reads [text before][image][VoCo tokens][text], several images if there are. The VoCo
+    tokens see their image, and text sees only them in its place. The memory holds the keys and values of the VoCo
+    tokens and of the text between images; the text that reads it follows directly, and no vision token is in its cache.
+
+    A context is what the model's own processor returns for a text with images: input_ids with its image tokens,
+    pixel_values, and what belongs to them (image_sizes, image_grid_thw, pixel_attention_mask); `encode` and `forward`
+    take it as `input_ids`. `split` cuts a whole prompt, as a chat template makes it, into such a context and the
+    question behind the last image.
+    """
+
+    options: VoCoConfig
+    memory_embeddings: nn.Parameter
+    reader: str | None = TEXT
+    encoder_predicts_first = True
+
+    def __init__(self, model: PreTrainedModel, config: VoCoConfig | None = None, **settings: Any) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model: expected a transformers vision-language model, got {type(model).__name__}")
+        # Refuses a model that sees nothing, before it is asked for more.
+        vision = Vision(model)
+        super().__init__(model, config, **settings)
+        self.vision, options = vision, self.options
+        self.image_layout = ImageLayout(
+            options.memory_tokens,
+            options.layout,
+            options.gap,
+            options.text_sees_before,
+            vision.family.bidirectional,
+            vision.family.axes,
+        )
+        training = {"train_projector": options.train_projector, "train_vision": options.train_vision}
+        lora = adapter_config(
+            model, options.lora, "all", embedding_lora=options.embedding_lora, train_norms=options.train_norms
+        )
+        if lora is not None:
+            _add_vision(lora, vision, model, isinstance(options.lora, int), **training)
+        self.install(None if lora is None else {TEXT: lora})
+        if lora is None:
+            _freeze_vision(vision, **training)
+        self.add_parts()
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """The keyword arguments that the compressor was made with, except `lora`; JSON values."""
-        return self._settings | {"losses": dict(self.loss_weights)}
+    def separators(self) -> frozenset[int]:
+        """Token ids that join the image tokens around them."""
+        return frozenset(self.options.separators)
 
     def rows(self, name: str, ids: Any, attention_mask: Any = None, shortest: int = 0) -> Rows:
         """A user's token ids of a text without images, checked and padded at the end of rows."""
@@ -305,13 +311,9 @@ class VoCo(Compressor):
             "as one context"
         )
 
-    @staticmethod
-    def _check_base(losses: Mapping[str, float], base_frozen: bool) -> None:
-        if not set(losses) <= set(LOSSES):
-            raise ValueError(f"losses: expected some of {', '.join(LOSSES)} for voco, got {', '.join(losses)}")
-
-    def _text(self, name: str, task: str, ids: Any, contexts: Rows) -> Rows:
-        return self._text_alone(name, super()._text(name, task, ids, contexts))
+    def text(self, name: str, rows: Rows) -> Rows:
+        """See `Compressor.text`."""
+        return self._text_alone(name, rows)
 
     def _text_alone(self, name: str, rows: Rows) -> Rows:
         if bool(((rows.ids == self.vision.image_token) & rows.valid).any()):
@@ -349,13 +351,6 @@ class VoCo(Compressor):
                     continue
             images.append((start, end))
         return images
-
-
-def _token_ids(values: Iterable[int], image_token: int) -> list[int]:
-    ids = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else None
-    if ids is None or not all(isinstance(value, int) and value >= 0 for value in ids) or image_token in ids:
-        raise ValueError(f"separators: expected token ids other than the image token's, {image_token}, got {values!r}")
-    return sorted(set(ids))
 
 
 def _add_vision(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gistkit import hf
-from gistkit._checks import padded, placed
+from gistkit.common.checks import padded, placed
 from gistkit.hf.keep import Layers
 from gistkit.layouts import Plan
 

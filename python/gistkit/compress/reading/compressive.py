@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gistkit import hf, ops
-from gistkit._checks import padded
+from gistkit.common.checks import padded
 from gistkit.compress.methods.avgpool import AvgPool
 from gistkit.compress.methods.in_place import TEXT
 from gistkit.compress.model import Use

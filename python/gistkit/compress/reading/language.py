@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from gistkit._checks import IGNORE, placed
+from gistkit.common.checks import IGNORE, placed
 from gistkit.compress.generation import Loop, Streamer, configured, padded_at_start
 from gistkit.compress.losses import token_loss
 from gistkit.compress.methods.in_place import InPlace

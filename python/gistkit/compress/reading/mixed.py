@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gistkit import hf, layouts
-from gistkit._checks import padded, placed
+from gistkit.common.checks import padded, placed
 from gistkit.compress.methods.dodo import Dodo, rule_scores
 from gistkit.compress.methods.in_place import GISTS, TEXT
 from gistkit.compress.model import Use

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from gistkit import hf, layouts
-from gistkit._checks import padded
+from gistkit.common.checks import padded
 from gistkit.compress.methods.in_place import InPlace
 from gistkit.compress.model import Use
 from gistkit.compress.reading.cache import StreamCache

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gistkit._checks import whole
+from gistkit.common.checks import whole
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gistkit._checks import at_least
+from gistkit.common.checks import at_least
 from gistkit.nn.seqpe.kept import KeptEmbeddings
 from gistkit.nn.seqpe.layers import DigitLayer, encode, encode_dropped
 from gistkit.nn.seqpe.samplers import as_number, as_position

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gistkit._checks import whole
+from gistkit.common.checks import whole
 from gistkit.nn.seqpe.losses import Form, check_form
 
 # Confusions that are tried for each that is wanted: some are the pivot, out of range, or nearer than a uniform draw.

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gistkit._checks import whole
 from gistkit._compiled import planner as _planner
+from gistkit.common.checks import whole
 from gistkit.layouts.links import Links
 
 

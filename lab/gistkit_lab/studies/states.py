@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gistkit._files import read_tensors, remove_partials, write_tensors
+from gistkit.common.files import read_tensors, remove_partials, write_tensors
 from gistkit.compress.files import ADDED_SETTINGS
 from gistkit.train.sharding import whole
 

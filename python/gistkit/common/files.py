@@ -20,7 +20,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit._messages import one_line
+from gistkit.common.messages import one_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,0 +1,212 @@
+"""Config: a method's arguments, declared once, and the registry of methods.
+
+The fields of a config are the keyword arguments of its compressor, the JSON of a saved one, what commands take, and
+what a file is checked against. `setting` says what a field must satisfy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from inspect import Parameter, Signature
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from gistkit.common.checks import POSITIONS, flag, whole
+from gistkit.compress.losses import LOSSES, CompressionHead, JointHead, check_losses
+from gistkit.hf.lora import embedding_scale
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+REGISTRY: dict[str, type[Config]] = {}
+"""The config of each method by its name; `register` adds one."""
+# Settings that older files do not have, with the value that their compressors were made with.
+ADDED_SETTINGS: dict[str, Any] = {}
+# What an adapter's own configuration holds.
+OF_ADAPTERS = {"lora", "embedding_lora", "train_norms"}
+_ALWAYS = object()
+
+Kind = TypeVar("Kind", bound="type[Config]")
+
+
+def embedding_statistics(embed: nn.Embedding) -> tuple[Tensor, Tensor]:
+    """Mean [d] and spread, a scalar, of the vocabulary's embeddings as the first layer reads them, fp32."""
+    table = embed.weight.detach().float() * embedding_scale(embed)
+    return table.mean(0), table.std()
+
+
+def draw_like(embed: nn.Embedding, rows: int) -> nn.Parameter:
+    """New embeddings [rows, d] with the mean and spread of those of the vocabulary, fp32."""
+    mean, spread = embedding_statistics(embed)
+    return nn.Parameter(mean + spread * torch.randn(rows, len(mean), device=mean.device))
+
+
+def register(name: str) -> Callable[[Kind], Kind]:
+    """Gives a config's class its name in files and commands."""
+
+    def registered(config: Kind) -> Kind:
+        config.method = name
+        # Plans are kept by config. A dataclass would hash all of its fields, some of which have no hash.
+        config.__eq__, config.__hash__ = object.__eq__, object.__hash__  # type: ignore[method-assign, assignment]
+        REGISTRY[name] = config
+        ADDED_SETTINGS.update(config.added())
+        return config
+
+    return registered
+
+
+def setting(
+    default: Any,
+    *,
+    least: int | None = None,
+    among: Iterable[Any] = (),
+    before: Any = _ALWAYS,
+    in_memory: bool = True,
+) -> Any:
+    """A field of a config. One whose default is True or False takes no other value.
+
+    Args:
+        default: its value if none is given.
+        least: it is a whole number of at least so much, or None if its type says so.
+        among: the values that it may have.
+        before: the value that compressors were made with before the field existed; a memory does not name it.
+        in_memory: only compressors with the same value read each other's memories.
+    """
+    return field(
+        default=default,
+        metadata={"least": least, "among": tuple(among), "before": before, "in_memory": in_memory},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The arguments that all methods share.
+
+    Args:
+        losses: what `forward` returns, names or {name: weight}: "ae" (reconstruct the context), "lm" (continue it),
+            "compression" (each memory token predicts its own segment), "qa" (answer a question about it), "kl" (answer
+            as the base model does when it reads the whole context).
+        lora: rank of a PEFT LoRA (alpha is twice the rank), or a peft.LoraConfig; the base weights are frozen. None:
+            the model's own weights train.
+        embedding_lora: beside a rank, that of LoRA on the input embedding; None: no LoRA there.
+        train_norms: beside a rank, each role that has adapters has norms of its own, which train.
+    """
+
+    method: ClassVar[str]
+    carrier: ClassVar[str] = "kv"
+    """What the memory holds: "kv", keys and values, or "embedding"."""
+    needs_training: ClassVar[bool] = True
+    """Whether a memory is noise to a model before the compressor was trained."""
+    allowed_losses: ClassVar[tuple[str, ...]] = LOSSES
+    compressor: ClassVar[type[Any]]
+    """The class that runs the method."""
+
+    losses: Iterable[str] | Mapping[str, float] = setting(("qa",), in_memory=False)
+    lora: int | LoraConfig | None = setting(64, in_memory=False)
+    embedding_lora: int | None = setting(None, in_memory=False)
+    train_norms: bool = setting(False, in_memory=False)
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value, rules = getattr(self, each.name), each.metadata
+            if isinstance(each.default, bool):
+                flag(each.name, value)
+            if (least := rules.get("least")) is not None and not (value is None and "None" in str(each.type)):
+                self._set(each.name, whole(each.name, value, least, POSITIONS, floats=True))
+            if (among := rules.get("among")) and value not in among:
+                raise ValueError(f"{each.name}: expected one of {', '.join(map(str, among))}, got {value!r}")
+        weights = check_losses(self.losses)
+        if not weights.keys() <= set(self.allowed_losses):
+            raise ValueError(
+                f"losses: expected some of {', '.join(self.allowed_losses)} for {self.method}, got {', '.join(weights)}"
+            )
+        self._set("losses", weights)
+
+    def _set(self, name: str, value: Any) -> None:
+        """Gives a field its checked value, as only `__post_init__` may."""
+        object.__setattr__(self, name, value)
+
+    @property
+    def chunk(self) -> int:
+        """Context tokens of a chunk, each of which has `memory_tokens` memory tokens."""
+        raise NotImplementedError
+
+    @property
+    def memory_tokens(self) -> int:
+        """Memory tokens of a chunk."""
+        return 1
+
+    @property
+    def title(self) -> str:
+        """What a table calls the compressor, such as FiveHundredX EPL 5x."""
+        return f"{self.compressor.__name__} {self.chunk}x"
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles that have adapters, beside LoRA."""
+        raise NotImplementedError
+
+    def check_model(self, model: nn.Module) -> None:
+        """Raises a TypeError for a model that the method cannot run in."""
+
+    def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
+        """What the compressor has and trains beside the model, by name, for a model with this input embedding."""
+        return {}
+
+    def head(self, width: int, vocabulary: int) -> nn.Module:
+        """The map that the compression loss trains, untrained."""
+        offsets = -(-self.chunk // self.memory_tokens)
+        if getattr(self, "joint_head", False):
+            return JointHead(width, offsets, vocabulary)
+        return CompressionHead(width, offsets)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments by name, without those of adapters; JSON values, which the constructor takes back."""
+        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in OF_ADAPTERS}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+
+    @cached_property
+    def of_memory(self) -> dict[str, Any]:
+        """The settings that tell its memories from those of others, beside `chunk` and `memory_tokens`."""
+        settings = self.settings
+        return {
+            each.name: settings[each.name]
+            for each in fields(self)
+            if each.metadata.get("in_memory", True) and settings[each.name] != each.metadata.get("before", _ALWAYS)
+        }
+
+    @classmethod
+    def sizes(cls, chunk: int, memory_tokens: int) -> dict[str, Any]:
+        """The settings that make `chunk` and `memory_tokens` so large."""
+        return {"ratio": chunk}
+
+    @classmethod
+    def names(cls) -> set[str]:
+        """The names of all fields."""
+        return {each.name for each in fields(cls)}
+
+    @classmethod
+    def added(cls) -> dict[str, Any]:
+        """The settings that older files do not have, with their values then."""
+        values = {each.name: each.metadata.get("before", _ALWAYS) for each in fields(cls)}
+        return {name: value for name, value in values.items() if value is not _ALWAYS}
+
+    @classmethod
+    def check_names(cls, given: Iterable[str]) -> None:
+        """Refuses an argument that is no field."""
+        if unknown := sorted(set(given) - cls.names()):
+            raise TypeError(f"{unknown[0]}: expected some of {', '.join(sorted(cls.names()))}, got {unknown[0]}")
+
+    @classmethod
+    def signature(cls) -> Signature:
+        """That of a compressor's constructor: the model, and the fields as keyword arguments."""
+        keywords = [
+            Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
+            for each in fields(cls)
+        ]
+        return Signature([Parameter("model", Parameter.POSITIONAL_OR_KEYWORD), *keywords])

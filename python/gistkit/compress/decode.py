@@ -1,0 +1,110 @@
+"""How a text reads a memory: what is checked first, the plan of the pass, and the pass."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gistkit import hf
+from gistkit.common.checks import placed
+from gistkit.compress.memory import TASKS, Memory, Task, check_memory
+from gistkit.compress.plans import ReadingRow, decoder_plan
+from gistkit.compress.tokens import Rows, check_rows, pad
+from gistkit.layouts import Plan
+
+
+def read(compressor: Any, memory: Memory, task: Task, rows: Rows, plan: Plan | None) -> Tensor:
+    """Hidden states [B, 1 + T, d] before a text and at each of its tokens, see `Compressor.decode`."""
+    check_memory(memory)
+    check_rows("input_ids", rows, memory.batch_size)
+    lm, reader = compressor.lm, compressor.reader
+    remainder = pad(memory.rest if task != "ae" else ((),) * memory.batch_size, compressor.device)
+    if plan is None:
+        plan = compressor.reading_plan(memory, task, (remainder, rows))
+    texts = [lm.embedded(reader, part.ids) for part in (remainder, rows)]
+    inputs = torch.cat([compressor.task_embedding(task, memory), *texts], 1)
+    tokens, skip = inputs.shape[1], 0
+    if memory.embeddings is not None:
+        skip = memory.num_tokens
+        inputs = torch.cat([memory.embeddings.to(inputs.dtype), inputs], 1)
+    hidden_states = inputs
+    if inputs.shape[1]:
+        bias = None
+        if memory.key_bias is not None and torch.is_grad_enabled():
+            # The text's keys have none. Without gradients it is zeros.
+            bias = F.pad(memory.key_bias, (0, inputs.shape[1]))[:, None]
+        out = lm.run(reader, inputs_embeds=inputs, plan=plan, memory=memory.layers, key_bias=bias)
+        hidden_states = out.last_hidden_state[:, skip:]
+    if tokens == remainder.ids.shape[1] + rows.ids.shape[1]:
+        hidden_states = torch.cat([last_of(memory)[:, None].to(hidden_states.dtype), hidden_states], 1)
+    if not remainder.ids.shape[1]:
+        return hidden_states
+    last = placed(remainder.lengths, hidden_states.device)[:, None, None]
+    return torch.cat([hidden_states.take_along_dim(last, 1), hidden_states[:, 1 + remainder.ids.shape[1] :]], 1)
+
+
+def reading_plan(compressor: Any, memory: Memory, task: Task, texts: Sequence[Rows], name: str) -> Plan:
+    """The plan of [memory][task token][text]..., see `Compressor.reading_plan`."""
+    if task not in TASKS:
+        raise ValueError(f"task: expected one of {', '.join(TASKS)}, got {task!r}")
+    compressor.check_readable(memory)
+    compressor.rows("memory", memory.rest)
+    lm, cached = compressor.lm, compressor.carrier == "kv"
+    ordinals, text_ordinals = compressor.ordinals(memory)
+    starts = compressor.starts(memory, task)
+    tasks = compressor.task_embedding(task, memory).shape[1]
+    reading = tuple(
+        ReadingRow(
+            memory.lengths[row],
+            # Cached keys are rotated already.
+            b"" if cached else memory.positions[row].numpy().tobytes(),
+            ordinals[row].numpy().tobytes(),
+            starts[row],
+            text_ordinals[row],
+            (tasks, *(text.lengths[row] for text in texts)),
+        )
+        for row in range(memory.batch_size)
+    )
+    lm.check_positions(name, max(row.start + sum(row.text) - 1 for row in reading))
+    widths = (tasks, *(text.ids.shape[1] for text in texts))
+    return decoder_plan(reading, memory.num_tokens, widths, cached, lm.windows, str(compressor.device))
+
+
+def last_of(memory: Memory) -> Tensor:
+    """`Memory.last`; a ValueError if the memory has none."""
+    if memory.last is None:
+        raise ValueError("memory: expected one with the output that predicts what follows it, got one without")
+    return memory.last
+
+
+def check_readable(compressor: Any, memory: Memory) -> None:
+    """Refuses a memory of another method, shape or model, or on another device."""
+    lm = compressor.lm
+    if memory.source != compressor.source:
+        got, expected = memory.differing(compressor.source, hf.identity(lm.model))
+        raise ValueError(f"memory: expected one made with {expected}, got one made with {got}")
+    memory.check_shapes(lm.head_shapes, lm.width)
+    base, own = (None, None)
+    if (memory.fingerprint, memory.maker) != (None, None):
+        base, own = compressor.fingerprints()
+    if memory.fingerprint is not None and memory.fingerprint != base:
+        got, expected = hf.differing(memory.model, hf.identity(lm.model))
+        raise ValueError(
+            f"memory: expected one of the base model {expected}, got one of {got}: "
+            "a model of the same shape with other weights"
+        )
+    if memory.maker is not None and memory.maker != own:
+        warnings.warn(
+            "memory: expected one that this compressor made, got one of another compressor, or of this one before "
+            "it was trained further",
+            stacklevel=4,
+        )
+    if memory.device != compressor.device:
+        raise ValueError(
+            f"memory: expected one on {compressor.device}, got one on {memory.device}; use memory.to(device)"
+        )

@@ -1,0 +1,108 @@
+"""Identity: what tells a compressor's weights from others, looked at again only when they may have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gistkit import hf
+from gistkit.compress.model import SharedModel
+from gistkit.hf.attach import ModuleSnapshot
+from gistkit.hf.fingerprint import plain_tensors
+
+
+class Weights(NamedTuple):
+    """The base model's parameters, the compressor's own parameters by name, and a snapshot of the modules with both."""
+
+    snapshot: ModuleSnapshot
+    base: list[nn.Parameter]
+    own: dict[str, nn.Parameter]
+
+
+class Identity:
+    """The fingerprints of a compressor's weights, and of its base model's.
+
+    Args:
+        compressor: the module with all parameters; those of the base model begin with "model.".
+    """
+
+    def __init__(self, compressor: Any) -> None:
+        self.compressor = compressor
+        self._base: tuple[Any, str] | None = None
+        self._own: tuple[Any, str] | None = None
+        self._weights: Weights | None = None
+        # The base model for messages, see `gistkit.hf.identity`.
+        self.model: dict[str, Any] | None = None
+
+    @property
+    def lm(self) -> SharedModel:
+        """The compressor's model."""
+        return self.compressor.lm  # type: ignore[no-any-return]
+
+    def fingerprints(self) -> tuple[str, str]:
+        """The base model's fingerprint and that of the compressor's own weights, from one look at them."""
+        with self.lm.turn():
+            weights, (base_version, own_version) = self.weights(), self.versions(anywhere=False)
+            if self._base is None or self._base[0] != base_version:
+                self._base = base_version, hf.fingerprint(self.lm.model)
+                self.model = hf.identity(self.lm.model)
+            if self._own is None or self._own[0] != own_version:
+                self._own = own_version, hf.digest(weights.own.items())
+            return self._base[1], self._own[1]
+
+    def known_as(self, fingerprint: str) -> None:
+        """Gives the base model's weights, as they now are, a fingerprint: that of another dtype's copy of them."""
+        self._base = versions_of(self.weights().base), fingerprint
+        self.model = hf.identity(self.lm.model)
+
+    def forget(self) -> None:
+        """Forgets the fingerprints of what trains: a step follows, which a GPU's host could not see."""
+        self._own = None
+        if self.lm.adapters is None:
+            self._base = None
+
+    def versions(self, *, anywhere: bool = True) -> tuple[Any, Any]:
+        """What changes with the base model's weights, and with the compressor's own; a GPU is waited for `anywhere`."""
+        # Another thread may have the model without its upper layers.
+        with self.lm.turn():
+            weights = self.weights()
+            base, own = (versions_of(part, anywhere=anywhere) for part in (weights.base, weights.own.values()))
+            return base, own
+
+    def weights(self) -> Weights:
+        """The base model's weights and the compressor's own, collected again only when a parameter is replaced."""
+        weights, adapters = self._weights, self.lm.adapters
+        if weights is None or not weights.snapshot.unchanged:
+            base, own = [], {}
+            for name, parameter in self.compressor.named_parameters():
+                if adapters is not None and adapters.owns(name):
+                    own[adapters.plain(name)] = parameter
+                elif name.startswith("model."):
+                    base.append(parameter)
+                else:
+                    own[name] = parameter
+            weights = self._weights = Weights(ModuleSnapshot(self.compressor.modules()), base, own)
+        return weights
+
+
+def versions_of(weights: Iterable[Tensor], *, anywhere: bool = False) -> tuple[Any, ...]:
+    """What changes with the weights: where each lies, its version and, on the CPU or `anywhere`, one of its values.
+
+    Changes of whole weights through `.data`, as fused optimizers and some loaders make them, show in the values alone.
+    A change of other single values through `.data`, such as one row of embeddings, is not seen, nor any on a GPU, whose
+    values the host would have to wait for; `forward` sees that a step follows.
+    """
+    values: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    places = []
+    # A loop of every pass: most weights have no parts.
+    plain = (nn.Parameter, Tensor)
+    for weight in (part for one in weights for part in ((one,) if type(one) in plain else plain_tensors(one))):
+        # Weights made in inference mode have no version.
+        places.append((weight.data_ptr(), 0 if weight.is_inference() else weight._version))
+        if weight.numel() and (weight.is_cpu or (anywhere and not weight.is_meta)):
+            inside = tuple(size * 5 // 8 for size in weight.shape)
+            values.setdefault((weight.device, weight.dtype), []).append(weight.detach()[inside])
+    return (*places, *(tuple(torch.stack(some).tolist()) for some in values.values()))

@@ -1,0 +1,151 @@
+"""What trains a compressor: its losses, all from one compression, and its parameters as an optimizer takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gistkit.common.checks import IGNORE, placed
+from gistkit.compress.losses import HEAD, divergence_loss, token_loss
+from gistkit.compress.memory import Memory, Task
+from gistkit.compress.tokens import Rows, join_rows, label_rows, pad
+
+
+def losses_of(
+    compressor: Any, input_ids: Any, attention_mask: Any, continuation_ids: Any, question_ids: Any, answer_ids: Any
+) -> dict[str, Tensor]:
+    """The compressor's losses by name and their weighted mean as "loss", see `Compressor.forward`."""
+    thaw(compressor)
+    if compressor.training and torch.is_grad_enabled():
+        compressor.identity.forget()
+    weights, lm = compressor.loss_weights, compressor.lm
+    contexts = compressor.contexts(input_ids, attention_mask)
+    answers = next((name for name in ("qa", "kl") if name in weights), "")
+    labels = {
+        "continuation_ids": ("lm", continuation_ids),
+        "question_ids": (answers, question_ids),
+        "answer_ids": (answers, answer_ids),
+    }
+    texts = {
+        name: compressor.text(name, _given(name, task, ids, compressor, contexts))
+        for name, (task, ids) in labels.items()
+        if task in weights
+    }
+    losses: dict[str, Tensor] = {}
+    with lm.attached():
+        memory, hidden_states, compressed = compressor.compress_rows(contexts)
+        if compressor.training:
+            compressor.trained_length = max(compressor.trained_length or 0, *compressed.lengths)
+        for name in weights:
+            if name == "compression" and compressor.compression_head is not None:
+                if hidden_states is None:
+                    raise TypeError("encode_rows: expected hidden states, which the loss compression reads, got None")
+                losses[name] = compressor.compression_head(
+                    lm.readout(hidden_states), targets=compressor.segments(compressed), **compressor.output_embedding
+                )
+            elif name == "ae":
+                losses[name] = _text_loss(compressor, memory, "ae", _with_end_token(compressor, compressed))
+            elif name == "lm":
+                losses[name] = _text_loss(compressor, memory, "lm", texts["continuation_ids"])
+        if answers:
+            losses |= _answer_losses(compressor, memory, contexts, texts["question_ids"], texts["answer_ids"])
+    weighted = [weight * losses[name] for name, weight in weights.items()]
+    losses["loss"] = torch.stack(weighted).sum() / sum(weights.values())
+    return losses
+
+
+def _given(name: str, task: str, ids: Any, compressor: Any, contexts: Rows) -> Rows:
+    """The rows of an argument that a loss needs."""
+    if ids is None:
+        raise ValueError(f"{name}: expected int64 [B, t] for the {task} loss, got None")
+    rows = label_rows(name, ids, vocabulary=compressor.vocabulary, device=compressor.device)
+    if rows.batch_size != contexts.batch_size:
+        raise ValueError(f"{name}: expected {contexts.batch_size} rows as input_ids has, got {rows.batch_size}")
+    if not rows.ids.shape[1] and name != "question_ids":
+        raise ValueError(f"{name}: expected tokens to predict, got empty rows")
+    return rows
+
+
+def _with_end_token(compressor: Any, rows: Rows) -> Rows:
+    if compressor.end_token is None:
+        return rows
+    return join_rows(rows, pad([[compressor.end_token]] * rows.batch_size, rows.ids.device))
+
+
+def _text_loss(compressor: Any, memory: Memory, task: Task, text: Rows) -> Tensor:
+    """Mean loss of the tokens of a text after the memory; a row's last token predicts nothing."""
+    hidden_states = compressor.read(memory, task, _but_last(text))
+    targets = text.ids.where(text.valid, IGNORE)
+    return token_loss(compressor.lm.readout(hidden_states), targets=targets, **compressor.output_embedding)
+
+
+def _answer_losses(compressor: Any, memory: Memory, contexts: Rows, question: Rows, answer: Rows) -> dict[str, Tensor]:
+    """Those of the losses "qa" and "kl" that the compressor has, over the tokens of the answers."""
+    lm, text = compressor.lm, join_rows(question, answer)
+    hidden_states = compressor.read(memory, "qa", _but_last(text))
+    columns = torch.arange(text.ids.shape[1], device=text.ids.device)
+    in_answer = text.valid & (columns >= placed(question.lengths, text.ids.device)[:, None])
+    losses = {}
+    if "qa" in compressor.loss_weights:
+        targets = text.ids.where(in_answer, IGNORE)
+        losses["qa"] = token_loss(lm.readout(hidden_states), targets=targets, **compressor.output_embedding)
+    if "kl" in compressor.loss_weights:
+        teacher = _teacher_states(lm, compressor.uncompressed(contexts), text)
+        student_and_teacher = (lm.readout(states[in_answer]) for states in (hidden_states, teacher))
+        losses["kl"] = divergence_loss(*student_and_teacher, **compressor.output_embedding)
+    return losses
+
+
+@torch.no_grad()
+def _teacher_states(lm: Any, contexts: Rows, text: Rows) -> Tensor:
+    """Hidden states [B, T, d] before each token of `text`, of the base model on the whole context."""
+    rows = _but_last(join_rows(contexts, text))
+    plan = lm.causal_plan(rows.ids.shape[1])
+    hidden_states = lm.run(None, inputs_embeds=lm.embed(rows.ids), plan=plan).last_hidden_state
+    start = placed(contexts.lengths, hidden_states.device)[:, None] - 1
+    index = start + torch.arange(text.ids.shape[1], device=hidden_states.device)
+    return hidden_states.take_along_dim(index.clamp(max=hidden_states.shape[1] - 1)[..., None], 1)
+
+
+def _but_last(rows: Rows) -> Rows:
+    return rows.columns(slice(-1), tuple(max(length - 1, 0) for length in rows.lengths))
+
+
+def trainable(compressor: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters that train, by name, without other adapters in the model."""
+    thaw(compressor)
+    adapters = compressor.adapters
+    for name, parameter in compressor.named_parameters():
+        belongs = "lora_" not in name if adapters is None else adapters.owns(name)
+        if name == HEAD and "compression" not in compressor.loss_weights:
+            continue
+        if parameter.requires_grad and (belongs or not name.startswith("model.")):
+            yield name, parameter
+
+
+def thaw(compressor: Any) -> None:
+    """Undoes what PEFT's `set_adapter` and `disable_adapter` do for a user's adapter: they freeze all others."""
+    adapters = compressor.adapters
+    if adapters is None or not adapters.frozen:
+        return
+    # Who froze the compressor's own parameters too meant all of it.
+    if any(p.requires_grad for name, p in compressor.named_parameters() if not name.startswith("model.")):
+        adapters.thaw()
+
+
+def parameter_groups(compressor: Any, learning_rate: float, memory_factor: float) -> list[dict[str, Any]]:
+    """The parameters of text and gists as an optimizer takes them, see `Compressor.parameter_groups`."""
+    if not memory_factor > 0:
+        raise ValueError(f"memory_factor: expected a number > 0, got {memory_factor}")
+    gist_parameters: list[nn.Parameter] = []
+    text_parameters: list[nn.Parameter] = []
+    for name, parameter in compressor.trainable():
+        (gist_parameters if compressor.of_gists(name) else text_parameters).append(parameter)
+    groups = [
+        {"params": text_parameters, "lr": learning_rate},
+        {"params": gist_parameters, "lr": learning_rate * memory_factor},
+    ]
+    return [group for group in groups if group["params"]]

@@ -1,0 +1,55 @@
+"""Early stopping: a run ends with the weights of the lowest held-out loss, however often it is interrupted."""
+
+import signal
+
+import pytest
+
+from gistkit.common.signals import Interrupted
+from gistkit.train import checkpoints, read_metrics
+from tests.helpers.tiers import mostly_slow
+from tests.helpers.train_worker import SHORT_RUNS, Before, numbers, same_weights, short_run, stopping_run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("name", mostly_slow(SHORT_RUNS, "x500"))
+def test_a_run_ends_with_the_weights_of_the_lowest_loss(name, tmp_path):
+    result = stopping_run(tmp_path / "a", name)
+    assert (result.steps, result.weights, result.held_out["loss"]) == (4, 2, 3.0)
+    # They learn at a constant rate.
+    short_run(tmp_path / "two", name, steps=2)
+    same_weights(tmp_path / "a", tmp_path / "two")
+    # The checkpoint of the lowest stays beside the last two.
+    assert [path.name for path in checkpoints.find(tmp_path / "a")] == ["checkpoint-2", "checkpoint-3", "checkpoint-4"]
+
+
+@pytest.mark.slow
+def test_so_does_one_that_reaches_its_last_step(tmp_path):
+    losses = {step: 3.0 + abs(step - 2) for step in range(9)}
+    result = stopping_run(tmp_path / "a", losses=losses, patience=7)
+    assert (result.steps, result.weights, result.held_out["loss"]) == (8, 2, 3.0)
+    short_run(tmp_path / "two", "x500", steps=2)
+    same_weights(tmp_path / "a", tmp_path / "two")
+
+
+@pytest.mark.parametrize("step", mostly_slow(range(4), 2))
+def test_a_paused_run_ends_as_an_undisturbed_one(step, tmp_path):
+    """A signal in any step; the evaluation after it comes when the run goes on."""
+
+    def pause(at):
+        if at == step:
+            signal.raise_signal(signal.SIGTERM)
+
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    result = stopping_run(whole)
+    with pytest.raises(Interrupted):
+        stopping_run(run, callbacks=[Before(pause)])
+    again = stopping_run(run, resume=True)
+    assert (again.steps, again.weights, again.held_out) == (result.steps, result.weights, result.held_out)
+    assert numbers(read_metrics(run / "metrics.jsonl")) == numbers(read_metrics(whole / "metrics.jsonl"))
+    same_weights(run, whole)
+    # It has ended: going on changes nothing; with more patience it goes on from its last step.
+    assert stopping_run(run, losses={}, resume=True).weights == 2
+    same_weights(run, whole)
+    more = stopping_run(run, losses={5: 3.2, 6: 1.0, 7: 1.0, 8: 2.0}, patience=4, resume=True)
+    assert (more.steps, more.weights, more.held_out["loss"]) == (8, 6, 1.0)
