@@ -127,7 +127,7 @@ def test_methods_whose_reader_is_the_base_model_share_an_engine(tmp_path):
     options = {
         "smollm2-x500-4x": ("smollm2-x500-4x",),
         "select": ("--method", "select", "--option", "by=snapkv"),
-        "icae": ("--method", "icae", "--layout", "dpl", "--ratio", "4", "--embeddings"),
+        "icae": ("--method", "icae", "--layout", "dpl", "--ratio", "5", "--embeddings"),
     }
     for name, words in options.items():
         # No folder of a compressor's name, which would come before the compressor.

@@ -64,7 +64,7 @@ def smollm2_compressor(name):
     from gistkit.options.models import new_compressor
 
     model, tokenizer = load_smollm2()
-    untrained = {"select": {"by": "snapkv"}, "icae": {"layout": "dpl", "ratio": 4}}
+    untrained = {"select": {"by": "snapkv"}, "icae": {"layout": "dpl", "ratio": 5}}
     compressor = (
         new_compressor(model, name, **untrained[name]) if name in untrained else Compressor.from_pretrained(name, model)
     )
