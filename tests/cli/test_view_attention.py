@@ -153,7 +153,7 @@ def test_a_saved_compressor_is_loaded(folder, view, capsys):
 
 
 def test_the_compressor_of_gistkit_compress_is_shown_unless_the_model_is_asked_for(folder, view, monkeypatch):
-    for module in ("gistkit._trained", "gistkit.cli.view_attention"):
+    for module in ("gistkit.common.trained", "gistkit.cli.view_attention"):
         monkeypatch.setattr(f"{module}.default_for", lambda model: str(folder / "icae"))
     assert view()[0].startswith("ICAE EPL 4x encodes")
     assert view("--plain")[0].startswith(f"{folder} reads")

@@ -25,11 +25,11 @@ from gistkit.options.arguments import (
 from gistkit.options.models import (
     DTYPES,
     IMAGES,
-    METHODS,
     add_model_name,
     add_option,
     load_empty,
     load_model,
+    method,
     model_errors,
     with_options,
 )
@@ -154,7 +154,7 @@ def _add_settings(group: Any) -> None:
         "all of it; gistkit evaluate --compressor OUT/compressor measures it",
     )
     group.add_argument(
-        "--method", choices=METHODS, metavar="METHOD", help="default: the preset's, often x500; voco with --images"
+        "--method", type=method, metavar="METHOD", help="default: the preset's, often x500; voco with --images"
     )
     group.add_argument("--layout", choices=LAYOUTS, help="default: epl")
     group.add_argument(

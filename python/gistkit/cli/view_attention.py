@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from gistkit._trained import default_for
 from gistkit.cli.view_page import LARGEST, add_out, fits_page, write_page
+from gistkit.common.trained import default_for
 from gistkit.options.arguments import add_command, device, several
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
 from gistkit.options.outputs import check_file

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-class _Methods:
-    """The names of all methods; what knows them is imported when they are asked for, and torch with it."""
+def method(name: str) -> str:
+    """The name of a method, of those of the package and those that a script has registered."""
+    # What knows them is imported with torch.
+    from gistkit.compress.config import REGISTRY
 
-    def __iter__(self) -> Iterator[str]:
-        from gistkit.compress.config import REGISTRY
+    if name not in REGISTRY:
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(REGISTRY)}, got {name!r}")
+    return name
 
-        return iter(REGISTRY)
 
-
-METHODS = _Methods()
 # The method that compresses images.
 IMAGES = "voco"
 # An untrained compressor's embeddings are drawn from this seed, so that `ask` reads what `compress` wrote.
@@ -188,7 +188,7 @@ def add_compressor(parser: argparse.ArgumentParser, default: str = TRAINED) -> N
     """--compressor, or the arguments of an untrained one."""
     add_trained(parser, default)
     parser.add_argument(
-        "--method", choices=METHODS, metavar="METHOD", help="of a compressor that is not trained, such as gistpool "
+        "--method", type=method, metavar="METHOD", help="of a compressor that is not trained, such as gistpool "
         "(default: select, which keeps the keys and values that matter most; x500 beside --layout or --chunk; voco, "
         "the only one, for images)",
     )  # fmt: skip
