@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from text import OUT as TEXT
 
 from gistkit.common.trained import DEFAULTS
+from gistkit.evaluate.press_report import presses_table
+from gistkit.evaluate.presses import Comparison
 from gistkit.evaluate.report import format_table
 
+# Comparisons of `gistkit evaluate --against presses`.
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 # Of the rows of `measure.rows`.
 READ = {
     "none": "no context, the model without the adapter",
@@ -83,7 +88,7 @@ autocast. Stages: {stages}. It is in stage {len(reached)} of {len(model.stages)}
 
 {format_table(rows)}
 
-{_figures(measured)}## Data
+{_figures(measured)}{_beside(name)}## Data
 
 Pages of Debian's documentation packages, read where apt puts them ({sum(found["bytes"].values()) / 1e6:.0f} MB,
 {sum(found["pages"].values())} pages): {packages}. A tenth of the pages is held out, each as a whole, and homebank-data
@@ -92,6 +97,16 @@ is not trained on at all. Each context has a made-up fact in it, about which a q
 `python lab/models/make.py {name} --steps N` goes on with it.
 """
     (folder / "README.md").write_text(text)
+
+
+def _beside(name: str) -> str:
+    """What was read with the adapter of a model in the committed comparisons, if it is in one."""
+    for path in sorted(RESULTS.glob("presses-*.jsonl")):
+        found = Comparison.load(path)
+        if own := [one for one in found.outcomes if one.entry.reader == name]:
+            count = f"{len(found.sets)} questions about {len(found.lengths)} contexts, in {found.settings['dtype']}"
+            return f"{presses_table(replace(found, outcomes=own))}\n\n{count}; in brackets 95% intervals.\n\n"
+    return ""
 
 
 def _figures(measured: dict[str, dict[str, float]]) -> str:

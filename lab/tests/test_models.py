@@ -27,7 +27,7 @@ from questions import draw_fact, plant
 
 from gistkit.common.signals import Interrupted
 from gistkit.compress import AvgPool, Compressor
-from gistkit.evaluate import Example
+from gistkit.evaluate import Comparison, Entry, Example, Outcome
 from gistkit.train import Corpus, Trainer
 from tests.cli.test_cli import small_llama
 from tests.helpers.models import byte_tokenizer
@@ -345,6 +345,16 @@ def test_what_is_measured(untrained, with_adapter, place, corpus, monkeypatch):
         page = (place / "models" / "README.md").read_text()
         assert f"{figures['memory']:.3g}" in page and ("both with the adapter" in page) == bool(own)
         assert "| KVzip" in page and f"{figures['way']:.2f} of the way" in page
+
+
+def test_a_card_has_what_was_read_with_its_adapter_in_a_comparison(tmp_path, monkeypatch):
+    monkeypatch.setattr(card, "RESULTS", tmp_path)
+    assert card._beside("mine") == ""
+    figures = [9.0], [9.0], [1.0], [1.0], [1.0], [1.0], [2]
+    rows = [Outcome(Entry(reader, "full context", 1), *figures) for reader in ("mine", "other")]
+    Comparison({"dtype": "bfloat16"}, ["doors"], [0], [8], rows).save(tmp_path / "presses-some.jsonl")
+    page = card._beside("mine")
+    assert "| with the adapter of mine" in page and "other" not in page and "1 questions about 1 contexts" in page
 
 
 @pytest.mark.parametrize(("last", "stage", "answers"), [(1, 1, False), (2, 1, False), (3, 2, True), (9, 2, True)])
