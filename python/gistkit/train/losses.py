@@ -69,9 +69,9 @@ class Losses(nn.Module):
             raise ValueError(f"every_n_layers: expected 1, got {every_n_layers}")
         self.compressor.gradient_checkpointing_enable()
 
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None) -> None:
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None, **options: Any) -> None:
         """The same, as transformers before 5.24 asks for it."""
-        self.activation_checkpointing_enable(gradient_checkpointing_kwargs)
+        self.activation_checkpointing_enable(gradient_checkpointing_kwargs, **options)
 
     def gradient_checkpointing_disable(self) -> None:
         """Undoes it."""
