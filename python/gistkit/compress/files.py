@@ -48,7 +48,7 @@ VERSION = 2
 # Settings that older folders do not have, with the value that their compressors were made with.
 ADDED_SETTINGS = {
     "copy_norms": False, "full_copy": False, "match_embeddings": False, "past": "kv", "question": None,
-    "scorer_norm": True, "shared_lora": False, "soft_prompt": False,
+    "scorer_norm": True, "shared_lora": False, "shares": "equal", "soft_prompt": False,
 }  # fmt: skip
 # Arguments that an adapter's own configuration holds.
 _OF_ADAPTERS = {"lora", "embedding_lora", "train_norms"}
