@@ -400,7 +400,7 @@ def test_a_users_adapter_stays_active():
         ({"positions": "both"}, "positions: expected one of kept, closed, got 'both'"),
         ({"budget": 0}, "budget: expected"),
         ({"by": "kvzip", "question": "Who?"}, "question: expected by snapkv, which reads it, got by kvzip"),
-        ({"shares": "layers"}, "shares: expected equal, heads or all, got 'layers'"),
+        ({"shares": "layers"}, "shares: expected one of equal, heads, all, got 'layers'"),
         ({"question": ""}, "question: expected a text, got ''"),
         ({"losses": ("kl",)}, "losses: expected 'kl' beside LoRA"),
     ],
