@@ -65,7 +65,7 @@ class SelectConfig(InPlaceConfig):
     question: str | None = setting(None, before=None)
     budget: int | None = setting(None, least=1)
     shares: Literal["equal", "heads", "all"] = setting("equal", among=("equal", "heads", "all"), before="equal")
-    part: int | None = setting(None, least=1, before=None)
+    part: int | None = setting(None, least=1, before=None, in_memory=False)
     positions: Literal["kept", "closed"] = setting("kept", among=("kept", "closed"))
 
     def __post_init__(self) -> None:
