@@ -8,7 +8,6 @@ import re
 import shutil
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch

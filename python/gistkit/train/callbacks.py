@@ -12,6 +12,7 @@ import torch
 from tqdm import tqdm
 from transformers import TrainerCallback
 
+from gistkit.common.files import errors_told
 from gistkit.train.metrics import METRICS, Record
 from gistkit.train.sharding import gathers_kept_keys
 
@@ -98,8 +99,9 @@ class MetricsFile(TrainerCallback):
         if not state.is_world_process_zero:
             return
         records = filter(None, map(record_of, entries))
-        with (Path(args.output_dir) / METRICS).open(mode) as file:
-            file.writelines(json.dumps(record) + "\n" for record in records)
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        with errors_told(path := Path(args.output_dir) / METRICS, len(lines)), path.open(mode) as file:
+            file.write(lines)
 
 
 class Bar(TrainerCallback):
