@@ -107,6 +107,8 @@ class MetricsFile(TrainerCallback):
 class Bar(TrainerCallback):
     """A progress bar with the loss, the speed and the last held-out loss."""
 
+    _bar: Any = None
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         shown = state.is_local_process_zero
         self._bar = tqdm(
@@ -123,5 +125,7 @@ class Bar(TrainerCallback):
             text = f"loss {record['loss']:.3f}, {record['tokens_per_second']:.0f} tokens/s"
             self._bar.set_postfix_str(text + self._held_out)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._bar.close()
+    def close(self) -> None:
+        """Ends the bar, however the run has ended."""
+        if self._bar is not None:
+            self._bar.close()

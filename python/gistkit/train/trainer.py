@@ -198,6 +198,10 @@ class CompressorTrainer(transformers.Trainer):
                 output = super().train(None if path is None else str(path), *args, **options)
                 self._raise_signal()
         finally:
+            # What is printed of an error begins a line of its own.
+            for callback in self.callback_handler.callbacks:
+                if isinstance(callback, Bar):
+                    callback.close()
             self.losses.gradient_checkpointing_disable()
             compressor.train(training)
         return output
