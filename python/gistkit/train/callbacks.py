@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -100,8 +101,15 @@ class MetricsFile(TrainerCallback):
             return
         records = filter(None, map(record_of, entries))
         lines = "".join(json.dumps(record) + "\n" for record in records)
-        with errors_told(path := Path(args.output_dir) / METRICS, len(lines)), path.open(mode) as file:
-            file.write(lines)
+        path = Path(args.output_dir) / METRICS
+        before = path.stat().st_size if mode == "a" and path.exists() else 0
+        try:
+            with errors_told(path, len(lines)), path.open(mode) as file:
+                file.write(lines)
+        except OSError:
+            # Half a line is no record.
+            os.truncate(path, before) if before else path.unlink(missing_ok=True)
+            raise
 
 
 class Bar(TrainerCallback):
