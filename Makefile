@@ -153,7 +153,7 @@ $(VENV)/torch:
 $(VENV)/wheel: $(VENV)/torch $(SOURCES)
 	@echo "== building gistkit: a minute or two"
 	rm -rf build/wheel
-	@PATH="$(CURDIR)/$(BIN):$$PATH" bash -o pipefail -c "$(PIP) wheel -v --no-build-isolation --no-deps \
+	@MAKEFLAGS= PATH="$(CURDIR)/$(BIN):$$PATH" bash -o pipefail -c "$(PIP) wheel -v --no-build-isolation --no-deps \
 	  --wheel-dir build/wheel . 2>&1 | { grep --line-buffered -oE '^ *\[[0-9]+/[0-9]+\].{0,90}|.*[Ee]rror.*' || true; }"
 	@touch $@
 

@@ -7,8 +7,10 @@ from types import MappingProxyType
 import pytest
 import torch
 from transformers import DynamicCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gistkit.compress import Memory, Select
+from gistkit.compress.memory import packed, unpacked
 from gistkit.compress.scores import SCORES, ExpectedAttention, KVzip, Score, SnapKV, Streaming
 from gistkit.compress.tokens import QUESTION
 from gistkit.hf import CACHE
@@ -166,6 +168,92 @@ def test_the_kept_keys_are_those_of_the_highest_scores(by):
                 torch.testing.assert_close(kept[0, head], whole[head, own], rtol=1e-9, atol=1e-9)
 
 
+def shared(scores, count, least):
+    """[layers][heads] of the places of the highest scores among all of them, `count` a head on average."""
+    kept = [[set(places[:least]) for places in chosen_first(layer)] for layer in scores]
+    free = [
+        (-score, layer, head, place)
+        for layer, heads in enumerate(scores)
+        for head, own in enumerate(heads)
+        for place, score in enumerate(own)
+        if place not in kept[layer][head]
+    ]
+    heads = sum(map(len, scores))
+    for _, layer, head, place in sorted(free)[: (count - least) * heads]:
+        kept[layer][head].add(place)
+    return [[sorted(places) for places in heads] for heads in kept]
+
+
+def chosen_first(scores):
+    return [sorted(range(len(head)), key=lambda i: (-head[i], i)) for head in scores]
+
+
+@pytest.mark.parametrize(("by", "shares"), [("key_norm", "heads"), ("key_norm", "all"), ("kvzip", "all")])
+def test_heads_share_what_they_keep(by, shares, tmp_path):
+    model = model_of()
+    compressor, ids, count = made(by, model, shares=shares), [BOS, *IDS], 91 // 3
+    memory = compressor.encode([IDS, IDS[:20]])
+    whole = cached(model, ids)
+    scores = [ORACLES[by](model, layer, *whole[layer], ids) for layer in range(2)]
+    places = shared(scores, count, 0) if shares == "all" else [shared([own], count, count // 5)[0] for own in scores]
+    sizes = [len(own) for layer in places for own in layer]
+    assert sum(sizes) == count * 4 and len({*sizes}) > 1 and memory.lengths[0] == max(sizes)
+    for layer, heads in enumerate(places):
+        for head, own in enumerate(heads):
+            for kept, all_ in zip(memory.layers[layer], whole[layer][1:], strict=True):
+                torch.testing.assert_close(kept[0, head, : len(own)], all_[head, own], rtol=1e-9, atol=1e-9)
+                assert not kept[0, head, len(own) :].any()
+    # Transformers' own attention over what each head has, layer by layer.
+    text = [[3, 4, 5, 6]]
+    with torch.no_grad(), double_angles(model):
+        expected = dense_reading(model, memory, places, text)
+    found = compressor.logits(compressor.decode(memory[0], "lm", text))[:, 1:].double()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    answer = compressor.generate(memory, [text[0], [7, 8]], max_new_tokens=9)
+    for row in range(2):
+        memory[row].save(tmp_path / "m.gist")
+        again = Memory.load(tmp_path / "m.gist")
+        assert all(map(torch.equal, again.tensors, memory[row].tensors))
+        assert torch.equal(again.positions, memory[row].positions) and again.lengths == memory[row].lengths
+        own = compressor.generate(again, [text[0], [7, 8]][row : row + 1], max_new_tokens=9)
+        assert torch.equal(own[0], answer[row])
+    assert memory.sizes == (count, 7)
+    numbers = 2 * 12 * sum(sizes)
+    assert memory[0].nbytes == numbers * memory.tensors[0].element_size()
+    memory[0].save(tmp_path / "m.gist")
+    assert (tmp_path / "m.gist").stat().st_size < memory[0].nbytes + 4 * sum(sizes) + 4000
+    tensors, header = packed(memory[0])
+    tensors["layers.1.counts"][0, 0] = 2**40
+    with pytest.raises(ValueError, match=r"m\.gist: expected the contents of a memory, got positions of .* rows for"):
+        unpacked("m.gist", header, tensors, verify=False)
+    joined = compressor.join([memory[0], memory[1]])
+    assert joined.nbytes == memory[0].nbytes + memory[1].nbytes
+    with pytest.raises(ValueError, match="memory: expected one whose heads keep as many tokens each"):
+        compressor.to_cache(memory[0])
+
+
+def dense_reading(model, memory, places, text):
+    """Logits of a text that reads of each layer and key head its own places of the memory, by transformers itself."""
+
+    def attend(module, query, key, value, mask, scaling, **kwargs):
+        layer, group = module.layer_idx, query.shape[1] // key.shape[1]
+        out = []
+        for head in range(query.shape[1]):
+            kept = len(places[layer][head // group])
+            old = [part[0, head // group, :kept] for part in memory.layers[layer]]
+            keys, values = (torch.cat([a, b[0, head // group]]) for a, b in zip(old, (key, value), strict=True))
+            logits = query[0, head] @ keys.mT * scaling
+            hidden = torch.ones(logits.shape, dtype=torch.bool).triu(kept + 1)
+            out.append(logits.masked_fill(hidden, -torch.inf).softmax(-1) @ values)
+        return torch.stack(out, 1)[None], None
+
+    ALL_ATTENTION_FUNCTIONS["by_hand"] = attend
+    model.set_attn_implementation("by_hand")
+    logits = model(torch.tensor(text), position_ids=memory.starts[0] + torch.arange(4)[None]).logits
+    model.set_attn_implementation("sdpa")
+    return logits
+
+
 def test_a_question_decides_what_is_kept(tmp_path):
     question, model = "Who?", model_of()
     compressor = made(None, model, question=question)
@@ -312,6 +400,7 @@ def test_a_users_adapter_stays_active():
         ({"positions": "both"}, "positions: expected one of kept, closed, got 'both'"),
         ({"budget": 0}, "budget: expected"),
         ({"by": "kvzip", "question": "Who?"}, "question: expected by snapkv, which reads it, got by kvzip"),
+        ({"shares": "layers"}, "shares: expected one of equal, heads, all, got 'layers'"),
         ({"question": ""}, "question: expected a text, got ''"),
         ({"losses": ("kl",)}, "losses: expected 'kl' beside LoRA"),
     ],
@@ -326,6 +415,10 @@ def test_wrong_scores_are_named():
         (lambda: SnapKV(kernel=4), "kernel: expected an odd number, got 4"),
         (lambda: ExpectedAttention(future=0), "future: expected"),
         (lambda: made("expected_attention", tiny("gpt2", bos_token_id=1)), "model: expected"),
+        (
+            lambda: made("key_norm", tiny("gemma3", bos_token_id=1), shares="all"),
+            "shares: expected equal for a model with sliding",
+        ),
     ):
         with pytest.raises((ValueError, TypeError), match=message):
             wrong()
@@ -340,7 +433,7 @@ def of_places(compressor, ids, start=0):
             position_ids=start + torch.arange(len(ids) + 1)[None],
             **{CACHE: DynamicCache()},
         ).past_key_values
-    places = memory.positions[0].mT.unflatten(0, (2, -1))
+    places = memory.positions[0].mT.unflatten(0, (2, -1)) - 1
     kept = [
         layer.keys[0].take_along_dim(index[..., None], 1) for layer, index in zip(whole.layers, places, strict=True)
     ]
@@ -365,6 +458,34 @@ def test_joined_texts_are_read_one_behind_the_other(tmp_path):
     closed = made("expected_attention", positions="closed")
     memory = closed.join([closed.encode([IDS]), closed.encode([IDS[:40]])])
     assert memory.starts == memory.lengths == (43,) and memory.ordinals.tolist() == [[*range(43)]]
+
+
+@pytest.mark.parametrize("positions", ["kept", "closed"])
+def test_long_contexts_are_read_in_parts(positions):
+    model = model_of()
+    compressor = made("expected_attention", model, part=40, positions=positions)
+    parts = [IDS[:30], IDS[30:60], IDS[60:]]
+    expected = compressor.join([compressor.encode([part]) for part in parts])
+    memory = compressor.encode([IDS, IDS[:7]])
+    for one, other in zip(memory[0].tensors, expected.tensors, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    assert memory.starts == (expected.starts[0], 8 if positions == "kept" else 2)
+    assert made("expected_attention", model, part=40, budget=20).encode([IDS]).lengths == (20,)
+    # What a trained adapter has not seen is no window by itself, as a part is.
+    trained = made("expected_attention", model, positions=positions)
+    trained.trained_length = 40
+    with pytest.warns(UserWarning, match="input_ids: expected at most 40 tokens"):
+        assert torch.equal(trained.encode([IDS]).tensors[1], expected.tensors[1])
+
+
+def test_a_context_beyond_the_models_positions_closes_up():
+    model = model_of(max_position_embeddings=200)
+    compressor = made("key_norm", model, positions="closed")
+    assert compressor.reach == 175 and made("kvzip", model).reach == 87
+    memory = compressor.encode([IDS * 3])
+    assert memory.context_lengths == (270,) and memory.starts == memory.lengths == (90,)
+    # No warning: all positions are the model's own.
+    assert compressor.generate(memory, [[3, 4]], max_new_tokens=3).shape == (1, 3)
 
 
 def test_models_whose_keys_cannot_move_refuse_to_join():

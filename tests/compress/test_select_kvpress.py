@@ -101,3 +101,18 @@ def test_the_same_keys_are_kept(kept, by):
         for head, own in enumerate(places):
             for mine, whole in zip(memory.layers[layer], (key, value), strict=True):
                 torch.testing.assert_close(mine[0, head], whole[head, own], rtol=1e-6, atol=1e-6)
+
+
+def test_heads_of_all_layers_share_what_kvzip_keeps(kept):
+    compressor = Select(tiny_llama(vocab_size=258, bos_token_id=BOS), ratio=3, by="kvzip", shares="all")
+    compressor.tokenizer = byte_tokenizer(start=True)
+    memory = compressor.eval().encode([IDS])
+    scores = torch.tensor(kept["kvzip"])
+    # kvpress prunes the lowest of all layers and heads together.
+    least = scores.flatten().topk((len(IDS) + 1) // 3 * scores.shape[0] * scores.shape[1]).values.min()
+    for layer, (_, key, _) in enumerate(cached(compressor.model, [BOS, *IDS])):
+        for head, own in enumerate(scores[layer]):
+            whole = key[head, own >= least]
+            mine = memory.layers[layer][0][0, head]
+            torch.testing.assert_close(mine[: len(whole)], whole, rtol=1e-6, atol=1e-6)
+            assert not mine[len(whole) :].any()

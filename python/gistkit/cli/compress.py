@@ -206,14 +206,14 @@ class Total:
         uncompressed = len(memory.rest[0])
         full = memory.full_cache_bytes
         self.tokens += tokens
-        self.memory_tokens += memory.lengths[0]
+        self.memory_tokens += memory.sizes[0]
         self.nbytes += memory.nbytes
         self.full += full
         remainder = f" and {uncompressed} kept as they are" if uncompressed else ""
-        if memory.lengths[0] + uncompressed > tokens:
+        if memory.sizes[0] + uncompressed > tokens:
             self.grown.append(text.name)
             remainder += ", more than it has"
-        return f"{text.name} -> {text.target}: {tokens} tokens to {memory.lengths[0]} memory tokens{remainder}"
+        return f"{text.name} -> {text.target}: {tokens} tokens to {memory.sizes[0]} memory tokens{remainder}"
 
     def warn_of_growth(self, compressor: Compressor) -> None:
         """Warns of texts or images that have grown."""

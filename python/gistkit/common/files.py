@@ -318,6 +318,15 @@ def _os_errors() -> Iterator[None]:
         raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
 
 
+@contextmanager
+def errors_told(path: Path, size: int | None = None) -> Iterator[None]:
+    """Raises an OSError of writing `path` as one line that names it; `size` as in `replacing`."""
+    try:
+        yield
+    except OSError as error:
+        raise _told(error, path, size) from error
+
+
 def _sync(path: Path) -> None:
     file = os.open(path, os.O_RDONLY)
     try:

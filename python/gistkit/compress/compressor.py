@@ -312,6 +312,10 @@ class Compressor(nn.Module, ABC):
         """The logical order, by which sliding windows count, of memory tokens [B, K] and of each row's text."""
         return torch.arange(memory.num_tokens).repeat(memory.batch_size, 1), memory.lengths
 
+    def key_biases(self, memory: Memory) -> list[Tensor] | None:
+        """For each layer what is added to the logits of the memory's keys, float32 [B, Hk, K]; None: nothing is."""
+        return None
+
     def stands_for(self, memory: Memory) -> Tensor:
         """The context tokens that each memory token stands for, as [start, end), int64 [B, K, 2] on the CPU.
 

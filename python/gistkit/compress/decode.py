@@ -34,7 +34,7 @@ def read(compressor: Any, memory: Memory, task: Task, rows: Rows, plan: Plan | N
         inputs = torch.cat([memory.embeddings.to(inputs.dtype), inputs], 1)
     hidden_states = inputs
     if inputs.shape[1]:
-        bias = None
+        bias: Any = compressor.key_biases(memory)
         if memory.key_bias is not None and torch.is_grad_enabled():
             # The text's keys have none. Without gradients it is zeros.
             bias = F.pad(memory.key_bias, (0, inputs.shape[1]))[:, None]

@@ -66,6 +66,9 @@ class MemoryReader(Protocol):
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
         """The logical order, by which sliding windows count, of memory tokens [B, K] and of each row's text."""
 
+    def key_biases(self, memory: Memory) -> list[Tensor] | None:
+        """For each layer what is added to the logits of the memory's keys."""
+
     def last_of(self, memory: Memory) -> Tensor:
         """[B, d], the output that predicts what follows a memory without task token."""
 
@@ -252,6 +255,11 @@ def to_cache(compressor: MemoryReader, memory: Memory, task: Task) -> MemoryCach
                 f"memory: expected rows of as many {tokens} each, as the model's own attention reads a cache, got "
                 f"{min(lengths)} to {max(lengths)}; generate takes any"
             )
+    if compressor.key_biases(memory) is not None:
+        raise ValueError(
+            "memory: expected one whose heads keep as many tokens each, as the model's own attention reads a cache, "
+            "got one whose heads share them; generate takes any"
+        )
     next_places, narrowest = compressor.ordinals(memory)[1], min(compressor.lm.windows, default=POSITIONS)
     if next_places != memory.lengths and max(next_places) >= narrowest:
         raise ValueError(
@@ -494,7 +502,8 @@ class Passes:
             return inputs
         end = first + inputs.shape[1]
         rows = plan.rows(first, end, num_keys=plan.num_keys - plan.num_queries + end)
-        out = lm.run(compressor.reader, inputs_embeds=inputs, plan=rows, cache=self.cache)
+        biases = self.cache.key_biases
+        out = lm.run(compressor.reader, inputs_embeds=inputs, plan=rows, cache=self.cache, key_bias=biases)
         return cast(Tensor, out.last_hidden_state)
 
 
@@ -614,4 +623,6 @@ def new_cache(compressor: MemoryReader, memory: Memory, capacity: int) -> Memory
     start = max(memory.starts)
     if memory.layers is None:
         return hf.empty_cache(compressor.lm.config.num_hidden_layers, start, capacity=capacity)
-    return hf.memory_cache(memory.layers, start, capacity=capacity)
+    cache = hf.memory_cache(memory.layers, start, capacity=capacity)
+    cache.key_biases = compressor.key_biases(memory)
+    return cache

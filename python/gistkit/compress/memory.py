@@ -107,7 +107,8 @@ class Memory:
         context_lengths: context tokens that the memory tokens of each row stand for.
         positions: int64 or float64 [B, K] on the CPU, the position ids of the memory tokens in the decoder (embeddings)
             or the ids that their keys were rotated with (kv); 0 on padding. [B, K, A] in models with A axes of them;
-            in `Select` 1 + the context token that each of A layers and key heads keeps, 0 for a BOS that it lacks.
+            in `Select` 2 + the context token that each of A layers and key heads keeps, 1 for a BOS before them, and 0
+            for none, where other heads keep more: such columns are not seen.
         starts: position id of the token after the memory, each row's [LM] token or its text.
         embeddings: [B, K, hidden] where the method carries embeddings (ICAE).
         layers: per layer (key, value), each [B, heads, K, head_dim], where it carries the cache (500xCompressor).
@@ -189,8 +190,29 @@ class Memory:
     @property
     def nbytes(self) -> int:
         """Bytes of `tensors`, without padding."""
+        if (held := self._held) is not None:
+            widths = [key.shape[-1] + value.shape[-1] for key, value in self.layers or ()]
+            numbers = sum(int(own.sum()) * width for own, width in zip(held, widths, strict=True))
+            return numbers * self.tensors[0].element_size()
         numbers = sum(tensor.numel() for tensor in self.tensors) // (self.batch_size * max(self.num_tokens, 1))
         return numbers * sum(self.lengths) * self.tensors[0].element_size()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Memory tokens of each row; the mean of heads where these have different numbers."""
+        if (held := self._held) is None:
+            return self.lengths
+        return tuple(map(round, torch.cat(held, 1).sum(-1).double().mean(-1).tolist()))
+
+    @property
+    def _held(self) -> list[Tensor] | None:
+        """Which columns each head of a layer has, bool [B, Hk, K] on the CPU, where some have fewer than others."""
+        if self.source.method != "select" or self.positions.dim() == 2:
+            return None
+        columns = torch.arange(self.num_tokens) < torch.tensor(self.lengths)[:, None]
+        if bool(((self.positions > 0) == columns[..., None]).all()):
+            return None
+        return list((self.positions > 0).mT.split([key.shape[1] for key, _ in self.layers or ()], 1))
 
     @property
     def full_cache_bytes(self) -> int:
@@ -449,6 +471,12 @@ def packed(memory: Memory) -> tuple[dict[str, Tensor], dict[str, str]]:
         "model": None if memory.model is None else dict(memory.model),
         "layers": len(memory.layers or ()),
     }
+    if (held := memory._held) is not None:
+        # What fills columns up is left out.
+        tensors["positions"] = memory.positions.mT[memory.positions.mT > 0].int()
+        for index, (own, (key, value)) in enumerate(zip(held, memory.layers or (), strict=True)):
+            tensors |= {f"layers.{index}.key": key.cpu()[own], f"layers.{index}.value": value.cpu()[own]}
+            tensors[f"layers.{index}.counts"] = own.sum(-1)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = {"format": FORMAT, "version": str(VERSION), "memory": json.dumps(content)}
     return tensors, header | {CHECKSUM: _checksum(header["memory"], tensors)}
@@ -509,7 +537,28 @@ def _numbers(values: Tensor | None) -> list[int]:
     return [] if values is None else values.flatten().tolist()
 
 
+def _filled_up(content: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a file whose heads have different numbers of keys, with columns for the head with most."""
+    counts = [tensors.pop(f"layers.{index}.counts") for index in range(content["layers"])]
+    names = {"positions": torch.cat(counts, 1)}
+    for index, own in enumerate(counts):
+        names |= {f"layers.{index}.key": own, f"layers.{index}.value": own}
+    for name, own in names.items():
+        # Before anything of their size is made.
+        if int(own.min()) < 0 or len(tensors[name]) != int(own.sum()):
+            raise ValueError(f"{name} of {len(tensors[name])} rows for {int(own.sum())} keys")
+    width = int(names["positions"].max())
+    for name, own in names.items():
+        held, packed_values = torch.arange(width) < own[..., None], tensors[name]
+        tensors[name] = packed_values.new_zeros(*held.shape, *packed_values.shape[1:])
+        tensors[name][held] = packed_values
+    tensors["positions"] = tensors["positions"].long().mT
+    return tensors
+
+
 def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
+    if "layers.0.counts" in tensors:
+        tensors = _filled_up(content, dict(tensors))
     layers = tuple(
         (tensors[f"layers.{index}.key"], tensors[f"layers.{index}.value"]) for index in range(content["layers"])
     )

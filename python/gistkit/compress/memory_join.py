@@ -48,14 +48,12 @@ def join_selected(compressor: MemoryReader, memories: Sequence[Memory]) -> Memor
         context = torch.tensor(result.context_lengths)[:, None, None]
         moves = delta.to(memory.device).expand(-1, memory.num_tokens)
         parts = zip(result.layers or (), memory.layers or (), _frequencies(compressor, memory), strict=True)
+        positions = (memory.positions + context).where(memory.positions > 1, memory.positions)
+        first, second = (compressor.ordinals(one)[0] for one in (result, memory))
         result = replace(
             _together(result, memory),
-            positions=_after(
-                result.positions, (memory.positions + context).where(memory.positions > 0, 0), result, memory
-            ),
-            ordinals=_columns_after(
-                compressor.ordinals(result)[0], compressor.ordinals(memory)[0] + delta, result, memory
-            ),
+            positions=_after(result.positions, positions, result, memory),
+            ordinals=_columns_after(first, second + delta, result, memory),
             starts=_sum(result.starts, memory.starts),
             layers=tuple(
                 (_after(key, _turned(other_key, moves, f), result, memory), _after(value, other_value, result, memory))

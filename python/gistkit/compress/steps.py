@@ -259,7 +259,7 @@ class Steps:
         held = cache.held
         keys, _ = held[0]
         capture = self.capture or (captured if keys.is_cuda else None)
-        if capture is None or plan.num_queries - first < LEAST:
+        if capture is None or plan.num_queries - first < LEAST or cache.key_biases is not None:
             return None
         state = _state(lm, plan, keys.device)
         if state is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +51,7 @@ def interval(
     _, place = np.unique(ids, return_inverse=True)
     sums, sizes = (np.bincount(place, part) for part in (array * weight, weight))
     drawn = np.random.default_rng(seed).multinomial(len(sums), np.full(len(sums), 1 / len(sums)), DRAWS)
-    totals: NDArray[np.float64] = drawn @ sizes
+    totals: NDArray[Any] = drawn @ sizes
     means = (drawn @ sums)[totals > 0] / totals[totals > 0]
     low, high = np.percentile(means, (2.5, 97.5))
     return Interval(float(sums.sum() / sizes.sum()), float(low), float(high))

@@ -5,7 +5,7 @@ The file begins with what a pass needs of a model, and ends with the attention i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -208,7 +208,8 @@ def attach(model: Model) -> Iterator[Model]:
     - keep: a `Keeper`, such as `KeptKeys`. Its `store` gets each layer's own rotated keys and values (with those of
       the cache), and its `leave` the hidden states before and after each layer.
     - key_bias: [B or 1, Hq or 1, keys], float32 (float64 for a float64 model), added to the logits of each key in every
-      layer, as by `ops.attention`; it counts all keys, memory and cache too.
+      layer, as by `ops.attention`; it counts all keys, memory and cache too. Or a list with one for each layer,
+      [B or 1, Hk, K], of the first K keys.
     - extend: a function of (layer index, key, value), called in every layer with all its rotated keys and values
       [B, Hk, N, D], which returns those that attention runs over; num_keys of the plan counts them. Its method
       `enter`, if it has one, gets (layer index, layer, the layer's input [B, N, d], `hf.keep.Rope`) before. Gradient
@@ -340,7 +341,7 @@ def _check_and_place(
     if memory is not None and len(memory) != layers:
         raise ValueError(f"memory: expected (key, value) for each of {layers} layers, got {len(memory)}")
     bias = kwargs.get("key_bias")
-    learned = bias if bias is not None and bias.requires_grad else None
+    learned = bias if isinstance(bias, Tensor) and bias.requires_grad else None
     for name, value in (("memory", memory), ("keep", kwargs.get("keep")), ("key_bias", learned)):
         if value is not None and checkpoints_reentrantly(decoder):
             raise ValueError(
@@ -537,7 +538,7 @@ def attention(
     plan: Plan | None = None,
     memory: Layers | None = None,
     keep: Keeper | None = None,
-    key_bias: Tensor | None = None,
+    key_bias: Tensor | Sequence[Tensor] | None = None,
     extend: Extend | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -586,6 +587,10 @@ def attention(
         key, value = _with_memory(memory, layer, key, value)
     if extend is not None:
         key, value = extend(layer, key, value)
+    if key_bias is not None and not isinstance(key_bias, Tensor):
+        own = key_bias[layer].to(torch.promote_types(query.dtype, torch.float32))
+        own = own.repeat_interleave(query.shape[1] // own.shape[1], 1)
+        key_bias = F.pad(own, (0, key.shape[2] - own.shape[2]))
     layer_plan = _layer_plan(plan, sliding_window, query, key)
     tensors = query, key, value, layer_plan
     if dropout:

@@ -165,6 +165,8 @@ class MemoryCache(Cache):
     """
 
     guard: Callable[[int], None] | None = None
+    # What passes of a compressor add to the logits of the memory's keys, [B, Hk, K] of each layer.
+    key_biases: Sequence[Tensor] | None = None
 
     @property
     def held(self) -> list[tuple[Tensor, Tensor]]:

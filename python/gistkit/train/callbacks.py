@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from tqdm import tqdm
 from transformers import TrainerCallback
 
+from gistkit.common.files import errors_told
 from gistkit.train.metrics import METRICS, Record
 from gistkit.train.sharding import gathers_kept_keys
 
@@ -98,12 +100,22 @@ class MetricsFile(TrainerCallback):
         if not state.is_world_process_zero:
             return
         records = filter(None, map(record_of, entries))
-        with (Path(args.output_dir) / METRICS).open(mode) as file:
-            file.writelines(json.dumps(record) + "\n" for record in records)
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        path = Path(args.output_dir) / METRICS
+        before = path.stat().st_size if mode == "a" and path.exists() else 0
+        try:
+            with errors_told(path, len(lines)), path.open(mode) as file:
+                file.write(lines)
+        except OSError:
+            # Half a line is no record.
+            os.truncate(path, before) if before else path.unlink(missing_ok=True)
+            raise
 
 
 class Bar(TrainerCallback):
     """A progress bar with the loss, the speed and the last held-out loss."""
+
+    _bar: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         shown = state.is_local_process_zero
@@ -121,5 +133,7 @@ class Bar(TrainerCallback):
             text = f"loss {record['loss']:.3f}, {record['tokens_per_second']:.0f} tokens/s"
             self._bar.set_postfix_str(text + self._held_out)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._bar.close()
+    def close(self) -> None:
+        """Ends the bar, however the run has ended."""
+        if self._bar is not None:
+            self._bar.close()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gistkit.common.files import read_tensors, write_tensors
+from gistkit.common.files import errors_told, read_tensors, write_tensors
 from gistkit.compress.files import ADDED_SETTINGS
 from gistkit.train.sharding import whole
 
@@ -63,7 +63,8 @@ def writing(out: Path, step: int, *, write: bool, wait: Callable[[], None]) -> I
         partial.mkdir(parents=True)
     wait()
     try:
-        yield partial
+        with errors_told(path_of(out, step)):
+            yield partial
         wait()
         if write:
             digests = {file.name: _digest(file) for file in sorted(partial.iterdir()) if file.is_file()}
@@ -143,8 +144,8 @@ def last_whole(out: Path, *, remove: bool) -> Path:
         except Damaged as damage:
             damages.append(damage)
             continue
-        for damage, bad in zip(damages, reversed(states), strict=False) if remove else ():
-            warnings.warn(f"{damage}; the run goes on from {path} instead", stacklevel=2)
+        for found, bad in zip(damages, reversed(states), strict=False) if remove else ():
+            warnings.warn(f"{found}; the run goes on from {path} instead", stacklevel=2)
             _remove(bad)
         return path
     if not damages:

@@ -51,7 +51,7 @@ class Losses(nn.Module):
 
     def counts(self, batch: Mapping[str, Tensor]) -> Tensor:
         """The tokens that each loss is the mean over, fp64 [n] as in `names`."""
-        counts = targets(batch, **self._target_options)
+        counts = targets(dict(batch), **self._target_options)
         return torch.tensor([counts[name] for name in self.names], dtype=torch.float64)
 
     def mean(self, losses: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -198,6 +198,10 @@ class CompressorTrainer(transformers.Trainer):
                 output = super().train(None if path is None else str(path), *args, **options)
                 self._raise_signal()
         finally:
+            # What is printed of an error begins a line of its own.
+            for callback in self.callback_handler.callbacks:
+                if isinstance(callback, Bar):
+                    callback.close()
             self.losses.gradient_checkpointing_disable()
             compressor.train(training)
         return output
@@ -217,12 +221,12 @@ class CompressorTrainer(transformers.Trainer):
             return True
         step, last = state.global_step, self.args.max_steps
         made = any("eval_loss" in entry and entry["step"] == step for entry in state.log_history)
-        return not made and (step % self.args.eval_steps == 0 or step == last)
+        return not made and (step % int(self.args.eval_steps or last) == 0 or step == last)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """transformers' optimizer, over the compressor's groups; weight decay is on parameters of two or more axes."""
         if self.optimizer is None:
-            kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.losses)
+            kind, options = self.get_optimizer_cls_and_kwargs(self.args, cast(Any, self.losses))
             rate = self.args.learning_rate
             groups = split_groups(self._groups(rate), rate, self.args.weight_decay)
             self.optimizer = kind(groups, **options)
@@ -273,7 +277,7 @@ class CompressorTrainer(transformers.Trainer):
         """Sets a language model's threshold on these batches, the same in every process."""
         self.compressor.eval()
         with torch.no_grad(), selecting_at(self.compressor, self.stages, self.state.global_step):
-            self.model_wrapped(*map(self._prepare_inputs, batches), calibrate=True)
+            self.model_wrapped(*(self._prepare_inputs(dict(batch)) for batch in batches), calibrate=True)
         reshard(self.model_wrapped)
 
     def calibrate(self, rows: int) -> None:
@@ -335,7 +339,7 @@ class CompressorTrainer(transformers.Trainer):
         model = self.model_wrapped
         if not self.is_in_train:
             model = self.accelerator.prepare_model(self.model, evaluation_mode=True)
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         batches = list(DataLoader(dataset, self.args.eval_batch_size, collate_fn=self.data_collator))
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         self.calibrate(len(dataset))
@@ -424,7 +428,7 @@ class CompressorTrainer(transformers.Trainer):
         state = getattr(optimizer, "optimizer", optimizer).state
         checkpoints.save_optimizer(Path(output_dir), self.compressor.trainable(), state, write=self.args.should_save)
         if self.args.should_save:
-            (Path(output_dir) / SCHEDULER).write_text(json.dumps(self.lr_scheduler.state_dict()))
+            (Path(output_dir) / SCHEDULER).write_text(json.dumps(cast(Any, self.lr_scheduler).state_dict()))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if self.is_deepspeed_enabled:
@@ -434,8 +438,9 @@ class CompressorTrainer(transformers.Trainer):
             checkpoints.load_optimizer(
                 Path(checkpoint), self.compressor.trainable(), getattr(optimizer, "optimizer", optimizer)
             )
-            self.lr_scheduler.load_state_dict(json.loads((Path(checkpoint) / SCHEDULER).read_text()))
-            for group, rate in zip(optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
+            scheduler: Any = self.lr_scheduler
+            scheduler.load_state_dict(json.loads((Path(checkpoint) / SCHEDULER).read_text()))
+            for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
                 group["lr"] = rate
 
 
@@ -569,7 +574,7 @@ class Trainer(CompressorTrainer):
         )
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
-        return SequentialSampler(self.train_dataset)
+        return SequentialSampler(cast(Any, self.train_dataset))
 
     def _training_row(self, index: int) -> Any:
         return self.batches[index]
@@ -585,7 +590,7 @@ class Trainer(CompressorTrainer):
         recipe = self.recipe
         self._created_lr_scheduler = True
         self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer or self.optimizer, lambda step: recipe.learning_rate_at(step) / recipe.learning_rate
+            optimizer or cast(Any, self.optimizer), lambda step: recipe.learning_rate_at(step) / recipe.learning_rate
         )
         return self.lr_scheduler
 
@@ -612,7 +617,7 @@ class Trainer(CompressorTrainer):
             self._load_best_model()
         found = [record_of(entry) or {} for entry in at]
         held_out = [each["held_out"] for each in found if "held_out" in each and each["step"] <= weights]
-        self.calibrate(len(self.eval_dataset or ()) or self.recipe.batch)
+        self.calibrate(len(cast(Any, self.eval_dataset) or ()) or self.recipe.batch)
         self.save_model()
         return Result(state.global_step, self.seconds, held_out[-1] if held_out else {}, self.out, weights)
 

@@ -203,7 +203,7 @@ class StoreWriter:
             content = packed_tensors(*packed(memory))
             self._shard.append(content)
             check = zlib.crc32(text.encode())
-            entry = Entry(name, self._end, len(content), tokens, memory.lengths[0], check, self.part)
+            entry = Entry(name, self._end, len(content), tokens, memory.sizes[0], check, self.part)
             self._end += len(content)
             self.entries[name] = entry
             added.append(entry)

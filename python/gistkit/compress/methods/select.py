@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from gistkit import hf, ops
 from gistkit.common.checks import placed
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 
+# Positions left for what is read behind a text.
+ROOM = 128
+
+
 @register("select")
 @dataclass(frozen=True, kw_only=True)
 class SelectConfig(InPlaceConfig):
@@ -41,6 +47,12 @@ class SelectConfig(InPlaceConfig):
         question: what will be asked: keys are kept that it attends to, as it is read behind the text in `ask`'s
             template. Other questions find less. It needs a score that reads it.
         budget: how many tokens of any longer context are kept, in place of a share of them.
+        shares: "equal": each head keeps as many. "heads": those of a layer share what they keep, by their scores, and
+            each has a fifth of an equal share at least (AdaKV, Feng et al., arXiv 2407.11550). "all": the heads of all
+            layers do, as KVzip's. A file has what is kept, and a memory that is read columns for the head with most.
+        part: tokens of a longer context that one pass reads. Each part is read by itself, from position 0 on, and keeps
+            its share of what the context keeps; `join` then moves it behind the parts before. None: the trained length,
+            or else what the model's positions have room for, twice as many tokens with KVzip.
         positions: "kept": the text goes on behind the whole context. "closed": kept tokens move together, by rotation
             of their keys, and the text follows them.
     """
@@ -52,6 +64,8 @@ class SelectConfig(InPlaceConfig):
     by: str | Mapping[str, Any] | Score | None = None
     question: str | None = setting(None, before=None)
     budget: int | None = setting(None, least=1)
+    shares: Literal["equal", "heads", "all"] = setting("equal", among=("equal", "heads", "all"), before="equal")
+    part: int | None = setting(None, least=1, before=None, in_memory=False)
     positions: Literal["kept", "closed"] = setting("kept", among=("kept", "closed"))
 
     def __post_init__(self) -> None:
@@ -73,11 +87,14 @@ class SelectConfig(InPlaceConfig):
     @property
     def title(self) -> str:
         """What a table calls it."""
+        among = {"equal": "", "heads": ", shared by heads", "all": ", shared by layers and heads"}[self.shares]
         aware = "" if self.question is None else ", for a question"
-        return f"Select {cast(Score, self.by).name} {self.budget or f'{self.ratio}x'}{aware}"
+        return f"Select {cast(Score, self.by).name} {self.budget or f'{self.ratio}x'}{among}{aware}"
 
     def check_model(self, model: nn.Module) -> None:
         """See `Config.check_model`."""
+        if self.shares != "equal" and hf.sliding_windows(model):
+            raise ValueError(f"shares: expected equal for a model with sliding windows, got {self.shares}")
         if cast(Score, self.by).needs_rope:
             hf.check_rotates(model)
         if self.positions == "closed":
@@ -97,6 +114,7 @@ class Select(InPlace, config=SelectConfig):
         super().__init__(model, config, **settings)
         self.score, self.budget = cast(Score, self.options.by), self.options.budget
         self.closed, self.question = self.options.positions == "closed", self.options.question
+        self.shares, self.part = self.options.shares, self.options.part
 
     def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
         """As `Compressor.install`; without LoRA the model stays as it is, with a user's adapters."""
@@ -109,16 +127,57 @@ class Select(InPlace, config=SelectConfig):
         """How many of `length` tokens each head keeps."""
         return min(length, self.budget) if self.budget is not None else max(1, length // self.chunk)
 
-    def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
-        """One pass over BOS and contexts, and for some scores passes that read them again."""
+    @property
+    def reach(self) -> int | None:
+        """Tokens of a context that one pass reads, see `part`; None: all."""
+        if self.part is not None or self.trained_length is not None:
+            return self.part or self.trained_length
+        limit = getattr(self.config, "max_position_embeddings", None)
+        # KVzip's request, and questions, are read behind the text.
+        return limit and max(1, (limit - min(ROOM, limit // 8)) // (2 if self.score.reads_again else 1))
+
+    def compress_rows(self, rows: Rows) -> tuple[Memory, Tensor | None, Rows]:
+        """See `Compressor.compress_rows`; rows longer than `reach` are read in parts, and these are joined."""
+        reach = self.reach
+        if reach is None or self.training or self.window is not None or max(rows.lengths) <= reach or not self._moves:
+            return super().compress_rows(rows)
+        memories = []
+        for row in rows.lists():
+            count = -(-len(row) // reach)
+            ends = [len(row) * index // count for index in range(count + 1)]
+            kept = self.kept(len(row) + 1)
+            parts = [
+                self.encode_rows(
+                    pad([row[start:end]], self.device), max(1, kept * end // len(row) - kept * start // len(row))
+                )
+                for start, end in pairwise(ends)
+            ]
+            memories.append(self.join([memory for memory, _ in parts]))
+        return Memory.stack(memories), None, rows
+
+    @property
+    def _moves(self) -> bool:
+        try:
+            hf.check_moves(self.model)
+        except TypeError:
+            return False
+        return True
+
+    def encode_rows(self, rows: Rows, count: int | None = None) -> tuple[Memory, Tensor]:
+        """One pass over BOS and contexts, and for some scores passes that read them again.
+
+        Args:
+            count: how many tokens each head keeps of a row; None: as `kept` says.
+        """
         input_rows = self.with_bos(rows)
-        lengths, counts = input_rows.lengths, tuple(map(self.kept, input_rows.lengths))
+        lengths = input_rows.lengths
+        counts = tuple(self.kept(length) if count is None else min(count, length) for length in lengths)
         asked = [] if self.question is None else filled_ids(QUESTION, "{question}", self.question, self.tokenizer)
         if asked:
             input_rows = join_rows(input_rows, pad([asked] * rows.batch_size, self.device))
         self.lm.check_positions("input_ids", max(input_rows.lengths) - 1)
-        kind = Whole if self.score.reads_again else Selection
-        keep = kind(lengths, counts, self.score, self.closed, self.frequencies, len(asked))
+        kind = Whole if self.score.reads_again or self.shares == "all" else Selection
+        keep = kind(lengths, counts, self.score, self.closed, self.frequencies, len(asked), self.shares)
         out = self.lm.run(
             TEXT,
             inputs_embeds=self.lm.embedded(TEXT, input_rows.ids),
@@ -126,23 +185,24 @@ class Select(InPlace, config=SelectConfig):
             keep=keep,
         )
         if isinstance(keep, Whole):
-            keep.select(self.repetition(input_rows, keep.layers))
-        columns = torch.arange(max(counts))
-        count = torch.tensor(counts)[:, None]
-        first = 0 if self.closed else torch.tensor(lengths)[:, None] - count
+            keep.select(self.repetition(input_rows, keep.layers) if self.score.reads_again else keep.scores)
+        width = max(index.shape[-1] for index in keep.places.values())
+        places = torch.cat([_wider(keep.places[layer], width, 2, -1) for layer in sorted(keep.places)], 1).mT.cpu()
+        most = (places >= 0).any(-1).sum(-1)
+        columns, length = torch.arange(width), torch.tensor(lengths)[:, None]
+        first = 0 if self.closed else length - most[:, None]
         hidden_states = out.last_hidden_state
-        places = torch.cat([keep.places[layer] for layer in sorted(keep.places)], 1).mT.cpu()
         # A BOS of the context's own is one of its tokens.
         own_bos = torch.tensor(self._begins_with_bos(rows))[:, None, None]
         memory = Memory(
             source=self.source,
-            lengths=counts,
+            lengths=tuple(most.tolist()),
             context_lengths=rows.lengths,
-            positions=(places + own_bos).where((columns < count)[..., None], 0),
+            positions=(places + 1 + own_bos).where(places >= 0, 0),
             # Those of the last tokens, which layers with a sliding window keep; other layers see all keys anyway.
-            ordinals=(first + columns).where(columns < count, 0),
-            starts=counts if self.closed else lengths,
-            layers=keep.close(),
+            ordinals=(first + columns).where(columns < most[:, None], 0),
+            starts=tuple(most.tolist()) if self.closed else lengths,
+            layers=tuple((_wider(key, width, 2, 0), _wider(value, width, 2, 0)) for key, value in keep.close()),
             last=hidden_states[torch.arange(rows.batch_size), placed(lengths, self.device) - 1],
         )
         return memory, hidden_states[:, :0]
@@ -162,7 +222,18 @@ class Select(InPlace, config=SelectConfig):
         """The token itself, int64 [B, K, A, 2], as each of A layers and key heads keeps its own tokens."""
         if memory.positions.dim() == 2:
             raise ValueError("memory: expected one that knows its tokens, got one of an earlier release")
-        return torch.stack([(memory.positions - 1).clamp(min=0), memory.positions], -1)
+        return torch.stack([memory.positions - 2, memory.positions - 1], -1).clamp(min=0)
+
+    def key_biases(self, memory: Memory) -> list[Tensor] | None:
+        """See `Compressor.key_biases`: heads with fewer keys than others do not see the columns that fill them up."""
+        if memory.positions.dim() == 2:
+            return None
+        columns = torch.arange(memory.num_tokens) < torch.tensor(memory.lengths)[:, None]
+        empty = (memory.positions == 0) & columns[..., None]
+        if not bool(empty.any()):
+            return None
+        bias = torch.zeros(empty.shape).masked_fill(empty, -torch.inf).mT.to(memory.device)
+        return list(bias.split([heads for heads, _ in self.lm.head_shapes], 1))
 
     def frequencies(self, layer: int) -> Tensor | None:
         """Those [R/2] of a layer's RoPE; None where gistkit does not know it."""
@@ -194,6 +265,39 @@ class Select(InPlace, config=SelectConfig):
         return found
 
 
+def _wider(tensor: Tensor, width: int, dim: int, value: float) -> Tensor:
+    """`tensor` with `value` at the end of `dim`, up to `width`."""
+    missing = width - tensor.shape[dim]
+    return tensor if not missing else F.pad(tensor, (0, 0) * (tensor.dim() - 1 - dim) + (0, missing), value=value)
+
+
+def chosen(scores: Sequence[Tensor], count: int, least: int) -> Sequence[Tensor]:
+    """Which keys stay of layers with scores [Hk, n] of each, as bool [Hk, n]: the highest, of equal ones the first.
+
+    Args:
+        count: of a head, on average.
+        least: of each head.
+    """
+    together = torch.cat([*scores])
+    best = torch.sort(together, dim=-1, descending=True, stable=True).indices[:, :least]
+    found = torch.zeros_like(together, dtype=torch.bool).scatter_(1, best, True)
+    others = together.masked_fill(found, -torch.inf).flatten()
+    more = torch.sort(others, descending=True, stable=True).indices[: (count - least) * len(together)]
+    found.view(-1)[more] = True
+    return found.split([len(layer) for layer in scores])
+
+
+def _places(chosen: Sequence[Tensor]) -> Tensor:
+    """int64 [B, Hk, K], the places of what is chosen, bool [Hk, n] of each row, ascending, and then -1."""
+    width = max(int(row.sum(-1).max()) for row in chosen)
+    index = chosen[0].new_full((len(chosen), len(chosen[0]), width), -1, dtype=torch.int64)
+    for row, own in enumerate(chosen):
+        ordered = torch.sort(own.int(), dim=-1, descending=True, stable=True)
+        count = min(width, own.shape[-1])
+        index[row, :, :count] = ordered.indices.where(ordered.values > 0, -1)[:, :count]
+    return index
+
+
 class Selection(hf.Keeper):
     """Keeps of each layer and key head the keys with the highest scores, in their order.
 
@@ -204,6 +308,7 @@ class Selection(hf.Keeper):
         closed: keys are rotated to positions 0, 1, ..
         frequencies: of the RoPE of the layer of an index, during the pass; None where gistkit does not know it.
         question: tokens of a question behind each row, whose keys are not kept.
+        shares: as of `Select`.
     """
 
     def __init__(
@@ -214,12 +319,13 @@ class Selection(hf.Keeper):
         closed: bool,
         frequencies: Callable[[int], Tensor | None],
         question: int = 0,
+        shares: str = "equal",
     ) -> None:
         super().__init__()
-        self.question = question
+        self.question, self.shares = question, shares
         self.lengths, self.counts, self.score = lengths, counts, score
         self.closed, self.frequencies = closed, frequencies
-        # Of each layer, what was chosen, int64 [B, Hk, K].
+        # Of each layer, what was chosen, int64 [B, Hk, K], and -1 behind it in heads with less.
         self.places: dict[int, Tensor] = {}
 
     def attend(
@@ -230,36 +336,39 @@ class Selection(hf.Keeper):
         if window is not None:
             index = self._last(key)
         else:
-            scale = query.shape[-1] ** -0.5 if scale is None else scale
-            with torch.no_grad():
-                scores = []
-                for row, (length, count) in enumerate(zip(self.lengths, self.counts, strict=True)):
-                    q, k, v = (tensor[row, :, : length + self.question] for tensor in (query, key, value))
-                    heads = Heads(layer_idx, q, k, v, scale, inv_freq, count, self.question)
-                    scores.append(self.score(heads)[:, :length])
-            index = self._highest(scores)
+            scores = self._scores(layer_idx, query, key, value, scale, inv_freq)
+            index = _places([self._chosen([own], count)[0] for own, count in zip(scores, self.counts, strict=True)])
         self._take(layer_idx, key, value, index, inv_freq)
 
+    @torch.no_grad()
+    def _scores(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, inv_freq: Tensor | None
+    ) -> list[Tensor]:
+        """[Hk, n] of each row."""
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        found = []
+        for row, (length, count) in enumerate(zip(self.lengths, self.counts, strict=True)):
+            q, k, v = (tensor[row, :, : length + self.question] for tensor in (query, key, value))
+            found.append(self.score(Heads(layer, q, k, v, scale, inv_freq, count, self.question))[:, :length])
+        return found
+
+    def _chosen(self, scores: Sequence[Tensor], count: int) -> Sequence[Tensor]:
+        # AdaKV's heads have a fifth of an equal share at least.
+        return chosen(scores, count, {"equal": count, "heads": count // 5, "all": 0}[self.shares])
+
     def _last(self, key: Tensor) -> Tensor:
-        """int64 [B, Hk, K], the last tokens of each row."""
+        """int64 [B, Hk, K], the last tokens of each row, and then -1."""
         count, length = (torch.tensor(numbers)[:, None, None] for numbers in (self.counts, self.lengths))
         columns = torch.arange(max(self.counts))
-        index = (length - count + columns).where(columns < count, 0)
+        index = (length - count + columns).where(columns < count, -1)
         return index.expand(-1, key.shape[1], -1).to(key.device)
-
-    def _highest(self, scores: Sequence[Tensor]) -> Tensor:
-        """int64 [B, Hk, K], the tokens with the highest scores of each row, ascending; of equal ones the first."""
-        index = scores[0].new_zeros((len(scores), len(scores[0]), max(self.counts)), dtype=torch.int64)
-        for row, (own, count) in enumerate(zip(scores, self.counts, strict=True)):
-            best = torch.sort(own, dim=-1, descending=True, stable=True).indices[:, :count]
-            index[row, :, :count] = best.sort(-1).values
-        return index
 
     def _take(self, layer_idx: int, key: Tensor, value: Tensor, index: Tensor, inv_freq: Tensor | None) -> None:
         self.places.setdefault(layer_idx, index)
-        key, value = (tensor.take_along_dim(index[..., None], 2) for tensor in (key, value))
+        source, none = index.clamp(min=0), (index < 0)[..., None]
+        key, value = (tensor.take_along_dim(source[..., None], 2).masked_fill(none, 0) for tensor in (key, value))
         if self.closed and inv_freq is not None:
-            delta = torch.arange(index.shape[-1], device=index.device) - index
+            delta = torch.arange(index.shape[-1], device=index.device) - source
             moved = ops.rerotate(key.flatten(0, 1)[:, None], delta.flatten(0, 1), inv_freq)
             key = moved[:, 0].unflatten(0, key.shape[:2])
         self.keep(layer_idx, key, value)
@@ -272,6 +381,8 @@ class Whole(Selection):
         super().__init__(*arguments)
         # Window and frequencies of each layer.
         self._about: dict[int, tuple[int | None, Tensor | None]] = {}
+        # Of each row, those [Hk, n] of layers without a window.
+        self.scores: list[dict[int, Tensor]] = [{} for _ in self.lengths]
 
     def attend(
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
@@ -279,12 +390,21 @@ class Whole(Selection):
         """Keeps key and value whole."""
         inv_freq = self.frequencies(layer_idx)
         self._about.setdefault(layer_idx, (window, None if inv_freq is None else inv_freq.clone()))
+        if window is None and not self.score.reads_again:
+            for row, own in zip(self.scores, self._scores(layer_idx, query, key, value, scale, inv_freq), strict=True):
+                row.setdefault(layer_idx, own)
         self.keep(layer_idx, key, value)
 
     def select(self, scores: Sequence[Mapping[int, Tensor]]) -> None:
         """Keeps what the scores [Hk, n] of each row and layer choose."""
         layers, self._layers = self._layers, {}
+        full = [layer for layer in sorted(layers) if self._about[layer][0] is None]
+        pools = [full] if self.shares == "all" else [[layer] for layer in full]
+        stay: dict[int, list[Tensor]] = {layer: [] for layer in full}
+        for row, count in zip(scores, self.counts, strict=True):
+            for pool in pools:
+                for layer, own in zip(pool, self._chosen([row[layer] for layer in pool], count), strict=True):
+                    stay[layer].append(own)
         for layer, (key, value) in layers.items():
-            window, inv_freq = self._about[layer]
-            index = self._last(key) if window is not None else self._highest([row[layer] for row in scores])
-            self._take(layer, key, value, index, inv_freq)
+            index = _places(stay[layer]) if layer in stay else self._last(key)
+            self._take(layer, key, value, index, self._about[layer][1])
