@@ -1,7 +1,7 @@
 """Run by vLLM's Python: answers batches of requests by an engine with the connector, and no server before it.
 
-Standard input has {"model", "store", "options", "batches"}; a request is {"ids", "memory", "sampling"}. The last line
-of standard output has {"answers": [[{"tokens", "reason"}]], "preemptions"}.
+Standard input has {"model", "store", "options", "batches"}; a request is {"ids", "memory", "sampling"}. A line of
+standard output has {"answers": [[{"tokens", "reason"}]], "preemptions"}.
 """
 
 import json
@@ -35,7 +35,7 @@ def main():
         outputs = [output.outputs[0] for output in llm.generate(prompts, settings, use_tqdm=False)]
         answers.append([{"tokens": list(one.token_ids), "reason": one.finish_reason} for one in outputs])
     preemptions = sum(metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions")
-    print(json.dumps({"answers": answers, "preemptions": preemptions}))
+    print("\n" + json.dumps({"answers": answers, "preemptions": preemptions}), flush=True)
 
 
 if __name__ == "__main__":

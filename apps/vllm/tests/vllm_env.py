@@ -95,7 +95,9 @@ def answers(model, store, batches, **options):
     try:
         out, errors = process.communicate(json.dumps(given), LONG)
         assert process.returncode == 0, errors[-3000:]
-        return json.loads(out.splitlines()[-1])
+        # vLLM's processes may write to the same output.
+        (line,) = (line for line in out.splitlines() if line.startswith('{"answers"'))
+        return json.loads(line)
     finally:
         end(process)
 
