@@ -127,7 +127,7 @@ def plain_reconstruction(compressor: Compressor, ids: Tensor, dtype: torch.dtype
         if isinstance(compressor, InPlace):
             tokens = torch.cat([torch.full_like(ids[:, :1], compressor.bos_token), ids], 1)
         inputs = embed(tokens)
-        slots = compressor.memory_embeddings
+        slots = getattr(compressor, "memory_embeddings", None)
         if slots is not None:
             wanted = count - isinstance(compressor, InPlace)
             inputs = torch.cat([inputs, slots.repeat(wanted // len(slots), 1).expand(rows, -1, -1)], 1)

@@ -12,6 +12,7 @@ from gistkit import cli
 from gistkit.ask import Conversation, sources
 from gistkit.cli.answers import Answers
 from gistkit.cli.dialogue import converse
+from gistkit.common.messages import plain
 from gistkit.common.signals import Interrupted
 from gistkit.evaluate.data import QUESTION
 from gistkit.options.models import new_compressor
@@ -51,7 +52,7 @@ def generated(folder, questions, tokens, shape=prompt):
         text += tokenizer(shape(question))["input_ids"]
         made = compressor.generate(memory, [text], task="qa", max_new_tokens=tokens, stop_tokens=[256])[0].tolist()
         text += made
-        answers.append(tokenizer.decode(made, skip_special_tokens=True) + "\n")
+        answers.append(plain(tokenizer.decode(made, skip_special_tokens=True)) + "\n")
     return answers
 
 

@@ -64,4 +64,4 @@ def test_passages_of_long_texts(run, folder, words, monkeypatch):  # noqa: F811
     # Of 30 texts of one, two and three sentences of 33 letters three are held out.
     assert isinstance(seen[0], Packed) and seen[0].rows == 18 and seen[0].length == 40
     status, _, complaints = run("train", *words, "--out", words[3].parent / "b", "--longer-than", 500)
-    assert status == 2 and "longer_than: expected documents of more than 500 characters" in complaints
+    assert status == 2 and "--longer-than: expected documents of more than 500 characters" in complaints

@@ -51,7 +51,7 @@ def shown(tmp_path_factory):
     (checkout / "tests/test_skips.py").write_text(SKIPS)
     (folder / "told.py").write_text(PLUGIN)
     command = [sys.executable, "-m", "pytest", "-p", "told", "-p", "no:cacheprovider", "-s"]
-    command += ["tests", "-k", f"{REFUSED} or is_skipped"]
+    command += ["tests", "lab/tests", "-k", f"{REFUSED} or is_skipped"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gistkit.train.batches import Batches, check_size
+from gistkit.train.batches import Batch, Batches, check_size
 
 # Rows in which every set has exactly its share, rounded.
 BLOCK = 1000
@@ -60,6 +60,10 @@ class Mixture(Batches):
         counts = _rounded([self.shares[name] for name in self.sets], rows) if rows >= len(self.sets) else [1] * rows
         pairs = zip(self.sets.values(), counts, strict=False)
         return [row for batches, count in pairs for row in batches.held_out_rows(count)]
+
+    def collate(self, rows: Sequence[Any]) -> Batch:
+        """See `Batches.collate`; the sets have rows of one kind."""
+        return next(iter(self.sets.values())).collate(rows)
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -48,6 +48,10 @@ class Diverged(ValueError):
     """The loss or the gradient is no longer a finite number."""
 
 
+class _Ended(Exception):
+    """A run that goes on has nothing left to do."""
+
+
 class CompressorTrainer(transformers.Trainer):
     """Trains a compressor or a `LanguageModel` by `TrainingArguments`; under a launcher, on all its processes.
 
@@ -195,7 +199,10 @@ class CompressorTrainer(transformers.Trainer):
             # The backward pass may run layers again, so it belongs inside the attached model too.
             forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
             with held(NOTICE if main else "") as self.signals, forked, attach(compressor.model), self.stack:
-                output = super().train(None if path is None else str(path), *args, **options)
+                try:
+                    output = super().train(None if path is None else str(path), *args, **options)
+                except _Ended:
+                    output = TrainOutput(self.state.global_step, 0.0, {})
                 self._raise_signal()
         finally:
             # What is printed of an error begins a line of its own.
@@ -361,6 +368,16 @@ class CompressorTrainer(transformers.Trainer):
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in values.items()}
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]:
+        metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+        # The evaluation that an interrupted run had left: it may have found the best weights, or the end.
+        if skip_scheduler and self.state.global_step:
+            self._determine_best_metric(metrics, trial)
+            if self.control.should_training_stop:
+                self._save_checkpoint(self.model, trial)
+                raise _Ended
         return metrics
 
     def _get_output_dir(self, trial: Any) -> str:
