@@ -291,7 +291,7 @@ def test_a_disk_that_fills_up_keeps_the_checkpoints_before(whole_with_dropout, t
     out, kept = tmp_path / "disk" / "run", tmp_path / "kept"
     (tmp_path / "disk").mkdir()
     script = 'mount -t tmpfs -o size="$2" t "$1" && shift 2 && "$@"'
-    space = ["unshare", "-Urm", "sh", "-c", script, "sh", tmp_path / "disk", "190k"]
+    space = ["unshare", "-Urm", "sh", "-c", script, "sh", tmp_path / "disk", "130k"]
     if shutil.which("unshare") is None or subprocess.run([*space, "true"], capture_output=True).returncode:
         pytest.skip("no file system may be mounted here")
     work = ["sh", "-c", '"$0" "$1" trained "$2"; cp -r "$2" "$3"', sys.executable, WORKER, out, kept]

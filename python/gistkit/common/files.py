@@ -325,6 +325,11 @@ def errors_told(path: Path, size: int | None = None) -> Iterator[None]:
         yield
     except OSError as error:
         raise _told(error, path, size) from error
+    except RuntimeError as error:
+        # torch's writer names its own file in place of the system's reason, which is a full disk.
+        if "inline_container" not in str(error):
+            raise
+        raise _told(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), path, size) from error
 
 
 def _sync(path: Path) -> None:
