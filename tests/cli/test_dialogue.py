@@ -52,7 +52,7 @@ def generated(folder, questions, tokens, shape=prompt):
         text += tokenizer(shape(question))["input_ids"]
         made = compressor.generate(memory, [text], task="qa", max_new_tokens=tokens, stop_tokens=[256])[0].tolist()
         text += made
-        answers.append(plain(tokenizer.decode(made, skip_special_tokens=True)) + "\n")
+        answers.append(tokenizer.decode(made, skip_special_tokens=True) + "\n")
     return answers
 
 
@@ -72,7 +72,7 @@ def shown_sources(folder, question, tokens=6, text=None):
 
 @pytest.mark.slow
 def test_a_conversation_in_a_terminal(folder, memory):
-    answers = generated(folder, ["Who?", "When?"], 6)
+    answers = [plain(answer) for answer in generated(folder, ["Who?", "When?"], 6)]
     words = ("--model", folder, "--compressor", folder / "x500", "--max-new-tokens", 6)
     with Terminal("-m", "gistkit.cli", "ask", memory, *words) as terminal:
 
