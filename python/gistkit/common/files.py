@@ -167,10 +167,10 @@ def replacing(path: Path, size: int | None = None) -> Iterator[Path]:
             yield partial
             os.chmod(partial, mode)
             # On the disk before it replaces a good file.
-            _sync(partial)
+            sync(partial)
             os.replace(partial, path)
             with suppress(OSError):
-                _sync(path.parent)
+                sync(path.parent)
     except OSError as error:
         raise _told(error, path, size) from error
 
@@ -187,7 +187,7 @@ class Appended:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with self._telling(None):
+        with errors_told(self.path):
             self.file = path.open("ab", buffering=0)
 
     @property
@@ -198,7 +198,7 @@ class Appended:
     def append(self, content: bytes) -> None:
         """Adds bytes."""
         rest = memoryview(content)
-        with self._telling(len(rest)):
+        with errors_told(self.path, len(rest)):
             end = self.size
             try:
                 while rest:
@@ -210,24 +210,17 @@ class Appended:
 
     def cut(self, size: int) -> None:
         """Removes what is behind the first `size` bytes."""
-        with self._telling(None):
+        with errors_told(self.path):
             self.file.truncate(size)
 
     def sync(self) -> None:
         """Waits until all that was added is on the disk."""
-        with self._telling(None):
+        with errors_told(self.path):
             os.fsync(self.file.fileno())
 
     def close(self) -> None:
         """Closes the file."""
         self.file.close()
-
-    @contextmanager
-    def _telling(self, size: int | None) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise _told(error, self.path, size) from error
 
 
 class Lines(Appended):
@@ -261,7 +254,7 @@ def replacing_files(folder: Path, size: int | None = None) -> Iterator[Path]:
             written = sorted(path for path in partial.rglob("*") if path.is_file())
             for path in written:
                 os.chmod(path, mode)
-                _sync(path)
+                sync(path)
             for path in written:
                 place = folder / path.relative_to(partial)
                 place.parent.mkdir(parents=True, exist_ok=True)
@@ -306,8 +299,21 @@ def _private_folder(parent: Path) -> Iterator[Path]:
 
 
 @contextmanager
+def errors_told(path: Path, size: int | None = None) -> Iterator[None]:
+    """Raises an OSError of writing `path` as one line that names it, unless it has one; `size` as in `replacing`."""
+    try:
+        with _os_errors():
+            yield
+    except OSError as error:
+        # One from here has no reason of the system's beside its line.
+        if error.errno is not None and error.strerror is None:
+            raise
+        raise _told(error, path, size) from error
+
+
+@contextmanager
 def _os_errors() -> Iterator[None]:
-    """Raises what safetensors says of an error of the system as an OSError."""
+    """Raises what safetensors and torch say of an error of the system as an OSError."""
     from safetensors import SafetensorError
 
     try:
@@ -316,23 +322,15 @@ def _os_errors() -> Iterator[None]:
         if (code := re.search(r"\(os error (\d+)\)", str(error))) is None:
             raise
         raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
-
-
-@contextmanager
-def errors_told(path: Path, size: int | None = None) -> Iterator[None]:
-    """Raises an OSError of writing `path` as one line that names it; `size` as in `replacing`."""
-    try:
-        yield
-    except OSError as error:
-        raise _told(error, path, size) from error
     except RuntimeError as error:
         # torch's writer names its own file in place of the system's reason, which is a full disk.
         if "inline_container" not in str(error):
             raise
-        raise _told(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), path, size) from error
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Waits until a file or a folder is on the disk."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 from transformers import TrainerCallback
 
-from gistkit.common.files import errors_told
+from gistkit.common.files import Lines, write_text
 from gistkit.train.metrics import METRICS, Record
 from gistkit.train.sharding import gathers_kept_keys
 
@@ -90,26 +90,16 @@ class MetricsFile(TrainerCallback):
     """Writes the records of a run to metrics.jsonl, each at once."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        # What an interrupted run wrote behind its last checkpoint comes again.
-        self._write(args, state, state.log_history, "w")
+        if state.is_world_process_zero:
+            # What an interrupted run wrote behind its last checkpoint comes again.
+            lines = [f"{json.dumps(record)}\n" for record in filter(None, map(record_of, state.log_history))]
+            write_text(Path(args.output_dir) / METRICS, "".join(lines))
 
     def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._write(args, state, state.log_history[-1:], "a")
-
-    def _write(self, args: Any, state: Any, entries: list[dict[str, Any]], mode: str) -> None:
-        if not state.is_world_process_zero:
-            return
-        records = filter(None, map(record_of, entries))
-        lines = "".join(json.dumps(record) + "\n" for record in records)
-        path = Path(args.output_dir) / METRICS
-        before = path.stat().st_size if mode == "a" and path.exists() else 0
-        try:
-            with errors_told(path, len(lines)), path.open(mode) as file:
-                file.write(lines)
-        except OSError:
-            # Half a line is no record.
-            os.truncate(path, before) if before else path.unlink(missing_ok=True)
-            raise
+        record = record_of(state.log_history[-1])
+        if state.is_world_process_zero and record is not None:
+            with closing(Lines(Path(args.output_dir) / METRICS)) as lines:
+                lines.write(json.dumps(record))
 
 
 class Bar(TrainerCallback):

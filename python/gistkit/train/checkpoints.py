@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gistkit.common.files import errors_told, read_tensors, write_tensors
+from gistkit.common.files import errors_told, read_tensors, sync, write_tensors
 from gistkit.compress.files import ADDED_SETTINGS
 from gistkit.train.sharding import whole
 
@@ -70,12 +70,12 @@ def writing(out: Path, step: int, *, write: bool, wait: Callable[[], None]) -> I
             digests = {file.name: _digest(file) for file in sorted(partial.iterdir()) if file.is_file()}
             (partial / DIGESTS).write_text(json.dumps(digests))
             for place in (*(each for each in partial.rglob("*") if each.is_file()), partial):
-                _sync(place)
+                sync(place)
             place = path_of(out, step)
             if place.exists():
                 os.rename(place, out / PARTIAL / "replaced")
             os.rename(partial, place)
-            _sync(out)
+            sync(out)
     finally:
         if write:
             remove_partial(out)
@@ -96,14 +96,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(gone, ignore_errors=True)
         os.rename(path, gone)
         remove_partial(path.parent)
-
-
-def _sync(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def _digest(file: Path) -> str:
