@@ -310,12 +310,11 @@ APART = "creation|in place|copy|embedding"
 GPU_SUMMARY = r"^attention.* N 8192, .* D128|^rope.* N 32768"
 
 
-def summary_table(machine: str) -> str:
-    """gistkit against the best of the others in the same run, forward and with backward."""
-    rows, machines = [["float32, 2 threads", "pass", "gistkit", "best other", "", "ratio"]], []
+def summary_rows(machine: str) -> list[list[str]]:
+    """Rows of `SUMMARY`: gistkit against the best of the others in the same run, forward and with backward."""
+    rows = []
     for suite, case, name in SUMMARY:
         content = of(machine)[suite]
-        machines.append(content["machine"])
         for each in ("forward", "forward + backward"):
             times = {
                 timing["form"]: timing["median"]
@@ -326,6 +325,13 @@ def summary_table(machine: str) -> str:
             other = min((form for form in times if not form.startswith("gistkit")), key=lambda form: times[form])
             cells = [duration(times[ours]), duration(times[other]), other, f"{times[other] / times[ours]:.1f}x"]
             rows.append([name, each, *cells])
+    return rows
+
+
+def summary_table(machine: str) -> str:
+    """`summary_rows` and where they were measured."""
+    rows = [["float32, 2 threads", "pass", "gistkit", "best other", "", "ratio"], *summary_rows(machine)]
+    machines = [of(machine)[suite]["machine"] for suite, _, _ in SUMMARY]
     note = "Medians; the other is the fastest of what was measured in the same run"
     return f"{format_table(rows)}\n\n{note}. {machines_line(machines)}."
 
@@ -341,25 +347,19 @@ BOTH = "forward + backward"
 
 def overview_table(machine: str) -> str:
     """Attention's forward and backward passes on a CPU and a GPU, each beside the best other form of the same run."""
-    summary, gpu = (_cells(table) for table in (summary_table(machine), gpu_table(GPU_SUMMARY)))
+    found = [json.loads(line) for line in next(RESULTS.glob("*/gpu.jsonl")).read_text().splitlines()]
+    summary, gpu = summary_rows(machine), gpu_rows(found, GPU_SUMMARY)
     rows = [["forward and backward", "CPU", "", "GPU", ""]]
     for name, case, start in OVERVIEW:
         cpu = next(row for row in summary if row[:2] == [case, BOTH])
         device = next(row for row in gpu if row[0].startswith(start) and row[0].endswith(BOTH))
         rows.append([name, cpu[2], f"{cpu[5]} of {cpu[4]}", device[1], f"{device[5]} of {device[4]}"])
-    content, one = of(machine)["attention"], next(RESULTS.glob("*/gpu.jsonl"))
-    device_line = json.loads(one.read_text().splitlines()[0])
+    one = found[0]
     return (
         f"{format_table(rows)}\n\nSpeed beside the fastest other form. "
-        f"CPU: float32, {machine_line(content['machine'])}. "
-        f"GPU: bfloat16, {device_line['gpu']}, torch {device_line['torch']}, commit {device_line['commit']}."
+        f"CPU: float32, {machine_line(of(machine)['attention']['machine'])}. "
+        f"GPU: bfloat16, {one['gpu']}, torch {one['torch']}, commit {one['commit']}."
     )
-
-
-def _cells(table: str) -> list[list[str]]:
-    return [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")
-    ]
 
 
 def gpu_table(only: str = "") -> str:
@@ -367,14 +367,13 @@ def gpu_table(only: str = "") -> str:
     return "\n\n".join(gpu_times(path, only) for path in sorted(RESULTS.glob("*/gpu.jsonl")))
 
 
-def gpu_times(path: Path, only: str) -> str:
-    """The table of one GPU, with what it was, and what shares of its limits are of."""
-    found = [json.loads(line) for line in path.read_text().splitlines()]
+def gpu_rows(found: list[Content], only: str) -> list[list[str]]:
+    """A row for each case of a GPU's results whose name matches `only`."""
     cases: dict[str, dict[str, Content]] = {}
     for row in found:
         if "ms" in row and re.search(only, row["case"]):
             cases.setdefault(row["case"], {})[row["form"]] = row
-    rows = [["on a GPU", "gistkit", "of the chip", "best other", "", "ratio"]]
+    rows = []
     for case, forms in cases.items():
         ours = forms[OURS]
         others = [row for form, row in forms.items() if form != OURS and not re.search(APART, form)]
@@ -383,6 +382,13 @@ def gpu_times(path: Path, only: str) -> str:
         if best is not None:
             against = [duration(best["ms"]), best["form"], f"{best['ms'] / ours['ms']:.2f}x"]
         rows.append([case, duration(ours["ms"]), f"{ours['share']:.0%}" if "share" in ours else "-", *against])
+    return rows
+
+
+def gpu_times(path: Path, only: str) -> str:
+    """The table of one GPU, with what it was, and what shares of its limits are of."""
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [["on a GPU", "gistkit", "of the chip", "best other", "", "ratio"], *gpu_rows(found, only)]
     one = found[0]
     limits = (
         f"a product of large bfloat16 matrices ({one['product_tflops']:.0f} TF/s) or a copy ({one['copy_tbps']} TB/s)"
