@@ -1,8 +1,11 @@
 """What README, guide and results claim: code runs and does what it says, tables are those of committed results."""
 
+import io
 import re
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import gistkit
+from gistkit import cli
 from gistkit.compress import AvgPool, Compressor, Memory
 from gistkit.hf import attach
 from tests.helpers.models import byte_tokenizer, tiny_llama
@@ -171,6 +175,23 @@ def test_every_folder_of_the_table_is_an_attribute_of_the_package():
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     # `import gistkit` by itself loads none of them, and each name that dir() has is there.
     assert shown.stdout == "\n[]\n", shown.stdout + shown.stderr
+
+
+@cache
+def help_of(*command):
+    """What `gistkit COMMAND --help` prints."""
+    out = io.StringIO()
+    with redirect_stdout(out), redirect_stderr(out), suppress(SystemExit):
+        cli.main([*command, "--help"])
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("name", [*PAGES, *sorted(DOCS), "CONTRIBUTING.md"])
+def test_commands_have_the_options_that_a_page_names(name):
+    page = (ROOT / name).read_text().replace(" \\\n", " ")
+    for command, rest in re.findall(r"gistkit ((?:view |study )?[a-z-]+)((?: [^`\n]*)?)", page):
+        for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", rest):
+            assert re.search(rf"{option}(?![\w-])", help_of(*command.split())), f"gistkit {command} {option}"
 
 
 def test_the_readme_is_one_page():

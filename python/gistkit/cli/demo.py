@@ -12,7 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gistkit.options.arguments import add_command, device, path
-from gistkit.options.models import add_model, chosen_compressor, load_model, memory_dtype
+from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model, memory_dtype
 from gistkit.options.outputs import check_folder
 from gistkit.options.texts import read_text
 
@@ -53,13 +53,13 @@ def add(commands: Any) -> None:
         "--question", action="append", metavar="QUESTION", help="about the text; may be repeated (default: six)"
     )
     add_model(parser)
+    add_compressor(parser)
     parser.add_argument(
         "--out",
         type=path,
         default=Path("runs/demo"),
         help="folder for the memory and the picture (default: %(default)s)",
     )
-    parser.set_defaults(compressor=None, method=None, layout=None, ratio=None, chunk=None, option=[])
 
 
 def _run(arguments: argparse.Namespace) -> int:
