@@ -55,6 +55,14 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture
+def hangups():
+    """SIGHUP is heard during the test, and by its children, also where nohup started the tests."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(autouse=True)
 def poison_uninitialised_memory():
     """`torch.empty` and its kin fill with NaN (integers with their maximum) while a test runs."""

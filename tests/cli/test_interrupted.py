@@ -87,6 +87,7 @@ def test_one_process_of_a_launcher_says_it(monkeypatch, capsys):
     assert cli.main(["info"]) == 130 and capsys.readouterr().err == "\ngistkit: interrupted\n"
 
 
+@pytest.mark.usefixtures("hangups")
 def test_a_held_signal_that_nobody_asked_about_acts_at_the_end():
     done = []
     with pytest.raises(KeyboardInterrupt), held() as signals:
@@ -104,6 +105,7 @@ def test_a_held_signal_that_nobody_asked_about_acts_at_the_end():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("hangups")
 def test_a_closed_terminal_ends_a_command_as_sigterm_does(monkeypatch, capsys):
     """Unless nohup had SIGHUP ignored; the terminal of its last line may be gone."""
     monkeypatch.setattr("gistkit.cli.info._run", lambda *_: signal.raise_signal(signal.SIGHUP) or 7)

@@ -76,6 +76,7 @@ def test_a_process_prints_what_works_and_ends_with_a_line(folders, tmp_path, bef
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_what_ends_a_process_from_outside_ends_a_server_in_order(folders, tmp_path, number):
     """A closed terminal too."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -103,16 +103,15 @@ class MetricsFile(TrainerCallback):
 
 
 class Bar(TrainerCallback):
-    """A progress bar with the loss, the speed and the last held-out loss."""
+    """A progress bar with the loss, the speed and the last held-out loss; it ends with `stack`."""
 
-    _bar: Any = None
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack = stack
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         shown = state.is_local_process_zero
-        self._bar = tqdm(
-            total=state.max_steps, initial=state.global_step, unit="step", dynamic_ncols=True, disable=not shown
-        )
-        self._held_out = ""
+        bar = tqdm(total=state.max_steps, initial=state.global_step, unit="step", dynamic_ncols=True, disable=not shown)
+        self._bar, self._held_out = self.stack.enter_context(bar), ""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         record = record_of({"step": state.global_step, **(logs or {})}) or {}
@@ -122,8 +121,3 @@ class Bar(TrainerCallback):
             self._bar.update(state.global_step - self._bar.n)
             text = f"loss {record['loss']:.3f}, {record['tokens_per_second']:.0f} tokens/s"
             self._bar.set_postfix_str(text + self._held_out)
-
-    def close(self) -> None:
-        """Ends the bar, however the run has ended."""
-        if self._bar is not None:
-            self._bar.close()

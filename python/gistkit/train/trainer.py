@@ -117,6 +117,8 @@ class CompressorTrainer(transformers.Trainer):
             **compressor.settings,
             **({"stages": [asdict(stage) for stage in stages]} if stages else {}),
         }
+        # Of a run: what is entered when it begins ends with it, also by an error.
+        self.stack = ExitStack()
         self.flow = Flow(self)
         # The collator takes of a row what it needs.
         args.remove_unused_columns = False
@@ -126,7 +128,7 @@ class CompressorTrainer(transformers.Trainer):
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             data_collator=lambda rows: self.losses.read(data_collator(rows)),
-            callbacks=[*([Bar()] if progress else []), MetricsFile(), *callbacks, self.flow],
+            callbacks=[*([Bar(self.stack)] if progress else []), MetricsFile(), *callbacks, self.flow],
             **options,
         )
         # transformers' own print every record.
@@ -139,7 +141,6 @@ class CompressorTrainer(transformers.Trainer):
         rounds = self.accelerator.mixed_precision == "bf16" and not checkpointing
         self._rounded = RoundedMaps(self.compressor, torch.bfloat16 if rounds else None)
         self.signals: Any = None
-        self.stack = ExitStack()
         # Where a checkpoint is written before it moves to its place.
         self._partial: Path | None = None
         self.seconds, self.clock = 0.0, 0.0
@@ -205,10 +206,6 @@ class CompressorTrainer(transformers.Trainer):
                     output = TrainOutput(self.state.global_step, 0.0, {})
                 self._raise_signal()
         finally:
-            # What is printed of an error begins a line of its own.
-            for callback in self.callback_handler.callbacks:
-                if isinstance(callback, Bar):
-                    callback.close()
             self.losses.gradient_checkpointing_disable()
             compressor.train(training)
         return output
