@@ -6,6 +6,8 @@ import argparse
 from importlib.metadata import entry_points
 from typing import Any
 
+from gistkit.common.messages import one_line
+
 # {group of entry points: {name: the folder of this repository that brings it}}
 BROUGHT = {
     "gistkit.commands": {"study": "lab", "serve": "apps/serve", "export": "apps/vllm"},
@@ -15,13 +17,21 @@ BROUGHT = {
 
 
 def add_plugins(commands: Any, group: str) -> None:
-    """Adds what a group's entry points name, each with a function `add`; one that is not installed says how to."""
+    """Adds what a group's entry points name, each with a function `add`; one that is not there says why."""
     found = {entry.name: entry for entry in entry_points(group=group)}
     for name in {**BROUGHT[group], **found}:
-        if name in found:
-            found[name].load().add(commands)
+        if name not in found:
+            folder = BROUGHT[group][name]
+            _add_refused(commands, name, f"not installed: pip install ./{folder}", missing(name, folder))
+            continue
+        try:
+            command = found[name].load()
+        except Exception as error:
+            # Whatever is wrong with another distribution, other commands go on.
+            told = f"cannot be loaded: {one_line(error)}"
+            _add_refused(commands, name, told, ValueError(f"{name}: {told}"))
         else:
-            _add_missing(commands, name, BROUGHT[group][name])
+            command.add(commands)
 
 
 def stores() -> Any:
@@ -34,12 +44,11 @@ def missing(name: str, folder: str) -> ValueError:
     return ValueError(f"{name}: expected gistkit's {folder}, which is not installed: pip install ./{folder}")
 
 
-def _add_missing(commands: Any, name: str, folder: str) -> None:
-    told = f"not installed: pip install ./{folder}"
+def _add_refused(commands: Any, name: str, told: str, reason: ValueError) -> None:
     parser = commands.add_parser(name, help=told, description=told)
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
     def refuse(arguments: argparse.Namespace) -> int:
-        raise missing(name, folder)
+        raise reason
 
     parser.set_defaults(run=refuse)
