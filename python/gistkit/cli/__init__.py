@@ -88,6 +88,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     root = parser()
     options, late = root.parse_known_args(arguments)
     name: str = getattr(options, "words", "")
+    if "refused" in options:
+        return options
     if late and (not name or any(word.startswith("-") and word != "-" for word in late)):
         root.error(f"unrecognized arguments: {' '.join(late)}")
     if "run" not in options:

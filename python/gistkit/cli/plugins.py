@@ -46,9 +46,9 @@ def missing(name: str, folder: str) -> ValueError:
 
 def _add_refused(commands: Any, name: str, told: str, reason: ValueError) -> None:
     parser = commands.add_parser(name, help=told, description=told)
-    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
     def refuse(arguments: argparse.Namespace) -> int:
         raise reason
 
-    parser.set_defaults(run=refuse)
+    # Whatever options it is given.
+    parser.set_defaults(run=refuse, refused=True)
