@@ -36,8 +36,7 @@ class Flow(TrainerCallback):
         self.trainer.stack.enter_context(gathers_kept_keys(self.trainer.compressor))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        seeds = np.random.SeedSequence([args.seed, state.global_step, args.process_index])
-        torch.manual_seed(int(seeds.generate_state(1)[0]))
+        seed_step(args, state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.trainer.seconds += time.perf_counter() - self.trainer.clock
@@ -65,6 +64,12 @@ class Flow(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.saved_at = time.monotonic()
+
+
+def seed_step(args: Any, state: Any, *stream: int) -> None:
+    """Sets what the next step draws, the same in a run that goes on; each `stream` of numbers draws its own."""
+    seeds = np.random.SeedSequence([args.seed, state.global_step, args.process_index, *stream])
+    torch.manual_seed(int(seeds.generate_state(1)[0]))
 
 
 def waited(state: Any) -> int:

@@ -32,7 +32,7 @@ from gistkit.hf import attach
 from gistkit.train import checkpoints
 from gistkit.train.arguments import arguments_of
 from gistkit.train.batches import Batches, collate, num_tokens
-from gistkit.train.callbacks import Bar, Flow, MetricsFile, record_of, waited
+from gistkit.train.callbacks import Bar, Flow, MetricsFile, record_of, seed_step, waited
 from gistkit.train.losses import Losses
 from gistkit.train.recipe import Recipe, split_groups
 from gistkit.train.rounded import RoundedMaps
@@ -250,6 +250,8 @@ class CompressorTrainer(transformers.Trainer):
         counts = self.accelerator.reduce(torch.cat([counts, tokens]).to(device), "sum")
         self._tokens += float(counts[-1])
         if self.losses.calibrates:
+            # The threshold of a stage with random nuggets is that of other draws than the step's.
+            seed_step(self.args, self.state, 1)
             found = launched().gathered([{name: each.cpu() for name, each in batch.items()} for batch in batches])
             self._calibrate([batch for several in found for batch in several])
         return batches, counts[:-1]
