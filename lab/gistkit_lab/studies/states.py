@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gistkit.common.files import read_tensors, remove_partials, write_tensors
+from gistkit.common.files import read_tensors, write_tensors
 from gistkit.compress.files import ADDED_SETTINGS
 from gistkit.train.sharding import whole
 
@@ -39,22 +39,6 @@ def path_of(folder: Path, step: int) -> Path:
 def find(folder: Path) -> list[Path]:
     """The states in a folder, oldest first."""
     return sorted(path for path in folder.glob("step-*.safetensors") if re.fullmatch(r"step-\d{8,}", path.stem))
-
-
-def prune(folder: Path, keep: int, step: int) -> None:
-    """Removes all but the last `keep` states, where the last is that of `step`: later ones are damaged."""
-    states = find(folder)
-    good = [path for path in states if path.name <= path_of(folder, step).name]
-    for path in {*states} - {*good[-keep:]}:
-        path.unlink(missing_ok=True)
-
-
-def remove_interrupted(folder: Path) -> None:
-    """Removes what interrupted writes of states left in the folder."""
-    remove_partials(folder)
-    # The name of such files in earlier releases.
-    for path in folder.glob("step-*.safetensors.partial"):
-        path.unlink(missing_ok=True)
 
 
 def save(
