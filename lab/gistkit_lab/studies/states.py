@@ -31,24 +31,12 @@ class Damaged(ValueError):
     """A file that holds no whole training state."""
 
 
-def path_of(folder: Path, step: int) -> Path:
-    """The file of the state after `step` updates."""
-    return folder / f"step-{step:08d}.safetensors"
-
-
-def find(folder: Path) -> list[Path]:
-    """The states in a folder, oldest first."""
-    return sorted(path for path in folder.glob("step-*.safetensors") if re.fullmatch(r"step-\d{8,}", path.stem))
-
-
 def save(
     path: Path,
     identity: dict[str, Any],
     progress: dict[str, Any],
     parameters: NamedParameters,
     optimizer: torch.optim.Optimizer | None,
-    *,
-    write: bool = True,
 ) -> None:
     """Writes the state, replacing `path` in one move: an interrupted write loses nothing.
 
@@ -57,15 +45,12 @@ def save(
         progress: JSON values that `load` returns.
         parameters: the trained parameters, by name.
         optimizer: of these parameters; None: weights alone, which `restore` reads.
-        write: False in all processes but one; the others take part in gathering sharded tensors.
     """
     tensors = {}
     for name, parameter in _numbered(parameters):
         tensors[f"{MODEL}{name}"] = _whole(parameter)
         for key, value in ({} if optimizer is None else optimizer.state.get(parameter, {})).items():
             tensors[f"{OPTIMIZER}{name}.{key}"] = _whole(torch.as_tensor(value))
-    if not write:
-        return
     header = {"format": FORMAT, "identity": json.dumps(identity, sort_keys=True), "progress": json.dumps(progress)}
     header["digest"] = _digest(header, tensors)
     write_tensors(path, tensors, header)
