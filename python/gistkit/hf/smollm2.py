@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 NAME = "SmolLM2-135M-Instruct"
+END = "<|im_end|>"
 # Of the cached copy; another number makes a new one.
 VERSION = 1
 # Of the unpacked copy.
@@ -62,11 +63,7 @@ def load_smollm2_tokenizer() -> Any:
     """The tokenizer alone; errors as in `load_smollm2`."""
     source = gguf_file()
     cached = _cached(source)
-    tokenizer: Any
-    if cached.is_dir():
-        tokenizer = AutoTokenizer.from_pretrained(cached)
-    else:
-        tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    tokenizer: Any = AutoTokenizer.from_pretrained(cached) if cached.is_dir() else _tokenizer(source)
     tokenizer.name_or_path = NAME
     return tokenizer
 
@@ -96,11 +93,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gistkit"
 
 
+def _tokenizer(source: Path) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    # transformers 5.17 reads another end from the file than the model's.
+    tokenizer.eos_token = tokenizer.pad_token = END
+    return tokenizer
+
+
 def _unpack(source: Path) -> tuple[PreTrainedModel, Any]:
     """The model in float32, as an ordinary one: transformers calls it quantised, and would not save it."""
     if find_spec("gguf") is None:
         raise ImportError(f"SmolLM2 needs the package gguf to be unpacked; {INSTALL}")
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    tokenizer = _tokenizer(source)
     unpacked = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
     settings = unpacked.config.to_dict()
     settings.pop("quantization_config", None)
