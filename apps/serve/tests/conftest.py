@@ -15,7 +15,7 @@ import uvicorn
 from clients import GIGA, Letters
 from starlette.testclient import TestClient
 
-from gistkit_serve.server import Limits, Shelf, application, running
+from gistkit_serve.server import Limits, Shelf, application, rows, running
 from tests.helpers.stores import make_compressor
 
 
@@ -84,31 +84,31 @@ def live(serving):
 
 
 @pytest.fixture
-def gate(compressor, monkeypatch):
-    """Answers wait until this event is set; `gate.begun` is set when one waits."""
-    opened, generate = threading.Event(), compressor.generate
+def gate(monkeypatch):
+    """Questions that join wait until this event is set; `gate.begun` is set when one waits."""
+    opened, part = threading.Event(), rows.Row.part
     opened.begun = threading.Event()
 
-    def gated(*arguments, **options):
+    def gated(row):
         opened.begun.set()
         assert opened.wait(30)
-        return generate(*arguments, **options)
+        return part(row)
 
-    monkeypatch.setattr(compressor, "generate", gated)
+    monkeypatch.setattr(rows.Row, "part", gated)
     yield opened
     opened.set()
 
 
 @pytest.fixture
-def sizes(compressor, monkeypatch):
-    """How many questions were answered together, of each batch."""
-    found, generate = [], compressor.generate
+def sizes(monkeypatch):
+    """How many answers each pass goes on with."""
+    found, read = [], rows.Rows.read
 
-    def counted(memory, prompts, **options):
-        found.append(len(prompts))
-        return generate(memory, prompts, **options)
+    def counted(self, tokens):
+        found.append(len(tokens))
+        return read(self, tokens)
 
-    monkeypatch.setattr(compressor, "generate", counted)
+    monkeypatch.setattr(rows.Rows, "read", counted)
     return found
 
 
