@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 pytest.importorskip("fastapi", reason="the serve extra is not installed")
+pytest.importorskip("prometheus_client", reason="prometheus-client, which gistkit-serve brings, is not installed")
 pytest.importorskip("httpx", reason="httpx, which the test extra brings, is not installed")
 
 import httpx
@@ -15,7 +16,7 @@ import uvicorn
 from clients import GIGA, Letters
 from starlette.testclient import TestClient
 
-from gistkit_serve.server import Limits, Shelf, application, rows, running
+from gistkit_serve.server import Offline, Shelf, application, rows, running
 from tests.helpers.stores import make_compressor
 
 
@@ -42,9 +43,10 @@ def serving(compressor, tmp_path):
     """A function that opens a client of a server, with limits of the application and of its shelf."""
 
     @contextmanager
-    def serve(folder=tmp_path / "memories", most=100, ram_bytes=GIGA, disk_bytes=GIGA, limits=None, **options):
-        shelf = Shelf(folder, compressor, most=most, ram_bytes=ram_bytes, disk_bytes=disk_bytes)
-        app = application(compressor, shelf, name="tiny", limits=limits or Limits(), **options)
+    def serve(folder=tmp_path / "memories", most=100, ram_bytes=GIGA, disk_bytes=GIGA, store=(), **options):
+        offline = Offline(store, compressor)
+        shelf = Shelf(folder, compressor, most=most, ram_bytes=ram_bytes, disk_bytes=disk_bytes, offline=offline)
+        app = application(compressor, shelf, **{"names": ["tiny"], **options})
         try:
             with TestClient(app, base_url="http://127.0.0.1") as client:
                 client.shelf, client.state = shelf, app.state
@@ -66,9 +68,17 @@ def live(serving):
     """A function that opens a client of a server on a port of its own, which notices who goes."""
 
     @contextmanager
-    def serve(**options):
+    def serve(connections=None, **options):
         with serving(**options) as inner, socket.create_server(("127.0.0.1", 0)) as listener:
-            server = running._Server(uvicorn.Config(inner.app, log_level="warning", lifespan="off"))
+            server = running._Server(
+                uvicorn.Config(
+                    inner.app,
+                    log_level="warning",
+                    lifespan="off",
+                    http=running._Connection,
+                    limit_concurrency=connections,
+                )
+            )
             thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
             thread.start()
             try:

@@ -72,7 +72,9 @@ def test_answers_that_join_at_random_times_are_those_that_each_gets_alone(make, 
     with Serving(make, tmp_path, batch=5) as serving:
         for number in range(40):
             question = "what " * draw.randrange(1, 20)
-            sampling = Sampling() if number % 2 else Sampling(draw.choice([0.7, 1.0, 1.5]), draw.choice([0.8, 1]), number)
+            sampling = (
+                Sampling() if number % 2 else Sampling(draw.choice([0.7, 1.0, 1.5]), draw.choice([0.8, 1]), number)
+            )
             case = draw.randrange(len(TEXTS)), question, draw.randrange(1, 40), sampling
             cases.append((case, serving.ask(*case)))
             time.sleep(draw.choice([0, 0, 0.02]))

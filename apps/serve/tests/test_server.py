@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+import torch
 from clients import added, answer_of, asked, events, eventually
 
 from gistkit_serve.server import Limits, rows, running
@@ -146,6 +147,7 @@ def test_content_may_be_in_parts_and_fields_that_change_nothing_are_taken(client
         **{"model": "tiny", "memory": memory, "max_completion_tokens": 9, "n": 1, "user": "me", "tools": []},
         **{"messages": [{"role": "user", "content": parts, "name": None}], "response_format": {"type": "text"}},
         **{"presence_penalty": 0.0, "logprobs": False, "seed": None, "temperature": 0},
+        **{"prediction": {"type": "content", "content": "x"}, "verbosity": "medium", "top_k": -1, "min_p": 0.0},
     }
     assert answer_of(client.post("/v1/chat/completions", json=body)) == same.ask(TEXT, QUESTION, max_new_tokens=9)
 
@@ -166,12 +168,11 @@ REFUSED = [
     ({"stop": ["a"] * 5}, 400, "stop: "),
     ({"model": "gpt-4"}, 404, "model: expected tiny, got 'gpt-4'"),
     ({"messages": []}, 400, "messages: "),
-    ({"messages": [{"role": "system", "content": "x"}]}, 400, "messages.0.role: "),
-    ({"messages": [{"role": "assistant", "content": "x"}]}, 400, "messages: expected user and assistant in turn"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role: "),
+    ({"messages": [{"role": "system", "content": "x"}]}, 400, "messages: expected system messages, then user and"),
+    ({"messages": [{"role": "assistant", "content": "x"}]}, 400, "messages: expected system messages, then user and assistant in turn"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages.0.content"),
-    ({"memory": None}, 400, "memory: "),
-    ({"memory": []}, 400, "memory: List should have at least 1 item"),
     ({"memory": ["0"] * 65}, 400, "memory: List should have at most 64 items"),
     ({"memory": 3}, 400, "memory: Input should be a valid list"),
     ({"memory": "0" * 32}, 404, "memory: expected the id of a memory"),
@@ -248,7 +249,36 @@ def test_a_name_of_a_request_reaches_no_file(client, tmp_path):
 def test_paths_and_methods_that_are_not_there_are_refused_in_the_same_shape(client):
     assert error_of(client.get("/v1/nothing"), 404)
     assert error_of(client.put("/v1/memories"), 405)
-    assert client.get("/docs").status_code == 404
+
+
+def test_a_system_message_begins_the_first_question(client, same):
+    memory = added(client, TEXT)
+    messages = [{"role": role, "content": role} for role in ("system", "developer", "user", "assistant", "user")]
+    body = {"memory": memory, "messages": messages, "max_tokens": 9}
+    told = [{"role": "user", "content": "system\n\ndeveloper\n\nuser"}, *messages[3:]]
+    answer = answer_of(client.post("/v1/chat/completions", json=body))
+    assert answer == answer_of(client.post("/v1/chat/completions", json={**body, "messages": told}))
+    assert answer != answer_of(client.post("/v1/chat/completions", json={**body, "messages": messages[2:]}))
+
+
+@pytest.mark.parametrize("memory", [None, []])
+def test_without_a_memory_the_model_reads_the_question_by_itself(client, same, memory):
+    answer = answer_of(asked(client, memory, QUESTION, max_tokens=20))
+    prompt = torch.tensor([list(f"\n### Question:\n{QUESTION}\n### Answer:\n".encode())])
+    with same.using(same.reader), torch.no_grad():
+        for _ in range(20):
+            logits = same.model(prompt).logits[:, -1]
+            prompt = torch.cat([prompt, logits.argmax(-1, keepdim=True)], 1)
+    assert answer == same.tokenizer.decode(prompt[0, -20:].tolist()).strip()
+
+
+def test_the_model_has_the_names_that_it_was_given(serving):
+    with serving(names=["tiny", "gpt-4o"]) as client:
+        memory = added(client, TEXT)
+        response = asked(client, memory, QUESTION, model="gpt-4o")
+        assert answer_of(response) and response.json()["model"] == "tiny"
+        assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["tiny", "gpt-4o"]
+        assert error_of(asked(client, memory, QUESTION, model="o1"), 404) == "model: expected tiny or gpt-4o, got 'o1'"
 
 
 def test_a_server_of_this_machine_is_called_by_its_names_alone(client):

@@ -86,6 +86,8 @@ class _Layer(CacheLayerMixin):
     """Keys and values of one layer, [B, H, room, D]; a pass of one token writes each row's at its own place."""
 
     is_sliding = False
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, key: Tensor, value: Tensor) -> None:
         super().__init__()
