@@ -96,7 +96,7 @@ def live(serving):
 @pytest.fixture
 def gate(monkeypatch):
     """Questions that join wait until this event is set; `gate.begun` is set when one waits."""
-    opened, part = threading.Event(), rows.Row.part
+    opened, part = threading.Event(), rows.Prompts.part
     opened.begun = threading.Event()
 
     def gated(row):
@@ -104,7 +104,7 @@ def gate(monkeypatch):
         assert opened.wait(30)
         return part(row)
 
-    monkeypatch.setattr(rows.Row, "part", gated)
+    monkeypatch.setattr(rows.Prompts, "part", gated)
     yield opened
     opened.set()
 

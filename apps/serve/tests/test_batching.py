@@ -94,15 +94,29 @@ def test_a_question_joins_those_that_run_and_leaves_before_they_end(tmp_path, si
     assert sorted({*sizes}) == [1, 2] and sizes.count(2) == 2
 
 
-def test_an_answer_that_fails_leaves_the_others(tmp_path, monkeypatch):
+def test_questions_that_wait_are_read_together_and_one_that_fails_fails_by_itself(tmp_path, gate, monkeypatch):
+    made, begin = [], rows.Prompts.__init__
+    cases = [(number, "Who? " * number, 20 + number, Sampling()) for number in (1, 2, 3, 4)]
+    bad = len(QUESTION.format(question=cases[2][1]))
+
+    def begun(self, compressor, memories, prompts, count):
+        made.append(len(prompts))
+        assert all(len(prompt) != bad for prompt in prompts)
+        begin(self, compressor, memories, prompts, count)
+
     with Serving(make_compressor, tmp_path) as serving:
-        # The question's own prompt fails, after others have joined.
-        part = rows.Row.part
-        monkeypatch.setattr(rows.Row, "part", lambda row: 1 / 0 if row.end > 300 else part(row))
-        answers = [serving.ask(0, "Who?", 60), serving.ask(0, "Who?", 350), serving.ask(0, "Who?", 60)]
-        first, failed, last = (answer.get(timeout=30) for answer in answers)
-        assert isinstance(failed, Refused) and str(failed) == "the server failed: ZeroDivisionError"
-        assert first == last and first.text == serving.alone(0, "Who?", 60, Sampling())
+        first = serving.ask(0, "Who?", 60)
+        assert gate.begun.wait(30)
+        monkeypatch.setattr(rows.Prompts, "__init__", begun)
+        answers = [serving.ask(*case) for case in cases]
+        gate.set()
+        told = [answer.get(timeout=30) for answer in answers]
+        failed = told.pop(2)
+        assert isinstance(failed, Refused) and str(failed) == "the server failed: AssertionError"
+        del cases[2]
+        assert [one.text for one in told] == [serving.alone(*case) for case in cases]
+        assert first.get(timeout=30).text == serving.alone(0, "Who?", 60, Sampling())
+    assert made == [4, 1, 1, 1, 1]
 
 
 def test_questions_are_answered_while_a_text_is_compressed(tmp_path, monkeypatch):

@@ -34,7 +34,12 @@ def test_memories_made_offline_are_asked_about_listed_and_never_removed(serving,
             assert entry["memory_tokens"] == same.compress(text).lengths[0]
             assert client.delete(f"/v1/memories/{name}").status_code == 403
         own = [added(client, text) for text in ("one", "two")]
-        assert [one["id"] for one in client.get("/v1/memories").json()["data"]] == [own[1], "c.txt", "a/b.txt", "report"]
+        assert [one["id"] for one in client.get("/v1/memories").json()["data"]] == [
+            own[1],
+            "c.txt",
+            "a/b.txt",
+            "report",
+        ]
         joined = same.join([same.compress(TEXTS["report"]), same.compress("two")])
         assert answer_of(asked(client, ["report", own[1]], "Who?")) == same.ask(joined, "Who?", max_new_tokens=8)
         assert client.get("/health").json()["memories"] == 4
@@ -46,7 +51,7 @@ def test_what_another_compressor_made_or_two_call_alike_is_refused_with_its_file
     for path in made:
         with pytest.raises(ValueError, match="by another"):
             Offline([path], other)
-    with pytest.raises(ValueError, match="report.gist: expected names that no other store or file has, got 'report'"):
+    with pytest.raises(ValueError, match=r"report\.gist: expected names that no other store or file has, got 'report'"):
         Offline([made[0], made[0]], compressor)
     with pytest.raises(OSError, match="nothing"):
         Offline([tmp_path / "nothing.gist"], compressor)

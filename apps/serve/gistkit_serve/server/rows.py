@@ -17,69 +17,101 @@ from gistkit.compress.memory import Memory
 from gistkit.compress.tokens import pad
 from gistkit.layouts import Plan
 
-# Tokens of a prompt that are read between two passes of the others.
+# Tokens of prompts that are read between two passes of the others.
 PART = 256
 # Keys that a block of rows grows by.
 _STEP = 256
 
 
-class Row:
-    """An answer: the keys of what is read, and where its next tokens stand and what they see.
+class Prompts:
+    """Prompts that are read together, some tokens of each in a pass, until their answers can go on in `Rows`.
 
     Args:
         compressor: reads, inside `generation.answering`.
-        memory: of one row, or None: the model reads the prompt with nothing before it.
-        prompt: token ids, at least one.
+        memories: each of one row, or one that is None: the model reads its prompt with nothing before it.
+        prompts: token ids, at least one each.
         count: tokens to write, at most.
     """
 
-    def __init__(self, compressor: Compressor, memory: Memory | None, prompt: Sequence[int], count: int) -> None:
-        lm = compressor.lm
-        if memory is None:
-            self._lead = lm.embedded(compressor.reader, pad((prompt,), lm.device).ids)
-            self._plan, cache = lm.causal_plan(len(prompt) + count), hf.empty_cache(lm.config.num_hidden_layers, 0)
+    def __init__(
+        self, compressor: Compressor, memories: Sequence[Memory | None], prompts: Sequence[Sequence[int]], count: int
+    ) -> None:
+        lm, texts = compressor.lm, pad(prompts, compressor.lm.device)
+        given = [memory for memory in memories if memory is not None]
+        if given:
+            memory = Memory.stack(given) if len(given) > 1 else given[0]
+            reading = Reading(compressor, memory, texts, "qa", count)
+            self._lead, self.plan, self.cache = reading.lead, reading.plan, reading.cache
         else:
-            reading = Reading(compressor, memory, pad((prompt,), lm.device), "qa", count)
-            self._lead, self._plan, cache = reading.lead, reading.plan, reading.cache
-        self._lm, self._passes = lm, Passes(compressor, cache)
-        self.biases = cache.key_biases
+            self._lead = lm.embedded(compressor.reader, texts.ids)
+            width = texts.ids.shape[1]
+            self.plan, self.cache = lm.causal_plan(width + count), hf.empty_cache(lm.config.num_hidden_layers, 0)
+        self._lm, self._passes = lm, Passes(compressor, self.cache)
+        # The last token of each prompt.
+        self._last = [self._lead.shape[1] - texts.ids.shape[1] + length - 1 for length in texts.lengths]
+        self._states: list[Tensor] = [self._lead[0, 0]] * len(prompts)
         self.read = 0
         """Rows of the plan that are read."""
-        self.end = self._plan.num_keys
-        """Keys of the whole answer."""
-        self._first = self._plan.num_keys - self._plan.num_queries
-        plans = {0: self._plan, **self._plan.windowed}
-        self._spans = {width: one.spans[0].cpu() for width, one in plans.items()}
-        self._positions = cast(Tensor, self._plan.positions).reshape(-1).cpu()
 
-    @property
-    def held(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of each layer, [1, H, keys, D]."""
-        return self._passes.cache.held
+    def part(self) -> Tensor | None:
+        """Reads the next part; at the end the logits [B, V] of the first tokens of the answers."""
+        # Frequencies that change depend on how long a pass is.
+        size = self._lead.shape[1] if self._lm.changing_rope else max(1, PART // len(self._lead))
+        lead = self._lead[:, self.read : self.read + size]
+        nothing = torch.zeros(len(lead), 0, dtype=torch.int64, device=lead.device)
+        states = self._passes.read(nothing, self.plan, self.read, lead)
+        for row, last in enumerate(self._last):
+            if self.read <= last < self.read + lead.shape[1]:
+                self._states[row] = states[row, last - self.read]
+        self.read += lead.shape[1]
+        return self._lm.logits(torch.stack(self._states)) if self.read == self._lead.shape[1] else None
+
+
+class Row:
+    """An answer that goes on: how many of its keys are read, where its next tokens stand and what they see.
+
+    Args:
+        prompts: which are read.
+        index: of this one.
+    """
+
+    def __init__(self, prompts: Prompts, index: int) -> None:
+        plan = prompts.plan
+        self.end = plan.num_keys
+        """Keys of the whole answer."""
+        self._read, self._first = prompts.read, plan.num_keys - plan.num_queries
+        # A plan may be that of all rows.
+        plans = {0: plan, **plan.windowed}
+        self._spans = {width: one.spans[min(index, len(one.spans) - 1)].cpu() for width, one in plans.items()}
+        positions = torch.atleast_2d(cast(Tensor, plan.positions))
+        self._positions = positions[min(index, len(positions) - 1)].cpu()
+        self.layers = [tuple(tensor[min(index, len(tensor) - 1)] for tensor in layer) for layer in prompts.cache.held]
+        """Keys and values [H, keys, D] of each layer."""
+        biases = prompts.cache.key_biases
+        self.biases = None if biases is None else [bias[min(index, len(bias) - 1)] for bias in biases]
 
     @property
     def keys(self) -> int:
         """Keys that are read."""
-        return self._first + self.read
+        return self._first + self._read
 
     @property
     def position(self) -> Tensor:
         """Of the next token."""
-        return self._positions[self.read]
+        return self._positions[self._read]
+
+    @property
+    def windows(self) -> Sequence[int]:
+        """Widths of sliding windows, and 0 for layers without."""
+        return list(self._spans)
 
     def spans(self, width: int) -> Tensor:
         """[S, 2], the keys that the next token sees in layers with a window of `width`, or 0 for none."""
-        return self._spans[width][self.read]
+        return self._spans[width][self._read]
 
-    def part(self) -> Tensor | None:
-        """Reads the next part of what stands before the answer; the logits [V] of its first token at the end."""
-        # Such frequencies depend on how long a pass is.
-        size = self._lead.shape[1] if self._lm.changing_rope else PART
-        lead = self._lead[:, self.read : self.read + size]
-        nothing = torch.zeros(1, 0, dtype=torch.int64, device=lead.device)
-        states = self._passes.read(nothing, self._plan, self.read, lead)
-        self.read += lead.shape[1]
-        return self._lm.logits(states[0, -1]) if self.read == self._lead.shape[1] else None
+    def step(self) -> None:
+        """One more token is read."""
+        self._read += 1
 
 
 class _Layer(CacheLayerMixin):
@@ -92,7 +124,7 @@ class _Layer(CacheLayerMixin):
     def __init__(self, key: Tensor, value: Tensor) -> None:
         super().__init__()
         self.is_initialized = True
-        self.keys, self.values = (tensor.new_zeros(0, tensor.shape[1], 0, tensor.shape[3]) for tensor in (key, value))
+        self.keys, self.values = (tensor.new_zeros(0, len(tensor), 0, tensor.shape[2]) for tensor in (key, value))
         self.places = torch.zeros(0, dtype=torch.int64)
         self.seen = 0
 
@@ -144,21 +176,24 @@ class Rows:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def room(self, row: Row) -> int:
-        """Keys of the block with one more row."""
-        return (len(self) + 1) * max(one.end for one in (*self._rows, row))
+    @property
+    def longest(self) -> int:
+        """Keys of the longest answer."""
+        return max((row.end for row in self._rows), default=0)
 
     def join(self, row: Row) -> None:
         """Takes a row whose first token is known."""
-        self._layers = self._layers or [_Layer(*layer) for layer in row.held]
+        self._layers = self._layers or [_Layer(*layer) for layer in row.layers]
         rows, _, room, _ = self._layers[0].keys.shape
         if len(self) == rows or row.end > room:
             rows = max(rows, 1 << len(self).bit_length())
             room = max(room, -(-row.end // _STEP) * _STEP)
             for layer in self._layers:
                 layer.grow(rows, room)
-        for layer, (key, value) in zip(self._layers, row.held, strict=True):
-            layer.put(len(self), key[0], value[0])
+        for layer, (key, value) in zip(self._layers, row.layers, strict=True):
+            layer.put(len(self), key, value)
+        # The block has them.
+        row.layers = []
         self._rows.append(row)
 
     def leave(self, index: int) -> None:
@@ -179,7 +214,7 @@ class Rows:
         for layer in self._layers:
             layer.places, layer.seen = places.to(lm.device), seen
         plan = Plan(self._spans(0), seen, torch.stack([row.position for row in rows])[:, None])
-        plan = plan.with_windows({width: self._spans(width) for width in rows[0]._spans if width}).to(lm.device)
+        plan = plan.with_windows({width: self._spans(width) for width in rows[0].windows if width}).to(lm.device)
         # Models may choose tokens for which they have no embedding.
         ids = torch.tensor(tokens, device=lm.device)[:, None].clamp(0, lm.vocabulary - 1)
         out = lm.run(
@@ -187,7 +222,7 @@ class Rows:
             cache=cast(Any, Cache(layers=[*self._layers])), key_bias=self._biases(),
         )  # fmt: skip
         for row in rows:
-            row.read += 1
+            row.step()
         return lm.logits(out.last_hidden_state[:, 0])
 
     def _spans(self, width: int) -> Tensor:
@@ -206,7 +241,7 @@ class Rows:
             bias = layer.keys.new_zeros(len(self), layer.keys.shape[1], most, dtype=torch.float32)
             for place, row in enumerate(self._rows):
                 if row.biases is not None:
-                    own = row.biases[index][0]
+                    own = row.biases[index]
                     bias[place, :, : own.shape[-1]] = own
             layers.append(bias)
         return layers

@@ -22,7 +22,7 @@ from gistkit.compress.generation import answering, stop_ids
 from gistkit.compress.memory import Memory
 from gistkit.compress.tokens import text_ids
 from gistkit_serve.server.errors import Refused, storage_failed
-from gistkit_serve.server.rows import Row, Rows
+from gistkit_serve.server.rows import Prompts, Row, Rows
 from gistkit_serve.server.shelf import Shelf
 from gistkit_serve.server.writing import Writing
 
@@ -124,14 +124,23 @@ class Question(Job):
 
 
 class _Answer:
-    """A question that is being answered: its memory and tokens, and what is written so far."""
+    """A question that is being answered, and what is written so far.
+
+    Args:
+        job: the question.
+        memory: of all its memories, if it has some.
+        prompt: token ids.
+        start: position of the answer.
+        decode: token ids to a text.
+    """
 
     def __init__(
-        self, job: Question, memory: Memory | None, prompt: list[int], decode: Callable[[list[int]], str]
+        self, job: Question, memory: Memory | None, prompt: list[int], start: int, decode: Callable[[list[int]], str]
     ) -> None:
-        self.job, self.memory, self.prompt = job, memory, prompt
+        self.job, self.memory, self.prompt, self.start = job, memory, prompt, start
         self.writing = Writing(decode, job.stops)
-        self.row: Row | None = None
+        self.alone = False
+        """Whether its prompt is read by itself."""
         sampling, self._processors = job.sampling, list[LogitsProcessor]()
         if sampling.temperature > 0:
             # As transformers' loop has them.
@@ -144,6 +153,12 @@ class _Answer:
     def held(self) -> int:
         """Tokens of the memory, with those behind the window."""
         return 0 if self.memory is None else self.memory.lengths[0] + len(self.memory.rest[0])
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Tokens of each part, of which one that is read with others is as wide as theirs."""
+        memory = (0, 0) if self.memory is None else (self.memory.lengths[0], len(self.memory.rest[0]))
+        return *memory, len(self.prompt), self.job.new_tokens
 
     def choose(self, logits: Tensor) -> int:
         """The next token, of logits [V]."""
@@ -201,6 +216,7 @@ class Worker:
         self._questions: deque[Question] = deque()
         self._texts: deque[Text] = deque()
         self._changed = threading.Condition()
+        self._next = deque[_Answer]()
         self._closing = False
         self.running: list[Job] = []
         self.done = 0
@@ -311,21 +327,47 @@ class Worker:
                 with answering(self.compressor, self.limits.new_tokens):
                     self._answer_all()
             except BaseException as error:
-                if (job := self._take(self._questions)) is not None:
-                    self._finish(job, error)
+                self._next.clear()
+                jobs = [job for job in self.running if isinstance(job, Question)]
+                for job in jobs or [self._take(self._questions)]:
+                    if job is not None:
+                        self._finish(job, error)
 
     def _answer_all(self) -> None:
-        """Answers questions until none waits: between two tokens one may join, a part of its prompt at a time."""
+        """Answers questions until none waits: between two tokens others join, a part of their prompts at a time."""
         rows, together = Rows(self.compressor), list[_Answer]()
-        joining: _Answer | None = None
+        joining, prompts = list[_Answer](), None
         while True:
-            if joining is None and len(together) < self._batch:
-                joining = self._ready()
-            if joining is None and not together:
-                return
-            if joining is not None and self._join(joining, rows, together):
-                joining = None
+            if prompts is None:
+                joining = self._joining(rows)
+                prompts = self._prompts(joining)
+            if prompts is not None and self._join(joining, prompts, rows, together):
+                prompts = None
             self._step(rows, together)
+            if prompts is None and not together and not self._next and not self._questions:
+                return
+
+    def _joining(self, rows: Rows) -> list[_Answer]:
+        """The questions that join next and are read together, as far as there is room."""
+        taken = list[_Answer]()
+        while len(rows) + len(taken) < self._batch:
+            if not self._next and (answer := self._ready()) is not None:
+                self._next.append(answer)
+            if not self._next or not self._fit([*taken, self._next[0]], rows):
+                break
+            taken.append(self._next.popleft())
+        return taken
+
+    def _fit(self, taken: Sequence[_Answer], rows: Rows) -> bool:
+        """Whether questions may be read together, and answered beside those that run."""
+        last = taken[-1]
+        if len(taken) > 1 and (last.alone or taken[0].alone or (last.memory is None) != (taken[0].memory is None)):
+            return False
+        width = sum(max(sizes) for sizes in zip(*(answer.sizes for answer in taken), strict=True))
+        end = max(answer.start for answer in taken) + max(answer.job.new_tokens for answer in taken)
+        count = len(rows) + len(taken)
+        room = count * max(rows.longest, width) <= self.limits.batch_tokens
+        return count == 1 or (room and end <= self._positions)
 
     def _ready(self) -> _Answer | None:
         """The next question with its memory and tokens; None: there is none."""
@@ -336,28 +378,49 @@ class Worker:
                 self._finish(job, error)
         return None
 
-    def _join(self, answer: _Answer, rows: Rows, together: list[_Answer]) -> bool:
-        """Reads a part of a question, which may have to wait for room; whether it has joined, or is done with."""
-        job = answer.job
+    def _prompts(self, joining: Sequence[_Answer]) -> Prompts | None:
+        """The prompts of questions that join, of which none is read yet; None: there is none."""
+        if not joining:
+            return None
         try:
-            if answer.row is None:
-                answer.row = Row(self.compressor, answer.memory, answer.prompt, job.new_tokens)
-            if job.cancelled:
-                self._finish(job)
-                return True
-            if together and rows.room(answer.row) > self.limits.batch_tokens:
-                return False
-            logits = answer.row.part()
-            if logits is None:
-                return False
-            self.tokens += 1
-            if answer.over(answer.choose(logits), self._ends):
-                self._finish(job)
-            else:
-                rows.join(answer.row)
-                together.append(answer)
+            memories, count = [one.memory for one in joining], max(one.job.new_tokens for one in joining)
+            return Prompts(self.compressor, memories, [one.prompt for one in joining], count)
         except BaseException as error:
-            self._finish(job, error)
+            self._fail(joining, error)
+        return None
+
+    def _fail(self, joining: Sequence[_Answer], error: BaseException) -> None:
+        """What fails together is read again, each by itself."""
+        if len(joining) == 1:
+            self._finish(joining[0].job, error)
+            return
+        for answer in joining:
+            answer.alone = True
+        self._next.extendleft(reversed(joining))
+
+    def _join(self, joining: Sequence[_Answer], prompts: Prompts, rows: Rows, together: list[_Answer]) -> bool:
+        """Reads a part of prompts; whether these questions have joined, or are done with."""
+        try:
+            if all(answer.job.cancelled for answer in joining):
+                for answer in joining:
+                    self._finish(answer.job)
+                return True
+            logits = prompts.part()
+        except BaseException as error:
+            self._fail(joining, error)
+            return True
+        if logits is None:
+            return False
+        self.tokens += len(joining)
+        for index, answer in enumerate(joining):
+            try:
+                if answer.job.cancelled or answer.over(answer.choose(logits[index]), self._ends):
+                    self._finish(answer.job)
+                    continue
+                rows.join(Row(prompts, index))
+                together.append(answer)
+            except BaseException as error:
+                self._finish(answer.job, error)
         return True
 
     def _step(self, rows: Rows, together: list[_Answer]) -> None:
@@ -395,10 +458,11 @@ class Worker:
         memory, prompt = self._found(job.memories), self._tokens(job.turns)
         if memory is None and self.tokenizer.bos_token_id is not None:
             prompt.insert(0, self.tokenizer.bos_token_id)
-        end = len(prompt) + job.new_tokens
+        start = len(prompt)
         if memory is not None:
             lead = self.compressor.task_embedding("qa", memory).shape[1]
-            end += memory.starts[0] + lead + len(memory.rest[0])
+            start += memory.starts[0] + lead + len(memory.rest[0])
+        end = start + job.new_tokens
         if end > self._positions:
             raise Refused(
                 400,
@@ -407,7 +471,7 @@ class Worker:
                 "messages",
                 code="context_length_exceeded",
             )
-        return _Answer(job, memory, prompt, self._decode)
+        return _Answer(job, memory, prompt, start, self._decode)
 
     def _found(self, names: Sequence[str]) -> Memory | None:
         """The memory of a question, of several one; None: it asks about none."""
