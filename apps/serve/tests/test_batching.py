@@ -143,7 +143,7 @@ def test_questions_are_answered_while_a_text_is_compressed(tmp_path, monkeypatch
         assert serving.ask(1, "Who?", 9).get(timeout=30).text == serving.alone(1, "Who?", 9, Sampling())
         # And it gives way to them.
         answering = serving.worker._threads[0].native_id
-        assert nice == [min(19, os.getpriority(os.PRIO_PROCESS, answering) + 5)]
+        assert nice[0] == min(19, os.getpriority(os.PRIO_PROCESS, answering) + 5)
 
 
 def test_a_compressor_of_texts_has_the_weights_of_the_one_that_answers(tmp_path, monkeypatch):
