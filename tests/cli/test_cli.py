@@ -248,6 +248,19 @@ def test_standard_input_and_untrained_compressors(run, tmp_path, report):
     assert status == 0 and "UNTRAINED" in complaints and shown.strip()
 
 
+def test_a_refined_memory_has_trained_for_its_text(run, tmp_path, report):
+    exact = "--memory-dtype", "float32"
+    status, shown, complaints = run("compress", report, *exact, "--refine", 1)
+    assert status == 0 and "refine" in complaints
+    steps, before, after = re.search(r"refined in (\d+) steps, (\S+) to (\S+) nats a token", shown).groups()
+    assert int(steps) > 0 and float(after) < float(before)
+    run("compress", report, "-o", tmp_path / "plain.gist", *exact)
+    refined, plain = (Memory.load(path) for path in (report.with_suffix(".gist"), tmp_path / "plain.gist"))
+    assert refined.positions.equal(plain.positions) and not refined.layers[0][0].equal(plain.layers[0][0])
+    assert run("ask", report.with_suffix(".gist"), "Who?", "--max-new-tokens", 3)[0] == 0
+    assert "--refine" in run("compress", tmp_path, "-o", tmp_path / "all.store", "--refine", 1)[2]
+
+
 def test_a_model_without_a_trained_compressor_selects(folder, run, report):
     status, shown, complaints = run("compress", report)
     assert status == 0 and "warning" not in complaints

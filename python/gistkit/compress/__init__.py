@@ -17,6 +17,7 @@ from gistkit.compress.reading.compressive import Compressive
 from gistkit.compress.reading.language import LanguageModel
 from gistkit.compress.reading.mixed import MixedResolution
 from gistkit.compress.reading.recent import Recent
+from gistkit.compress.refining import Refined, refine
 
 METHODS: dict[str, type[Compressor]] = {name: config.compressor for name, config in REGISTRY.items()}
 
@@ -40,10 +41,12 @@ __all__ = [
     "MixedResolution",
     "NoContext",
     "Recent",
+    "Refined",
     "Select",
     "Source",
     "VoCo",
     "language_model",
+    "refine",
     "register",
     "setting",
     "start_as_means",
