@@ -358,7 +358,7 @@ def one_line(lines, text):
         (["compress", "{tmp}/ok.txt", "{tmp}/ok.md"], "ok.md: its memory would overwrite that of "),
         (["compress", "{tmp}/ok.txt", "--compressor", "{tmp}/no"], "--compressor: expected a folder with a trained"),
         (["compress", "{tmp}/ok.txt", "--compressor", "{tmp}/bare"], "bare"),
-        (["compress", "{tmp}/ok.txt", "--compressor", "{tmp}", "--ratio", "4"], "--ratio: expected none beside"),
+        (["compress", "{tmp}/ok.txt", "--compressor", "{tmp}", "--chunk", "4"], "--chunk: expected none beside"),
         (["compress", "{tmp}/ok.txt", "--device", "tpu"], "--device: expected cpu or cuda, got 'tpu'"),
         (["ask", "{tmp}/none.gist", "Who?"], "none.gist: expected a memory file, got none there"),
         (["ask", "{tmp}/none.gist", "Who?", "--task", "ae"], "QUESTION: expected none with --task ae, got 'Who?'"),

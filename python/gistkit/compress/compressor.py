@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from gistkit.common.checks import whole
 from gistkit.common.trained import find
 from gistkit.compress import decode, training
 from gistkit.compress.config import Config
@@ -238,6 +240,33 @@ class Compressor(nn.Module, ABC):
         changed: dict[str, Any] = {"window": window}
         self.options = replace(self.options, **changed)
 
+    def at(self, ratio: int) -> Self:
+        """This compressor at another ratio: the same weights, and each of the two reads the other's memories.
+
+        Methods in place can, except `NoContext`. They do well what they were trained at, with `train_ratios` or one.
+
+        Args:
+            ratio: context tokens for each memory token, a whole number >= 1.
+
+        Raises:
+            ValueError: for a method whose weights are those of one ratio, as `FiveHundredX`.
+        """
+        options = self.options.at(ratio)
+        if options is self.options:
+            return self
+        other = copy.copy(self)
+        other.options, other._source = options, None
+        return other
+
+    def _within(self, contexts: Any, attention_mask: Any, ratio: int | None, budget: int | None) -> Self:
+        """The compressor at `ratio`, or at the least one at which the longest context has `budget` memory tokens."""
+        if budget is None:
+            return self if ratio is None else self.at(ratio)
+        if ratio is not None:
+            raise ValueError(f"budget: expected none beside ratio {ratio}, got {budget}")
+        rows, _ = self.cut(self.contexts(contexts, attention_mask))
+        return self.at(-(-max(rows.lengths) // whole("budget", budget)))
+
     def using(self, use: Use) -> AbstractContextManager[None]:
         """See `SharedModel.using`."""
         return self.lm.using(use)
@@ -327,7 +356,15 @@ class Compressor(nn.Module, ABC):
         """
         raise ValueError(f"memory: expected one of a text, got one of method {memory.source.method!r}")
 
-    def encode(self, input_ids: Any, attention_mask: Any = None, *, gradient: bool = False) -> Memory:
+    def encode(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        *,
+        ratio: int | None = None,
+        budget: int | None = None,
+        gradient: bool = False,
+    ) -> Memory:
         """Compresses a batch of contexts in one pass over all their chunks.
 
         Where the frequencies of the model's RoPE depend on the length of a pass (dynamic, longrope), rows are encoded
@@ -339,14 +376,17 @@ class Compressor(nn.Module, ABC):
             input_ids: int64 [B, p], or lists of ids of any lengths, or a tokenizer's output. A row has at least 1
                 token; one shorter than the ratio becomes one memory token in methods that compress in place.
             attention_mask: [B, p], 0 on padding at either end of a row; None: no padding, or the tokenizer's mask.
+            ratio: in place of the compressor's own, as in `at`.
+            budget: memory tokens that a row has at most, BOS not counted; the ratio is then that of the longest row.
             gradient: the memory keeps the graph of its pass, for losses of one's own on what `decode` returns; the
                 graph takes many times the memory's bytes.
         """
+        at_ratio = self._within(input_ids, attention_mask, ratio, budget)
         if gradient and torch.is_grad_enabled():
             self.identity.forget()
         # Not inference mode, whose tensors no later graph could use.
         with torch.set_grad_enabled(gradient and torch.is_grad_enabled()):
-            memory, _, compressed = self.compress_rows(self.contexts(input_ids, attention_mask))
+            memory, _, compressed = at_ratio.compress_rows(self.contexts(input_ids, attention_mask))
         if self.trained_length is not None and max(compressed.lengths) > self.trained_length:
             warnings.warn(
                 f"input_ids: expected at most {self.trained_length} tokens, as the longest context that the compressor "
@@ -356,11 +396,19 @@ class Compressor(nn.Module, ABC):
         fingerprint, maker = self.fingerprints()
         return replace(memory, fingerprint=fingerprint, maker=maker, model=self.identity.model)
 
-    def compress(self, text: str | Sequence[str], *, gradient: bool = False, control_tokens: bool = False) -> Memory:
+    def compress(
+        self,
+        text: str | Sequence[str],
+        *,
+        ratio: int | None = None,
+        budget: int | None = None,
+        gradient: bool = False,
+        control_tokens: bool = False,
+    ) -> Memory:
         """`encode` of a text, or of a row for each of several, with `tokenizer`, as `gistkit compress` does.
 
         Args:
-            gradient: as in `encode`.
+            ratio, budget, gradient: as in `encode`.
             control_tokens: the name of a special token in the text, such as <|im_end|>, is that token; else it is text.
 
         Raises:
@@ -369,7 +417,7 @@ class Compressor(nn.Module, ABC):
         # Tokenizers keep what they do with control tokens, which another thread may want otherwise.
         with self.lm.turn():
             rows = [text_ids(row, self.tokenizer, control_tokens=control_tokens) for row in texts_of("text", text)]
-        return self.encode(rows, gradient=gradient)
+        return self.encode(rows, ratio=ratio, budget=budget, gradient=gradient)
 
     def ask(
         self,

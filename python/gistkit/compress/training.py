@@ -36,7 +36,7 @@ def losses_of(
     }
     losses: dict[str, Tensor] = {}
     with lm.attached():
-        memory, hidden_states, compressed = compressor.compress_rows(contexts)
+        memory, hidden_states, compressed = _at_drawn_ratio(compressor).compress_rows(contexts)
         if compressor.training:
             compressor.trained_length = max(compressor.trained_length or 0, *compressed.lengths)
         for name in weights:
@@ -55,6 +55,14 @@ def losses_of(
     weighted = [weight * losses[name] for name, weight in weights.items()]
     losses["loss"] = torch.stack(weighted).sum() / sum(weights.values())
     return losses
+
+
+def _at_drawn_ratio(compressor: Any) -> Any:
+    """The compressor at one of its `train_ratios` in training mode, if it has any."""
+    ratios = getattr(compressor.options, "train_ratios", ())
+    if not ratios or not compressor.training:
+        return compressor
+    return compressor.at(ratios[int(torch.randint(len(ratios), ()))])
 
 
 def _given(name: str, task: str, ids: Any, compressor: Any, contexts: Rows) -> Rows:
