@@ -709,7 +709,7 @@ def test_evaluate_against_presses_writes_rows_tables_and_a_picture_and_goes_on(r
         (["train", "--preset", "x"], "preset: expected one of epl-pretrain, "),
         (["evaluate", "--split", "train"], "--split: expected validation or test of a text, whose held-out part is"),
         (["train", "--text", "{tmp}/none"], "none"),
-        (["train", "--losses", "ae,xyz"], "losses: expected some of ae, lm, compression, qa, kl, got "),
+        (["train", "--losses", "ae,xyz"], "losses: expected some of ae, lm, compression, qa, kl, reverse_kl, got "),
         (["train", "--tau", "9"], "compressor: expected dodo or avgpool, which language models read with, got x500"),
         (["train", "--random-steps", "9"], "--random-steps: expected none but for a dodo with learned nuggets, got 9"),
         (["train", "--segment", "9"], "segment: expected none without tau, got 9"),

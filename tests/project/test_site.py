@@ -38,6 +38,10 @@ CLAIMS = {
     "dodo": lambda names: max(names["stream"].states) < 1 + 25 + 64 + 16,
     "select": lambda names: names["memory"].lengths == (100,) and names["memory"].starts == (401,),
     "refine": lambda names: names["refined"].after < names["refined"].before and names["refined"].steps == 20,
+    "sac": lambda names: names["memory"].lengths == (40, 40) and names["compressor"].memory_embeddings.grad is not None,
+    "kv_distill": lambda names: (
+        names["memory"].lengths == (11, 11) and set(names["losses"]) == {"kl", "reverse_kl", "loss"}
+    ),
     "voco": lambda names: names["compressor"].memory_embeddings.grad.abs().max() > 0,
     "seqpe": lambda names: (
         all(parameter.grad is not None for parameter in names["model"].parameters())

@@ -10,6 +10,8 @@ from gistkit.compress.methods.dodo import Dodo
 from gistkit.compress.methods.gist import Gist, GistPool
 from gistkit.compress.methods.gist_start import start_as_means
 from gistkit.compress.methods.icae import ICAE, ChunkCompressor, FiveHundredX
+from gistkit.compress.methods.kv_distill import KVDistill
+from gistkit.compress.methods.sac import SAC
 from gistkit.compress.methods.select import Select
 from gistkit.compress.methods.voco import VoCo
 from gistkit.compress.reading import READERS, language_model
@@ -25,6 +27,7 @@ __all__ = [
     "ICAE",
     "METHODS",
     "READERS",
+    "SAC",
     "AvgPool",
     "ChunkCompressor",
     "CompressionHead",
@@ -36,6 +39,7 @@ __all__ = [
     "Gist",
     "GistPool",
     "JointHead",
+    "KVDistill",
     "LanguageModel",
     "Memory",
     "MixedResolution",

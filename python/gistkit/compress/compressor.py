@@ -56,6 +56,8 @@ class Compressor(nn.Module, ABC):
     """Whether a memory is noise to a model before the compressor was trained."""
     encoder_predicts_first: ClassVar[bool] = False
     """Whether `Memory.last`, which has read the whole context, predicts a continuation's first token."""
+    adapts_some: ClassVar[bool] = False
+    """Whether its one adapter is for some tokens of a pass, and the others have none."""
     reader: str | None = None
     """The role whose adapter the decoder runs with; None: no adapter."""
 
@@ -206,7 +208,7 @@ class Compressor(nn.Module, ABC):
     def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
         """See `SharedModel.install`."""
         check_base(self.loss_weights, lora is not None)
-        self.lm.install(lora, copies, norms=norms)
+        self.lm.install(lora, copies, norms=norms, by_role=self.adapts_some)
         self.copies = self.lm.copies
 
     def add_parts(self) -> None:
@@ -539,7 +541,8 @@ class Compressor(nn.Module, ABC):
             input_ids, attention_mask: the contexts, as in `encode`.
             continuation_ids: int64 [B, t], the tokens after each context, padded with -100 at the end, or lists; only
                 for the loss "lm".
-            question_ids, answer_ids: the same for the losses "qa" and "kl": the answer is predicted after the question.
+            question_ids, answer_ids: the same for the losses "qa", "kl" and "reverse_kl": the answer is predicted after
+                the question.
 
         The loss "lm" of a method in place counts the first token of a continuation too, which is predicted by the
         encoder's last state and trains that prediction. It says nothing of the memory: `evaluate` leaves it out.
@@ -663,8 +666,9 @@ class Compressor(nn.Module, ABC):
 
 
 def check_base(losses: Mapping[str, float], base_frozen: bool) -> None:
-    """Refuses the loss "kl" where the base model trains."""
-    if "kl" in losses and not base_frozen:
+    """Refuses the losses of a teacher, which is the base model, where that trains."""
+    found = next((name for name in ("kl", "reverse_kl") if name in losses), None)
+    if found is not None and not base_frozen:
         raise ValueError(
-            "losses: expected 'kl' beside LoRA, as training without it changes the base model, got lora None"
+            f"losses: expected '{found}' beside LoRA, as training without it changes the base model, got lora None"
         )

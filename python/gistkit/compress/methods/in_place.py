@@ -50,7 +50,7 @@ class InPlaceConfig(Config):
     """
 
     any_ratio: ClassVar[bool] = True
-    allowed_losses: ClassVar[tuple[str, ...]] = ("ae", "lm", "qa", "kl")
+    allowed_losses: ClassVar[tuple[str, ...]] = ("ae", "lm", "qa", "kl", "reverse_kl")
     # The linear maps that get LoRA where `lora` is a rank.
     maps: ClassVar[Maps] = "all"
 
