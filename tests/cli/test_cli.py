@@ -262,6 +262,17 @@ def test_a_refined_memory_has_trained_for_its_text(run, tmp_path, report):
     assert "--refine" in run("compress", tmp_path, "-o", tmp_path / "all.store", "--refine", 1)[2]
 
 
+def test_a_compressor_of_a_method_in_place_takes_another_ratio(folder, run, tmp_path, report):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    new_compressor(model, "avgpool", ratio=4, lora=2).save_pretrained(tmp_path / "avgpool")
+    words = "--compressor", tmp_path / "avgpool"
+    assert run("compress", report, *words, "--ratio", 8)[0] == 0
+    assert Memory.load(report.with_suffix(".gist")).source.chunk == 8
+    assert run("ask", report.with_suffix(".gist"), "Who?", *words, "--max-new-tokens", 3)[0] == 0
+    status, _, complaints = run("compress", report, "--compressor", folder / "x500", "--ratio", 8)
+    assert status == 2 and "ratio: expected none for x500, whose weights are those of one ratio, got 8" in complaints
+
+
 def test_a_model_without_a_trained_compressor_selects(folder, run, report):
     status, shown, complaints = run("compress", report)
     assert status == 0 and "warning" not in complaints

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 from transformers import DynamicCache
 
-from gistkit.compress import Compressor, KVDistill
+from gistkit.compress import Compressor, KVDistill, MixedResolution
 from gistkit.compress.losses import divergence_loss
 from gistkit.hf import CACHE
 from tests.helpers.dodo_oracle import best, scores_of
@@ -148,3 +148,5 @@ def test_what_it_cannot_do_is_refused_by_name():
         made(lora=None)
     with pytest.raises(TypeError, match="separate: expected some of"):
         made(separate=False)
+    with pytest.raises(TypeError, match="compressor: expected a Dodo, got KVDistill"):
+        MixedResolution(made())
