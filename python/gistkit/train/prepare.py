@@ -121,7 +121,7 @@ def _check_questions(weights: Mapping[str, float], losses: Any, questions: str |
     if {"qa", "kl", "reverse_kl"}.isdisjoint(weights) != (questions is None):
         expectation = "a file for" if questions is None else "none without"
         raise ValueError(
-            f"questions: expected {expectation} the loss qa or kl, got {questions} with the losses {losses}"
+            f"questions: expected {expectation} the loss qa, kl or reverse_kl, got {questions} with the losses {losses}"
         )
 
 
