@@ -190,7 +190,7 @@ def test_mistakes_end_in_one_line(tmp_path, capsys):
     assert "none.txt" in capsys.readouterr().err
     if not torch.cuda.is_available():
         assert cli.main(["study", "epl", "--device", "cuda", "--out", str(tmp_path)]) == 2
-        assert "--device: expected a device that is here, got 'cuda'" in capsys.readouterr().err
+        assert "--device: expected cpu, got 'cuda'" in capsys.readouterr().err
     for device in ("foo", "meta"):
         assert cli.main(["study", "epl", "--device", device, "--out", str(tmp_path)]) == 2
         assert f"--device: expected cpu or cuda, got '{device}'" in capsys.readouterr().err
@@ -198,7 +198,7 @@ def test_mistakes_end_in_one_line(tmp_path, capsys):
     assert str(tmp_path) in capsys.readouterr().err
     (tmp_path / "file").touch()
     assert cli.main(["study", "epl", "--steps", "1", "--out", str(tmp_path / "file")]) == 2
-    assert "--out: expected a place that can be written to" in capsys.readouterr().err
+    assert "--out: cannot write to" in capsys.readouterr().err
     for wrong, message in [
         (["--layouts", "dpl,xyz"], "expected some of dpl,upl,cpl,epl, each once, got 'dpl,xyz'"),
         (["--steps", "0"], "expected a whole number of at least 1, got '0'"),
