@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -395,6 +396,17 @@ def test_a_missing_package_is_named_with_what_brings_it(monkeypatch, capsys):
         monkeypatch.setattr("gistkit.cli.info._run", fail)
         assert cli.main(["info"]) == 2
         assert one_line(capsys.readouterr().err.splitlines(), f"{module} is missing; {told}")
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [("peft", ["compress", "{report}"]), ("tqdm", ["train"]), ("sacrebleu", ["evaluate", "--text", "{report}"])],
+)
+def test_a_missing_package_is_named_before_a_model_is_loaded(module, words, report, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("gistkit.options.models.find_spec", lambda name: None if name == module else find_spec(name))
+    words = [word.format(report=report) for word in words]
+    assert cli.main([*words, "--model", str(tmp_path / "none")]) == 2
+    assert one_line(capsys.readouterr().err.splitlines(), f"{module} is missing; pip install 'gistkit[")
 
 
 def test_train_evaluate_compress_ask(run, tmp_path):

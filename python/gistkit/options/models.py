@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,9 @@ def memory_dtype(name: str | None, model: PreTrainedModel) -> torch.dtype:
     return torch.bfloat16 if model.dtype == torch.float32 else model.dtype
 
 
-def load_model(name: str, dtype: str | None, device: str, images: bool = False) -> tuple[PreTrainedModel, Any]:
+def load_model(
+    name: str, dtype: str | None, device: str, images: bool = False, needs: Sequence[str] = ()
+) -> tuple[PreTrainedModel, Any]:
     """The model, in eval mode, and its tokenizer.
 
     Args:
@@ -86,13 +89,17 @@ def load_model(name: str, dtype: str | None, device: str, images: bool = False) 
         dtype: one of `DTYPES`; None: float32 on a CPU, bfloat16 elsewhere.
         device: where the model goes.
         images: whether it is a vision-language model; its processor then replaces the tokenizer.
+        needs: packages that the command imports later; a missing one is reported before the model is loaded.
 
     Raises:
         ValueError, FileNotFoundError: if there is no such model.
-        ImportError: if the package that provides it is missing.
+        ImportError: if the package that provides it, or one of `needs`, is missing.
     """
     import torch
 
+    for package in ("peft", "tqdm", *needs):
+        if find_spec(package) is None:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
     number_type: torch.dtype = getattr(torch, dtype or ("float32" if device == "cpu" else "bfloat16"))
     if name == "smollm2" and images:
         raise ValueError("--model: expected a vision-language model for images, got smollm2, which reads text")
