@@ -216,13 +216,13 @@ def test_a_document_of_a_store_is_asked_for_by_name(folder, run, tmp_path):
     index = "gistkit compress FOLDER -o STORE --index adds one"
     for words, told in (
         ([store], f"{store}: expected an index of its documents or a --document, got none; {index}"),
-        ([store, "--document", "notes.txt", "--nearest", "2"], "--nearest: expected none beside --document, got 2"),
+        ([store, "--document", "notes.txt", "--nearest", "2"], "--nearest: not allowed with --document, got 2"),
         ([store, "--document", "nots.txt"], f"--document: expected one of {store}, got 'nots.txt'; there is notes.txt"),
     ):
         status, _, complaints = run("ask", words[0], "Who?", *words[1:], "--compressor", folder / "x500")
         assert status == 2 and complaints == f"gistkit: {told}\n"
     status, _, complaints = run("ask", memory, "Who?", "--document", "notes.txt")
-    assert status == 2 and "--document: expected none beside a memory file, got 'notes.txt'" in complaints
+    assert status == 2 and "--document: not allowed with a memory file, got 'notes.txt'" in complaints
 
 
 def test_batches_hold_every_row_once_within_the_limit():
@@ -348,7 +348,7 @@ def one_line(lines, text):
         (["compress", "{tmp}/ok.txt", "--compressor", "{tmp}/bare"], "bare"),
         (["compress", "{tmp}/ok.txt", "--compressor", "{tmp}", "--ratio", "4"], "--ratio: not allowed with"),
         (["compress", "{tmp}/ok.txt", "--device", "tpu"], "--device: expected cpu or cuda, got 'tpu'"),
-        (["ask", "{tmp}/none.gist", "Who?"], "none.gist: expected a memory file, got none there"),
+        (["ask", "{tmp}/none.gist", "Who?"], "none.gist: expected a memory file, found none"),
         (["ask", "{tmp}/none.gist", "Who?", "--task", "ae"], "QUESTION: expected none with --task ae, got 'Who?'"),
         (["ask", "{tmp}/none.gist", "Who?", "--template", "x"], "--template: expected a text with {question} in it"),
     ],
@@ -703,7 +703,7 @@ def test_evaluate_against_presses_writes_rows_tables_and_a_picture_and_goes_on(r
     [
         (
             ["train", "--compressor", "x", "--chunk", "9"],
-            "--chunk: expected none beside --compressor, which has its own",
+            "--chunk: not allowed with --compressor, which has its own",
         ),
         (["train", "--preset", "x"], "preset: expected one of epl-pretrain, "),
         (["evaluate", "--split", "train"], "--split: expected validation or test without --questions"),
@@ -711,8 +711,8 @@ def test_evaluate_against_presses_writes_rows_tables_and_a_picture_and_goes_on(r
         (["train", "--losses", "ae,xyz"], "losses: expected some of ae, lm, compression, qa, kl, got "),
         (["train", "--tau", "9"], "compressor: expected dodo or avgpool, which language models read with, got x500"),
         (["train", "--random-steps", "9"], "--random-steps: expected none but for a dodo with learned nuggets, got 9"),
-        (["train", "--segment", "9"], "segment: expected none without tau, got 9"),
-        (["train", "--tau", "9", "--losses", "ae"], "losses: expected none beside tau, for which passages are read on"),
+        (["train", "--segment", "9"], "segment: not allowed without tau, got 9"),
+        (["train", "--tau", "9", "--losses", "ae"], "losses: not allowed with tau, for which passages are read on"),
         (["train", "--device", "tpu"], "--device: expected cpu or cuda, got 'tpu'"),
         (["evaluate", "--questions", "x", "--context", "9"], "--context: not allowed with --questions, got 9"),
         (["evaluate", "--questions", "{tmp}/none"], "none"),

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is missing; pip install 'gistkit[lm-eval]' brings it")
+lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is missing; run pip install 'gistkit[lm-eval]'")
 
 import yaml  # noqa: E402
 from lm_eval.models.huggingface import HFLM  # noqa: E402

@@ -172,14 +172,14 @@ def test_mistakes_name_the_argument(tmp_path):
     dodo = {"method": "dodo", "compressor": {"ratio": 4, "lora": 2, "layer": 1, "bos_token": 0}}
     for arguments, message in [
         ({"tau": 8}, "compressor: expected dodo or avgpool, which language models read with, got x500"),
-        ({**dodo, "segment": 4}, "segment: expected none without tau, got 4"),
+        ({**dodo, "segment": 4}, "segment: not allowed without tau, got 4"),
         ({**dodo, "tau": 8}, "expected tau to be a multiple of segment, 32, got 8"),
         ({**dodo, "tau": 40, "segment": 4}, "tau: expected less than max_length, 40, .* got 40"),
         ({**dodo, "tau": 0, "segment": 4}, "expected tau >= 1, got 0"),
-        ({**dodo, "tau": 8, "questions": "a.jsonl"}, "questions: expected none beside tau, .* got a.jsonl"),
+        ({**dodo, "tau": 8, "questions": "a.jsonl"}, "questions: not allowed with tau, .* got a.jsonl"),
         (
             {"method": "dodo", "compressor": {"losses": ("ae",)}, "tau": 8, "segment": 4},
-            r"losses: expected none beside tau, .* got \('ae',\)",
+            r"losses: not allowed with tau, .* got \('ae',\)",
         ),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -316,11 +316,9 @@ def dry_run_of(words: Sequence[str]) -> DryRun:
 def _dry_run(arguments: argparse.Namespace, settings: dict[str, Any], method_options: dict[str, Any]) -> DryRun:
     """The page of a run that is not made."""
     if arguments.compressor is not None:
-        raise ValueError(
-            f"--compressor: expected none beside --dry-run, which makes a new one, got {arguments.compressor}"
-        )
+        raise ValueError(f"--compressor: not allowed with --dry-run, which makes a new one, got {arguments.compressor}")
     if settings.get("end_token"):
-        raise ValueError("--end-token: expected none beside --dry-run, which reads no tokenizer")
+        raise ValueError("--end-token: not allowed with --dry-run, which reads no tokenizer")
 
     from gistkit import train
 
@@ -345,7 +343,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.compressor is not None:
         for name, value in (method_options | settings).items():
             if name not in ("losses", "window"):
-                raise ValueError(f"--{name}: expected none beside --compressor, which has its own, got {value}")
+                raise ValueError(f"--{name}: not allowed with --compressor, which has its own, got {value}")
     if arguments.dry_run:
         print(_dry_run(arguments, settings, method_options))
         return 0

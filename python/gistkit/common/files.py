@@ -114,7 +114,7 @@ def read_json(path: Path, content: str) -> dict[str, Any]:
         ValueError: if it is too large, or no object of JSON.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: expected {content}, got none there")
+        raise FileNotFoundError(f"{path}: expected {content}, found none")
     if path.stat().st_size > _JSON_BYTES:
         raise ValueError(f"{path}: expected {content} of at most {_JSON_BYTES} bytes, got {path.stat().st_size}")
     try:

@@ -69,7 +69,7 @@ class Compressor(nn.Module, ABC):
             self.config_class.check_names(settings)
             config = self.config_class(**settings)
         elif settings:
-            raise TypeError(f"{min(settings)}: expected none beside a config, got {settings[min(settings)]!r}")
+            raise TypeError(f"{min(settings)}: not allowed with a config, got {settings[min(settings)]!r}")
         super().__init__()
         self.lm = SharedModel(model)
         if self.carrier == "kv" and self.lm.traits.keys is not None:

@@ -362,7 +362,7 @@ def _read_like(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _read_settings(folder: Path) -> dict[str, Any]:
     path = folder / SETTINGS
     if not path.is_file():
-        raise FileNotFoundError(f"{folder}: expected a folder with {SETTINGS}, got none there")
+        raise FileNotFoundError(f"{folder}: expected a folder with {SETTINGS}, found none")
     settings = read_json(inside(folder, SETTINGS), "settings by name")
     if settings.get("format") != FORMAT or settings.get("version") != VERSION:
         raise ValueError(

@@ -509,7 +509,7 @@ class Passes:
 
 
 class Reading(Loop):
-    """[memory][task token, if any][rest][prompt], and the new tokens behind them.
+    """[memory][task token, if any][rest][prompt], and the new tokens after them.
 
     It is used inside `compressor.lm.using(compressor.reader)`.
 

@@ -16,7 +16,7 @@ QUESTION = "\n### Question:\n{question}\n### Answer:\n"
 
 
 class Rows(NamedTuple):
-    """Token ids int64 [B, N], each row padded with 0 behind its `lengths[b]` tokens.
+    """Token ids int64 [B, N], each row padded with 0 after its `lengths[b]` tokens.
 
     `host` is the same on the CPU, where the host knows it without waiting for the device.
     """

@@ -30,7 +30,7 @@ KEEP, MAX_NEW_TOKENS = 64, 256
 
 
 class Split(NamedTuple):
-    """A context in two: ids that are compressed, at least one, and ids that are read behind their memory."""
+    """A context in two parts: ids that are compressed, at least one, and ids that are read after their memory."""
 
     compressed: tuple[int, ...]
     kept: tuple[int, ...]

@@ -569,7 +569,7 @@ def attention(
         sliding_window = attention_mask
     elif attention_mask is not None:
         raise ValueError(
-            f"attention_mask: expected none beside a plan, got a mask of shape {tuple(attention_mask.shape)}; "
+            f"attention_mask: not allowed with a plan, got a mask of shape {tuple(attention_mask.shape)}; "
             "say who sees whom in the layout"
         )
     for name in _REFUSED:
