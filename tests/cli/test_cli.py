@@ -406,7 +406,7 @@ def test_a_missing_package_is_named_before_a_model_is_loaded(module, words, repo
     monkeypatch.setattr("gistkit.options.models.find_spec", lambda name: None if name == module else find_spec(name))
     words = [word.format(report=report) for word in words]
     assert cli.main([*words, "--model", str(tmp_path / "none")]) == 2
-    assert one_line(capsys.readouterr().err.splitlines(), f"{module} is missing; pip install 'gistkit[")
+    assert one_line(capsys.readouterr().err.splitlines(), f"{module} is missing; run pip install 'gistkit[")
 
 
 def test_train_evaluate_compress_ask(run, tmp_path):
