@@ -95,7 +95,7 @@ def _write(compressor: Any, folder: Path, fingerprints: tuple[str, str] | None) 
         if not (folder / TOKENIZER / "tokenizer.json").is_file():
             shutil.rmtree(folder / TOKENIZER)
             warnings.warn(
-                f"tokenizer: expected one with a tokenizer.json, which alone is read from such a folder, got "
+                f"tokenizer: expected one with a tokenizer.json, the only file read from such a folder, got "
                 f"{type(compressor._tokenizer).__name__}: it is not saved; set compressor.tokenizer after loading",
                 stacklevel=4,
             )

@@ -265,7 +265,7 @@ def to_cache(compressor: MemoryReader, memory: Memory, task: Task) -> MemoryCach
     if next_places != memory.lengths and max(next_places) >= narrowest:
         raise ValueError(
             f"memory: expected one of fewer than {narrowest} context tokens, the model's sliding window, where its own "
-            f"attention counts memory tokens alone, got {max(next_places)}; generate takes any"
+            f"attention counts only memory tokens, got {max(next_places)}; generate takes any"
         )
     nothing = pad(((),) * memory.batch_size, compressor.lm.device)
     with compressor.lm.using(compressor.reader), compressor.lm.without_checkpointing():
@@ -304,7 +304,7 @@ def _guard(compressor: MemoryReader, places: int | None, window: int) -> Callabl
         if places is not None and places + tokens > window:
             raise ValueError(
                 f"{CACHE}: expected at most {window} tokens, the model's sliding window, where its own attention "
-                f"counts memory tokens alone, got {places} that are compressed and {tokens} behind; generate takes any"
+                f"counts only memory tokens, got {places} that are compressed and {tokens} after; generate takes any"
             )
 
     return guard

@@ -290,5 +290,5 @@ def _generation(settings: dict[str, Any]) -> tuple[list[str], int]:
     if known.pop("do_sample", False) or known.pop("temperature", 0):
         raise ValueError(f"generation_kwargs: expected greedy generation, got {settings}")
     if unknown := sorted(known):
-        raise ValueError(f"generation_kwargs: expected until and max_gen_toks alone, got {', '.join(unknown)} too")
+        raise ValueError(f"generation_kwargs: expected only until and max_gen_toks, got {', '.join(unknown)} too")
     return [stop for stop in until if stop], at_least("generation_kwargs", "max_gen_toks", most, 1)

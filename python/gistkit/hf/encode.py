@@ -407,7 +407,7 @@ def _padded_plan(mask: Tensor, batch: int, count: int, keys: int) -> Plan:
     first = index.where(valid, keys).amin(1, keepdim=True)
     last = index.where(valid, -1).amax(1, keepdim=True)
     if bool((last - first + 1 > valid.sum(1, keepdim=True)).any()):
-        raise ValueError("attention_mask: expected padding at the ends of rows alone, got some between their tokens")
+        raise ValueError("attention_mask: expected padding only at the ends of rows, got some between their tokens")
     queries = index[keys - count :]
     valid_queries = valid[:, keys - count :]
     spans = torch.stack([first.expand(-1, count) * valid_queries, (queries + 1) * valid_queries], -1)

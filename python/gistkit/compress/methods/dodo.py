@@ -74,7 +74,7 @@ class DodoConfig(InPlaceConfig):
         self._set("delimiters", tuple(self.delimiters))
         if (self.selection == "delimiters") != bool(self.delimiters):
             raise ValueError(
-                f"delimiters: expected token ids for selection='delimiters' alone, got {self.delimiters} for "
+                f"delimiters: expected token ids only for selection='delimiters', got {self.delimiters} for "
                 f"{self.selection!r}"
             )
         threshold = self.threshold

@@ -178,7 +178,7 @@ class VoCo(Compressor, config=VoCoConfig):
         """A user's token ids of a text without images, checked and padded at the end of rows."""
         if isinstance(ids, Mapping) and ids.get("pixel_values") is not None:
             raise ValueError(
-                f"{name}: expected text alone behind a memory, got pixel_values: encode images with the context, see "
+                f"{name}: expected only text after a memory, got pixel_values: encode images with the context, see "
                 "VoCo.split"
             )
         return self._text_alone(name, super().rows(name, ids, attention_mask, shortest))
@@ -189,7 +189,7 @@ class VoCo(Compressor, config=VoCoConfig):
         without = [row for row, count in enumerate(is_image.sum(1).tolist()) if not count]
         if without:
             pictures = "pixel_values" in input_ids and len(without) == rows.batch_size
-            reason = "although there are pixel_values" if pictures else "text alone has nothing to compress"
+            reason = "although there are pixel_values" if pictures else "a text without images has nothing to compress"
             raise ValueError(
                 f"input_ids: expected at least one image, as image tokens of id {self.vision.image_token}, in each "
                 f"row, got none in row {without[0]}: {reason}"
