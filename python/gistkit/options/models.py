@@ -201,8 +201,9 @@ def add_compressor(parser: argparse.ArgumentParser, default: str = TRAINED) -> N
     )  # fmt: skip
     parser.add_argument("--layout", choices=LAYOUTS, help="position layout of icae and x500 (default: epl)")
     parser.add_argument(
-        "--ratio", type=number(1), help="context tokens per memory token (default: 4 for select, else 5)"
-    )
+        "--ratio", type=number(1), help="context tokens per memory token (default: 4 for select, else 5); with "
+        "--compressor an in-place method compresses at this ratio instead of its own",
+    )  # fmt: skip
     parser.add_argument("--chunk", type=positive, help="chunk size of icae and x500 in tokens (default: 510)")
     add_option(parser)
 
@@ -329,13 +330,15 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, pro
             # Only methods with chunks have these.
             settings = {"method": "x500", **settings}
         return new_compressor(model, **settings)
+    ratio = settings.pop("ratio", None)
     if settings:
         name, value = next(iter(settings.items()))
         raise ValueError(f"--{name}: not allowed with --compressor, which has its own, got {value}")
     compressor = load_compressor(arguments.compressor, model)
     if (compressor.method == IMAGES) != (processor is not None):
         raise ValueError(f"--compressor: expected one for {wanted}, got one of method {compressor.method}")
-    return compressor
+    with model_errors():
+        return compressor if ratio is None else compressor.at(ratio)
 
 
 def image_settings(model: PreTrainedModel, processor: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
