@@ -290,7 +290,8 @@ def test_mistakes_name_the_argument(tmp_path):
 
 
 def test_missing_accelerate_is_named(monkeypatch):
-    monkeypatch.delitem(sys.modules, "gistkit.train.trainer")
+    for name in ("trainer", "callbacks", "resumable"):
+        monkeypatch.delitem(sys.modules, f"gistkit.train.{name}")
     monkeypatch.setitem(sys.modules, "accelerate", None)
     import gistkit.train
 

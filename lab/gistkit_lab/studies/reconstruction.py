@@ -149,7 +149,7 @@ def train(
         optimizer,
         loss,
         lambda: evaluate(compressor, chunks[: recipe.eval_chunks, :current]),
-        out / f"{layout}-{seed}.safetensors",
+        out / f"{layout}-{seed}",
         {"recipe": asdict(recipe), "corpus": corpus.digest, "layout": layout, "seed": seed},
         resume=resume,
         bar=bar,

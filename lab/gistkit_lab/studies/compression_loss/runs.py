@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from gistkit.train.data import Corpus
 from gistkit.train.recipe import adamw
 from gistkit_lab.studies import answering
 from gistkit_lab.studies.compression_loss.study import TASKS, Recipe, build_compressor
-from gistkit_lab.studies.fitting import fit, remove_states
+from gistkit_lab.studies.fitting import fit
 from gistkit_lab.studies.needles import Needles
 from gistkit_lab.studies.reconstruction import evaluate, held_out_losses
 
@@ -131,12 +132,12 @@ def train(
     texts, run = Texts(recipe, corpus, seed, device), Run(setting, seed)
     pretrained = build_compressor(recipe, setting, seed).to(device)
     run.parameters = sum(parameter.numel() for _, parameter in pretrained.trainable())
-    states = {stage: out / f"{setting}-{seed}{suffix}.safetensors" for stage, suffix in
+    states = {stage: out / f"{setting}-{seed}{suffix}" for stage, suffix in
               ((PRETRAINING, ""), *((task, f"-{task}") for task in TASKS))}  # fmt: skip
     if not resume:
         # Those of all stages: a later stage must not go on from an earlier run.
         for state in states.values():
-            remove_states(state)
+            shutil.rmtree(state, ignore_errors=True)
     _run_stage(run, PRETRAINING, pretrained, recipe, texts, states[PRETRAINING], bar)
     for task in TASKS:
         compressor = build_compressor(recipe, setting, seed).to(device)

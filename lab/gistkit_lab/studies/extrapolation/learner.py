@@ -198,7 +198,7 @@ class Learner(Generic[Model]):
             {"recipe": asdict(self.schedule), "seed": self.seed} | identity,
             learning_rate=self.schedule.learning_rate_at,
             clips=[(model_parameters, self.schedule.clip), (positions, self.schedule.position_clip)],
-            resume=resume, bar=bar, processes=self.processes,
+            resume=resume, bar=bar,
         )  # fmt: skip
 
     def precision(self) -> AbstractContextManager[Any]:

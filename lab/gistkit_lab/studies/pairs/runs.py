@@ -103,7 +103,7 @@ def fit(
     part: int, stages: Sequence[Stage] = (), before: Callable[[int], None] | None = None,
     carried: Carried | None = None,
 ) -> Progress:  # fmt: skip
-    """Trains a compressor on the answers of a recipe's contexts; its state is the file `name`-`seed` of `out`.
+    """Trains a compressor on the answers of a recipe's contexts; `out`/`name`-`seed` has its checkpoints.
 
     Args:
         part: of the training contexts, which differ from part to part.
@@ -129,7 +129,7 @@ def fit(
     with attach(compressor.model):
         return optimise(
             recipe, parameters, adamw(parameter_groups, recipe.learning_rate, recipe.weight_decay), loss, figures,
-            out / f"{name}-{seed}.safetensors", {"recipe": decides, "arm": name, "seed": seed},
+            out / f"{name}-{seed}", {"recipe": decides, "arm": name, "seed": seed},
             learning_rate=recipe.learning_rate_at, clips=[([value for _, value in parameters], recipe.clip)],
             resume=resume, bar=bar, carried=carried,
         )  # fmt: skip
