@@ -104,6 +104,8 @@ class ResumableTrainer(transformers.Trainer):
         # Where a checkpoint is written before it moves to its place.
         self._partial: Path | None = None
         self.seconds, self.clock = 0.0, 0.0
+        # One process trains on one GPU: transformers would divide each batch among all.
+        args._n_gpu = min(args.n_gpu, 1)
         super().__init__(model=model, args=args, callbacks=[*callbacks, self.flow], **options)
         # transformers' own print every record.
         for printing in (transformers.ProgressCallback, transformers.PrinterCallback):

@@ -19,7 +19,7 @@ from gistkit.compress import Compressor, LanguageModel
 from gistkit.compress.files import base_fingerprints, save_compressor
 from gistkit.hf import attach
 from gistkit.train import checkpoints
-from gistkit.train.arguments import arguments_of
+from gistkit.train.arguments import RunOptions, arguments_of
 from gistkit.train.batches import Batches, collate, num_tokens
 from gistkit.train.callbacks import Bar, MetricsFile, StepFlow, record_of, seed_step, waited
 from gistkit.train.losses import Losses
@@ -392,20 +392,12 @@ class Trainer(CompressorTrainer):
             patience ends, the run does; it ends with the weights of the evaluation with the lowest loss, whose
             checkpoint is kept. The evaluation before the first step is none of these.
         out: folder for metrics, checkpoints and the trained compressor; one that all processes see.
-        accumulate: passes a step; the batch's rows are divided by processes x accumulate.
-        precision: "no" or "bf16" mixed precision; None: the launcher's, otherwise "no". In bf16 the decoder's frozen
-            linear maps are rounded once rather than at every use, with the same losses to the bit; the copies take half
-            of their bytes. Not with `gradient_checkpointing`, nor with sharded weights.
-        cpu: whether to use no GPU.
-        gradient_checkpointing: whether layers run again in the backward pass, which saves memory.
-        eval_every: steps between held-out evaluations, the first of which precedes training; None: no evaluations.
-        held_out: rows of an evaluation, at most.
-        save_every: steps between checkpoints; the last step has one too.
-        save_minutes, measure, stages, progress: as of `CompressorTrainer`.
-        keep: number of checkpoints to keep, at least 2, since the last one may turn out damaged. One takes three times
-            the bytes of the trained parameters (with Adam's state), and one more is there while it is written.
-        track: where the figures go too, "tensorboard" or "wandb", or several of transformers' integrations.
+        measure, stages, progress: as of `CompressorTrainer`.
         callbacks: `transformers.TrainerCallback`s.
+        options: the fields of `RunOptions`. In bf16 the decoder's frozen linear maps are rounded once rather than at
+            every use, with the same losses to the bit; the copies take half of their bytes. Not with
+            `gradient_checkpointing`, nor with sharded weights. A checkpoint takes three times the bytes of the trained
+            parameters (with Adam's state), and one more is there while it is written.
 
     Raises:
         ImportError, RuntimeError: if the package of a tracker is missing.
@@ -419,48 +411,24 @@ class Trainer(CompressorTrainer):
         recipe: Recipe,
         out: str | Path,
         *,
-        accumulate: int = 1,
-        precision: str | None = None,
-        cpu: bool = False,
-        gradient_checkpointing: bool = False,
-        eval_every: int | None = 500,
-        held_out: int = 64,
-        save_every: int = 500,
-        save_minutes: float | None = 5.0,
-        keep: int = 2,
-        track: str | Sequence[str] = (),
         callbacks: Sequence[TrainerCallback] = (),
         progress: bool = True,
         measure: Measure | None = None,
         stages: Sequence[Stage] = (),
+        **options: Any,
     ) -> None:
-        for name, value, least in (
-            ("eval_every", eval_every, 1),
-            ("held_out", held_out, 1),
-            ("save_every", save_every, 1),
-            ("keep", keep, 2),
-        ):
-            if value is not None and value < least:
-                raise ValueError(f"{name}: expected at least {least}, got {value}")
-        if accumulate < 1:
-            raise ValueError(f"accumulate: expected at least 1 pass a step, got {accumulate}")
-        if save_minutes is not None and not save_minutes > 0:
-            raise ValueError(f"save_minutes: expected a number above 0, or None, got {save_minutes}")
-        if recipe.patience is not None and eval_every is None:
+        run = RunOptions(**options)
+        if recipe.patience is not None and run.eval_every is None:
             raise ValueError(f"patience: expected evaluations (eval_every) beside it, got {recipe.patience} without")
         if batches.size != recipe.batch:
             raise ValueError(f"batches: expected {recipe.batch} rows as the recipe says, got {batches.size}")
         self.batches, self.recipe = batches, recipe.for_rows(batches.rows)
-        rows = [] if eval_every is None else batches.held_out_rows(held_out)
+        rows = [] if run.eval_every is None else batches.held_out_rows(run.held_out)
         if recipe.patience is not None and not rows:
             raise ValueError("patience: expected held-out rows beside it, got none")
-        args = arguments_of(
-            self.recipe, out, accumulate=accumulate, precision=precision, cpu=cpu, save_every=save_every, keep=keep,
-            gradient_checkpointing=gradient_checkpointing, eval_every=eval_every if rows else None, track=track,
-        )  # fmt: skip
         super().__init__(
             compressor,
-            args,
+            arguments_of(self.recipe, out, run, evaluates=bool(rows)),
             _Ordered(batches, self.recipe.steps * recipe.batch),
             rows or None,
             batches.collate,
@@ -468,7 +436,7 @@ class Trainer(CompressorTrainer):
             stages=stages,
             measure=measure,
             patience=recipe.patience,
-            save_minutes=save_minutes,
+            save_minutes=run.save_minutes or None,
             identity={"recipe": self.recipe.identity, "batches": batches.identity},
             progress=progress,
             callbacks=callbacks,
