@@ -48,8 +48,8 @@ class Run:
 
     def train(self, resume: bool = False, **options):
         return optimise(
-            RECIPE, list(self.model.named_parameters()), self.optimizer, self.loss, self.figures, self.out, IDENTITY,
-            learning_rate=lambda step: 1e-2, clips=[(list(self.model.parameters()), 1.0)], resume=resume, bar=Bar(),
+            RECIPE, list(self.model.named_parameters()), self.loss, self.figures, self.out, IDENTITY,
+            resume=resume, bar=Bar(), optimizer=self.optimizer, learning_rate=lambda step: 1e-2,
             carried=Carried(lambda: self.carried, self.set_carried), **options,
         )  # fmt: skip
 

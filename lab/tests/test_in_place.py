@@ -260,9 +260,9 @@ def test_own_parameters_of_memory_learn_at_their_own_rate(corpus, tmp_path, monk
     seen = []
     fit = in_place_runs.fit
 
-    def watch(recipe, compressor, optimizer, *rest, **options):
+    def watch(*arguments, optimizer, **options):
         optimizer.register_step_pre_hook(lambda *_: seen.append({group["lr"] for group in optimizer.param_groups}))
-        return fit(recipe, compressor, optimizer, *rest, **options)
+        return fit(*arguments, optimizer=optimizer, **options)
 
     monkeypatch.setattr(in_place_runs, "fit", watch)
     train(corpus, tmp_path)

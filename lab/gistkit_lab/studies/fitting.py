@@ -21,7 +21,7 @@ from gistkit.common.processes import launched
 from gistkit.compress import Compressor
 from gistkit.hf import attach
 from gistkit.train import checkpoints
-from gistkit.train.recipe import warmed_up
+from gistkit.train.recipe import adamw, warmed_up
 from gistkit.train.resumable import Flow, ResumableTrainer
 
 
@@ -36,6 +36,10 @@ class StudyRecipe:
     weight_decay: float = 0.1
     clip: float = 1.0
     eval_every: int = 25
+
+    def learning_rate_at(self, step: int) -> float:
+        """The learning rate of step 0, 1, ..., constant after the warm-up."""
+        return warmed_up(self.learning_rate, step, self.warmup)
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,6 @@ def exclusively(path: Path) -> Iterator[None]:
 def fit(
     recipe: StudyRecipe,
     compressor: Compressor,
-    optimizer: torch.optim.Optimizer,
     loss: Callable[[int], Tensor],
     evaluate: Callable[[], tuple[float, ...]],
     out: Path,
@@ -100,38 +103,35 @@ def fit(
     *,
     resume: bool,
     bar: Any,
+    optimizer: torch.optim.Optimizer | None = None,
     carried: Carried | None = None,
 ) -> Progress:
-    """Trains a compressor to the recipe's last step, with a constant learning rate after the warm-up.
+    """Trains a compressor to the recipe's last step, see `optimise`.
 
     Args:
         compressor: trained in place; its model is attached meanwhile.
-        optimizer: from `adamw`.
-        loss, evaluate, out, identity, resume, bar, carried: as in `optimise`.
+        loss, evaluate, out, identity, resume, bar, optimizer, carried: as in `optimise`.
     """
-    parameters = list(compressor.trainable())
     with attach(compressor.model):
         return optimise(
-            recipe, parameters, optimizer, loss, evaluate, out, identity,
-            learning_rate=lambda step: warmed_up(recipe.learning_rate, step, recipe.warmup),
-            clips=[([parameter for _, parameter in parameters], recipe.clip)],
-            resume=resume, bar=bar, carried=carried,
+            recipe, list(compressor.trainable()), loss, evaluate, out, identity, resume=resume, bar=bar,
+            optimizer=optimizer, carried=carried,
         )  # fmt: skip
 
 
 def optimise(
     recipe: Any,
     parameters: Sequence[tuple[str, nn.Parameter]],
-    optimizer: torch.optim.Optimizer,
     loss: Callable[[int], Tensor],
     evaluate: Callable[[], tuple[float, ...]],
     out: Path,
     identity: dict[str, Any],
     *,
-    learning_rate: Callable[[int], float],
-    clips: Sequence[tuple[Sequence[nn.Parameter], float]],
     resume: bool,
     bar: Any,
+    optimizer: torch.optim.Optimizer | None = None,
+    learning_rate: Callable[[int], float] | None = None,
+    clips: Sequence[tuple[Sequence[nn.Parameter], float]] = (),
     carried: Carried | None = None,
     enough: Callable[[tuple[float, ...]], bool] = lambda figures: False,
 ) -> Progress:
@@ -140,18 +140,19 @@ def optimise(
     Under a launcher each process has the loss of its part of a step's batch, whose mean is the step's.
 
     Args:
-        recipe: with `steps` and `eval_every`.
+        recipe: with `steps` and `eval_every`, and what else is not given.
         parameters: the trained parameters, by name.
-        optimizer: of these; the learning rate of a group is the step's times its "factor", if it has one.
         loss: of step 0, 1, ...; the same at every call.
         evaluate: figures of the current model, the first of them its held-out loss; called before the first step,
             every `eval_every` steps and after the last.
         out: a folder, which gets a checkpoint at every evaluation; the last two are kept.
         identity: JSON values that decide the run; a checkpoint of another one is refused.
-        learning_rate: of step 0, 1, ...
-        clips: parameters whose gradients are clipped together, with the norm each.
         resume: go on from the last whole checkpoint in `out`, if there is one; otherwise `out` is removed first.
         bar: a tqdm progress bar.
+        optimizer: of these; the learning rate of a group is the step's times its "factor", if it has one. None: AdamW
+            with the recipe's weight decay.
+        learning_rate: of step 0, 1, ...; None: the recipe's.
+        clips: parameters whose gradients are clipped together, with the norm each; (): all, with the recipe's.
         carried: what loss and evaluations change besides the parameters, and what a resumed run gets back.
         enough: whether these figures of an evaluation end the run.
 
@@ -165,6 +166,10 @@ def optimise(
         shutil.rmtree(out, ignore_errors=True)
     # One that looks for checkpoints must not find those of before.
     processes.gathered(None)
+    values = [parameter for _, parameter in parameters]
+    optimizer = optimizer or adamw(values, recipe.learning_rate, recipe.weight_decay)
+    learning_rate = learning_rate or recipe.learning_rate_at
+    clips = clips or [(values, recipe.clip)]
     cpu = device.type == "cpu"
     args = TrainingArguments(
         output_dir=str(out), max_steps=recipe.steps, per_device_train_batch_size=1, max_grad_norm=1.0,
@@ -172,9 +177,8 @@ def optimise(
         logging_strategy="no", logging_nan_inf_filter=False, report_to=[], disable_tqdm=True, use_cpu=cpu,
         dataloader_pin_memory=False, ddp_find_unused_parameters=True,
     )  # fmt: skip
-    # One process trains on one GPU, that of its parameters; transformers would take all, or the first.
-    args._n_gpu = min(args.n_gpu, 1)
     if device.index and processes.count == 1:
+        # transformers would take the first GPU.
         torch.cuda.set_device(device)
         PartialState().device = args.__dict__["_setup_devices"] = device
     # What is drawn is that of the run, whatever transformers draws.

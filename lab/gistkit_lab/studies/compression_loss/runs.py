@@ -14,7 +14,6 @@ from torch import Tensor
 from gistkit.compress import Compressor
 from gistkit.hf import attach
 from gistkit.train.data import Corpus
-from gistkit.train.recipe import adamw
 from gistkit_lab.studies import answering
 from gistkit_lab.studies.compression_loss.study import TASKS, Recipe, build_compressor
 from gistkit_lab.studies.fitting import fit
@@ -151,12 +150,11 @@ def _run_stage(
     run: Run, stage: str, compressor: Compressor, schedule: Recipe, texts: Texts, state: Path, bar: Any
 ) -> None:
     recipe, loss = texts.recipe, texts.loss(stage)
-    optimizer = adamw([value for _, value in compressor.trainable()], recipe.learning_rate, recipe.weight_decay)
     # The measurements at the end do not determine a run.
     decides = {key: value for key, value in asdict(recipe).items() if key not in ("final_chunks", "final_questions")}
     identity = {"recipe": decides, "corpus": texts.corpus.digest, "arm": run.setting, "seed": run.seed, "stage": stage}
     progress = fit(
-        schedule, compressor, optimizer, lambda step: loss(compressor, step),
+        schedule, compressor, lambda step: loss(compressor, step),
         lambda: texts.figures(stage, compressor), state, identity, resume=True, bar=bar,
     )  # fmt: skip
     before = run.seconds[PRETRAINING][-1] if stage in TASKS else 0.0

@@ -151,7 +151,7 @@ def _fit(
     identity = {"recipe": asdict(recipe), "questions": data.identity, "arm": name, "seed": seed}
     if base:
         identity["losses"] = ["answers", "text", "repetition"]
-    return fit(recipe, compressor, optimizer, loss, figures, state, identity, resume=resume, bar=bar)
+    return fit(recipe, compressor, loss, figures, state, identity, resume=resume, bar=bar, optimizer=optimizer)
 
 
 def _base(recipe: Recipe, seed: int, data: Needles, out: Path, device: str, bar: Any) -> PreTrainedModel:

@@ -18,7 +18,6 @@ from gistkit.evaluate import bleu4
 from gistkit.evaluate.reading import last_tokens
 from gistkit.hf import attach
 from gistkit.train.data import Corpus
-from gistkit.train.recipe import adamw
 from gistkit.train.stages import selecting_at
 from gistkit_lab.studies.fitting import Carried, Progress, exclusively, fit
 from gistkit_lab.studies.nuggets.study import Arm, Recipe, build_compressor, build_reader, fresh_model
@@ -231,8 +230,6 @@ def _fit(
     recipe: Recipe, name: str, seed: int, corpus: Corpus, compressor: Any, loss: Any, figures: Any, out: Path,
     resume: bool, bar: Any, carried: Carried | None = None,
 ) -> Progress:  # fmt: skip
-    optimizer = adamw([p for _, p in compressor.trainable()], recipe.learning_rate, recipe.weight_decay)
-
     def trained(step: int) -> Tensor:
         compressor.train()
         value: Tensor = loss(step)
@@ -249,7 +246,7 @@ def _fit(
     # Each run has its own seed, so that dropout, where a model has it, is the same for all arms.
     torch.manual_seed(seed)
     return fit(
-        recipe, compressor, optimizer, trained, measured, out / f"{name}-{seed}", identity, resume=resume, bar=bar,
+        recipe, compressor, trained, measured, out / f"{name}-{seed}", identity, resume=resume, bar=bar,
         carried=carried,
     )  # fmt: skip
 

@@ -109,12 +109,12 @@ def train(recipe: Recipe, setting: Setting, out: Path, *, device: str = "cpu", r
 
     with attach(layer.model):
         progress = optimise(
-            recipe, list(layer.trainable()), torch.optim.Adam(parameters, lr=setting.learning_rate), loss,
+            recipe, list(layer.trainable()), loss,
             lambda: evaluate(layer, inputs, recipe.batch, _seeds(1, recipe.eval_batches)), out,
             {"recipe": asdict(recipe), "setting": asdict(setting)},
+            optimizer=torch.optim.Adam(parameters, lr=setting.learning_rate),
             learning_rate=lambda step: warmed_up(setting.learning_rate, step, recipe.warmup),
-            clips=[(parameters, recipe.clip)], resume=resume, bar=bar,
-            enough=lambda figures: figures[1] >= recipe.enough,
+            resume=resume, bar=bar, enough=lambda figures: figures[1] >= recipe.enough,
         )  # fmt: skip
         run.curve, run.seconds = progress.curve, progress.seconds
         run.error, run.share = evaluate(layer, inputs, recipe.batch, _seeds(2, recipe.final_batches))

@@ -16,7 +16,6 @@ from gistkit.hf import attach
 from gistkit.hf.vision import Vision
 from gistkit.inspect import AttentionRecorder
 from gistkit.train import checkpoints
-from gistkit.train.recipe import adamw
 from gistkit_lab.studies.fitting import Progress, exclusively, optimise
 from gistkit_lab.studies.resolution.images import Images
 from gistkit_lab.studies.voco.mosaics import TURN, Batch, Mosaics
@@ -117,14 +116,11 @@ def _fit(
     recipe: Recipe, name: str, mosaics: Mosaics, parameters: list[tuple[str, nn.Parameter]],
     loss: Callable[[int], Tensor], figures: Callable[[], tuple[float, ...]], out: Path, resume: bool, bar: Any,
 ) -> Progress:  # fmt: skip
-    weights = [value for _, value in parameters]
     # The measurements at the end do not determine a run.
     decides = {key: value for key, value in asdict(recipe).items() if key != "test_mosaics"}
     identity = {"recipe": decides, "images": mosaics.images.digest, "arm": name, "seed": mosaics.seed}
     return optimise(
-        recipe, parameters, adamw(weights, recipe.learning_rate, recipe.weight_decay), loss, figures,
-        out / f"{name}-{mosaics.seed}", identity, learning_rate=recipe.learning_rate_at,
-        clips=[(weights, recipe.clip)], resume=resume, bar=bar,
+        recipe, parameters, loss, figures, out / f"{name}-{mosaics.seed}", identity, resume=resume, bar=bar,
     )  # fmt: skip
 
 
