@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -248,6 +249,30 @@ def test_standard_input_and_untrained_compressors(run, tmp_path, report):
     assert status == 0 and "UNTRAINED" in complaints and shown.strip()
 
 
+def test_a_refined_memory_has_trained_for_its_text(run, tmp_path, report):
+    exact = "--memory-dtype", "float32"
+    status, shown, complaints = run("compress", report, *exact, "--refine", 1)
+    assert status == 0 and "refine" in complaints
+    steps, before, after = re.search(r"refined in (\d+) steps, (\S+) to (\S+) nats a token", shown).groups()
+    assert int(steps) > 0 and float(after) < float(before)
+    run("compress", report, "-o", tmp_path / "plain.gist", *exact)
+    refined, plain = (Memory.load(path) for path in (report.with_suffix(".gist"), tmp_path / "plain.gist"))
+    assert refined.positions.equal(plain.positions) and not refined.layers[0][0].equal(plain.layers[0][0])
+    assert run("ask", report.with_suffix(".gist"), "Who?", "--max-new-tokens", 3)[0] == 0
+    assert "--refine" in run("compress", tmp_path, "-o", tmp_path / "all.store", "--refine", 1)[2]
+
+
+def test_a_compressor_of_a_method_in_place_takes_another_ratio(folder, run, tmp_path, report):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    new_compressor(model, "avgpool", ratio=4, lora=2).save_pretrained(tmp_path / "avgpool")
+    words = "--compressor", tmp_path / "avgpool"
+    assert run("compress", report, *words, "--ratio", 8)[0] == 0
+    assert Memory.load(report.with_suffix(".gist")).source.chunk == 8
+    assert run("ask", report.with_suffix(".gist"), "Who?", *words, "--max-new-tokens", 3)[0] == 0
+    status, _, complaints = run("compress", report, "--compressor", folder / "x500", "--ratio", 8)
+    assert status == 2 and "ratio: expected none for x500, whose weights are those of one ratio, got 8" in complaints
+
+
 def test_a_model_without_a_trained_compressor_selects(folder, run, report):
     status, shown, complaints = run("compress", report)
     assert status == 0 and "warning" not in complaints
@@ -345,7 +370,7 @@ def one_line(lines, text):
         (["compress", "{tmp}/ok.txt", "{tmp}/ok.md"], "ok.md: its memory would overwrite that of "),
         (["compress", "{tmp}/ok.txt", "--compressor", "{tmp}/no"], "--compressor: expected a folder with a trained"),
         (["compress", "{tmp}/ok.txt", "--compressor", "{tmp}/bare"], "bare"),
-        (["compress", "{tmp}/ok.txt", "--compressor", "{tmp}", "--ratio", "4"], "--ratio: expected none beside"),
+        (["compress", "{tmp}/ok.txt", "--compressor", "{tmp}", "--chunk", "4"], "--chunk: expected none beside"),
         (["compress", "{tmp}/ok.txt", "--device", "tpu"], "--device: expected cpu or cuda, got 'tpu'"),
         (["ask", "{tmp}/none.gist", "Who?"], "none.gist: expected a memory file, got none there"),
         (["ask", "{tmp}/none.gist", "Who?", "--task", "ae"], "QUESTION: expected none with --task ae, got 'Who?'"),
@@ -395,6 +420,17 @@ def test_a_missing_package_is_named_with_what_brings_it(monkeypatch, capsys):
         monkeypatch.setattr("gistkit.cli.info._run", fail)
         assert cli.main(["info"]) == 2
         assert one_line(capsys.readouterr().err.splitlines(), f"{module} is missing; {told}")
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [("peft", ["compress", "{report}"]), ("tqdm", ["train"]), ("sacrebleu", ["evaluate", "--text", "{report}"])],
+)
+def test_a_missing_package_is_named_before_a_model_is_loaded(module, words, report, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("gistkit.options.models.find_spec", lambda name: None if name == module else find_spec(name))
+    words = [word.format(report=report) for word in words]
+    assert cli.main([*words, "--model", str(tmp_path / "none")]) == 2
+    assert one_line(capsys.readouterr().err.splitlines(), f"{module} is missing; pip install 'gistkit[")
 
 
 def test_train_evaluate_compress_ask(run, tmp_path):
@@ -696,7 +732,7 @@ def test_evaluate_against_presses_writes_rows_tables_and_a_picture_and_goes_on(r
         (["train", "--preset", "x"], "preset: expected one of epl-pretrain, "),
         (["evaluate", "--split", "train"], "--split: expected validation or test of a text, whose held-out part is"),
         (["train", "--text", "{tmp}/none"], "none"),
-        (["train", "--losses", "ae,xyz"], "losses: expected some of ae, lm, compression, qa, kl, got "),
+        (["train", "--losses", "ae,xyz"], "losses: expected some of ae, lm, compression, qa, kl, reverse_kl, got "),
         (["train", "--tau", "9"], "compressor: expected dodo or avgpool, which language models read with, got x500"),
         (["train", "--random-steps", "9"], "--random-steps: expected none but for a dodo with learned nuggets, got 9"),
         (["train", "--segment", "9"], "segment: expected none without tau, got 9"),

@@ -420,7 +420,10 @@ def test_settings_say_what_was_expected():
         ({"ratio": float("inf")}, "ratio: expected a number >= 1, got inf"),
         ({"ratio": "5"}, "ratio: expected a number >= 1, got '5'"),
         ({"ratio": 4}, "ratio: expected one that divides chunk 510 into whole memory tokens, such as 3 or 5, got 4"),
-        ({"losses": ("ae", "bleu")}, r"losses: expected some of ae, lm, compression, qa, kl, got \('ae', 'bleu'\)"),
+        (
+            {"losses": ("ae", "bleu")},
+            r"losses: expected some of ae, lm, compression, qa, kl, reverse_kl, got \('ae', 'bleu'\)",
+        ),
         ({"losses": None}, "losses: expected some of"),
         ({"losses": {"ae": 0.0}}, r"losses: expected weights > 0, got \{'ae': 0.0\}"),
         ({"losses": {"ae": "1"}}, "losses: expected weights > 0"),

@@ -37,6 +37,11 @@ CLAIMS = {
     "gistpool": lambda names: len(names["errors"]) == 2 and names["memory"].lengths == (51, 51),
     "dodo": lambda names: max(names["stream"].states) < 1 + 25 + 64 + 16,
     "select": lambda names: names["memory"].lengths == (100,) and names["memory"].starts == (401,),
+    "refine": lambda names: names["refined"].after < names["refined"].before and names["refined"].steps == 20,
+    "sac": lambda names: names["memory"].lengths == (40, 40) and names["compressor"].memory_embeddings.grad is not None,
+    "kv_distill": lambda names: (
+        names["memory"].lengths == (11, 11) and set(names["losses"]) == {"kl", "reverse_kl", "loss"}
+    ),
     "voco": lambda names: names["compressor"].memory_embeddings.grad.abs().max() > 0,
     "seqpe": lambda names: (
         all(parameter.grad is not None for parameter in names["model"].parameters())
@@ -55,7 +60,7 @@ def test_the_lines_of_a_method_run_and_do_what_they_say(name):
     names: dict = {}
     exec(code, names)
     assert CLAIMS[name](names)
-    if "answer" in names:
+    if isinstance(names.get("answer"), torch.Tensor):
         assert names["answer"].shape[-1] == 10
 
 

@@ -38,6 +38,8 @@ example: gistkit evaluate --model ./llama --questions dev.jsonl --written-ratio 
 example: gistkit evaluate --against presses --model smollm2 --examples 8 --context 256 --ratios 4 --by kvzip,key_diff"""
 
 CONTEXT = 510
+# Packages that measure.
+MEASURES = ("sacrebleu", "rouge_score")
 # The options of a writer that are None by default.
 WRITER = ("writer", "writer_model", "writer_prompt", "writer_concurrency", "written_ratio")
 
@@ -179,7 +181,7 @@ def _run(arguments: argparse.Namespace) -> int:
             raise ValueError(
                 f"--{name.replace('_', '-')}: expected one set of questions, got {value} and {len(chosen)}"
             )
-    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
+    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, needs=MEASURES)
     compressor = _chosen(arguments, model)
     # An unusable chat template is an error only here.
     chat = arguments.prompt == "dodo" or "summary" in baselines
@@ -274,7 +276,7 @@ def _read_on(arguments: argparse.Namespace) -> int:
     from gistkit import evaluate
     from gistkit.compress import MixedResolution, language_model
 
-    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
+    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, needs=MEASURES)
     compressor: Any = chosen_compressor(arguments, model)
     reader = language_model(compressor, arguments.tau, arguments.segment)
     context = arguments.context or CONTEXT
@@ -347,7 +349,7 @@ def _about_images(
 
     from gistkit import evaluate, train
 
-    model, processor = load_model(arguments.model, arguments.dtype, device_name, images=True)
+    model, processor = load_model(arguments.model, arguments.dtype, device_name, images=True, needs=MEASURES)
     compressor: Any = chosen_compressor(arguments, model, processor)
     reports = {}
     for file in arguments.questions:

@@ -156,7 +156,7 @@ def _add_settings(group: Any) -> None:
     )
     group.add_argument("--layout", choices=LAYOUTS, help="default: epl")
     group.add_argument(
-        "--losses", type=losses, help="such as ae,lm or ae=1,compression=0.5; ae, lm, compression, qa, kl"
+        "--losses", type=losses, help="such as ae,lm or ae=1,compression=0.5; ae, lm, compression, qa, kl, reverse_kl"
     )
     group.add_argument("--chunk", type=positive, help="chunk size in tokens")
     group.add_argument("--ratio", type=number(1), help="context tokens a memory token")

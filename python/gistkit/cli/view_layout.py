@@ -73,6 +73,7 @@ BUILDERS = {
         "text windows memory_sees_memory memory_sees_itself memory_sees_bos context_sees_memory separate_positions",
         "--context 512 --ratio 8 --text 64 --windows 2",
     ),
+    "sac": ("the encoder of SAC", "context chunk ratio", "", "--context 96 --chunk 32 --ratio 8"),
     "icae_encoder": (
         "the encoder of ICAE and 500xCompressor", "context chunk memory", "positions",
         "--context 96 --chunk 32 --memory 4 --positions epl",

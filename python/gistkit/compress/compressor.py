@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from gistkit.common.checks import whole
 from gistkit.common.trained import find
 from gistkit.compress import decode, training
 from gistkit.compress.config import Config
@@ -54,6 +56,8 @@ class Compressor(nn.Module, ABC):
     """Whether a memory is noise to a model before the compressor was trained."""
     encoder_predicts_first: ClassVar[bool] = False
     """Whether `Memory.last`, which has read the whole context, predicts a continuation's first token."""
+    adapts_some: ClassVar[bool] = False
+    """Whether its one adapter is for some tokens of a pass, and the others have none."""
     reader: str | None = None
     """The role whose adapter the decoder runs with; None: no adapter."""
 
@@ -204,7 +208,7 @@ class Compressor(nn.Module, ABC):
     def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
         """See `SharedModel.install`."""
         check_base(self.loss_weights, lora is not None)
-        self.lm.install(lora, copies, norms=norms)
+        self.lm.install(lora, copies, norms=norms, by_role=self.adapts_some)
         self.copies = self.lm.copies
 
     def add_parts(self) -> None:
@@ -237,6 +241,33 @@ class Compressor(nn.Module, ABC):
             raise ValueError(f"window: expected none for {self.method}, which has no window, got {window}")
         changed: dict[str, Any] = {"window": window}
         self.options = replace(self.options, **changed)
+
+    def at(self, ratio: int) -> Self:
+        """This compressor at another ratio: the same weights, and each of the two reads the other's memories.
+
+        Methods in place can, except `NoContext`. They do well what they were trained at, with `train_ratios` or one.
+
+        Args:
+            ratio: context tokens for each memory token, a whole number >= 1.
+
+        Raises:
+            ValueError: for a method whose weights are those of one ratio, as `FiveHundredX`.
+        """
+        options = self.options.at(ratio)
+        if options is self.options:
+            return self
+        other = copy.copy(self)
+        other.options, other._source = options, None
+        return other
+
+    def _within(self, contexts: Any, attention_mask: Any, ratio: int | None, budget: int | None) -> Self:
+        """The compressor at `ratio`, or at the least one at which the longest context has `budget` memory tokens."""
+        if budget is None:
+            return self if ratio is None else self.at(ratio)
+        if ratio is not None:
+            raise ValueError(f"budget: expected none beside ratio {ratio}, got {budget}")
+        rows, _ = self.cut(self.contexts(contexts, attention_mask))
+        return self.at(-(-max(rows.lengths) // whole("budget", budget)))
 
     def using(self, use: Use) -> AbstractContextManager[None]:
         """See `SharedModel.using`."""
@@ -327,7 +358,15 @@ class Compressor(nn.Module, ABC):
         """
         raise ValueError(f"memory: expected one of a text, got one of method {memory.source.method!r}")
 
-    def encode(self, input_ids: Any, attention_mask: Any = None, *, gradient: bool = False) -> Memory:
+    def encode(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        *,
+        ratio: int | None = None,
+        budget: int | None = None,
+        gradient: bool = False,
+    ) -> Memory:
         """Compresses a batch of contexts in one pass over all their chunks.
 
         Where the frequencies of the model's RoPE depend on the length of a pass (dynamic, longrope), rows are encoded
@@ -339,14 +378,17 @@ class Compressor(nn.Module, ABC):
             input_ids: int64 [B, p], or lists of ids of any lengths, or a tokenizer's output. A row has at least 1
                 token; one shorter than the ratio becomes one memory token in methods that compress in place.
             attention_mask: [B, p], 0 on padding at either end of a row; None: no padding, or the tokenizer's mask.
+            ratio: in place of the compressor's own, as in `at`.
+            budget: memory tokens that a row has at most, BOS not counted; the ratio is then that of the longest row.
             gradient: the memory keeps the graph of its pass, for losses of one's own on what `decode` returns; the
                 graph takes many times the memory's bytes.
         """
+        at_ratio = self._within(input_ids, attention_mask, ratio, budget)
         if gradient and torch.is_grad_enabled():
             self.identity.forget()
         # Not inference mode, whose tensors no later graph could use.
         with torch.set_grad_enabled(gradient and torch.is_grad_enabled()):
-            memory, _, compressed = self.compress_rows(self.contexts(input_ids, attention_mask))
+            memory, _, compressed = at_ratio.compress_rows(self.contexts(input_ids, attention_mask))
         if self.trained_length is not None and max(compressed.lengths) > self.trained_length:
             warnings.warn(
                 f"input_ids: expected at most {self.trained_length} tokens, as the longest context that the compressor "
@@ -356,11 +398,19 @@ class Compressor(nn.Module, ABC):
         fingerprint, maker = self.fingerprints()
         return replace(memory, fingerprint=fingerprint, maker=maker, model=self.identity.model)
 
-    def compress(self, text: str | Sequence[str], *, gradient: bool = False, control_tokens: bool = False) -> Memory:
+    def compress(
+        self,
+        text: str | Sequence[str],
+        *,
+        ratio: int | None = None,
+        budget: int | None = None,
+        gradient: bool = False,
+        control_tokens: bool = False,
+    ) -> Memory:
         """`encode` of a text, or of a row for each of several, with `tokenizer`, as `gistkit compress` does.
 
         Args:
-            gradient: as in `encode`.
+            ratio, budget, gradient: as in `encode`.
             control_tokens: the name of a special token in the text, such as <|im_end|>, is that token; else it is text.
 
         Raises:
@@ -369,7 +419,7 @@ class Compressor(nn.Module, ABC):
         # Tokenizers keep what they do with control tokens, which another thread may want otherwise.
         with self.lm.turn():
             rows = [text_ids(row, self.tokenizer, control_tokens=control_tokens) for row in texts_of("text", text)]
-        return self.encode(rows, gradient=gradient)
+        return self.encode(rows, ratio=ratio, budget=budget, gradient=gradient)
 
     def ask(
         self,
@@ -491,7 +541,8 @@ class Compressor(nn.Module, ABC):
             input_ids, attention_mask: the contexts, as in `encode`.
             continuation_ids: int64 [B, t], the tokens after each context, padded with -100 at the end, or lists; only
                 for the loss "lm".
-            question_ids, answer_ids: the same for the losses "qa" and "kl": the answer is predicted after the question.
+            question_ids, answer_ids: the same for the losses "qa", "kl" and "reverse_kl": the answer is predicted after
+                the question.
 
         The loss "lm" of a method in place counts the first token of a continuation too, which is predicted by the
         encoder's last state and trains that prediction. It says nothing of the memory: `evaluate` leaves it out.
@@ -615,8 +666,9 @@ class Compressor(nn.Module, ABC):
 
 
 def check_base(losses: Mapping[str, float], base_frozen: bool) -> None:
-    """Refuses the loss "kl" where the base model trains."""
-    if "kl" in losses and not base_frozen:
+    """Refuses the losses of a teacher, which is the base model, where that trains."""
+    found = next((name for name in ("kl", "reverse_kl") if name in losses), None)
+    if found is not None and not base_frozen:
         raise ValueError(
-            "losses: expected 'kl' beside LoRA, as training without it changes the base model, got lora None"
+            f"losses: expected '{found}' beside LoRA, as training without it changes the base model, got lora None"
         )

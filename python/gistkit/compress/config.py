@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +89,8 @@ class Config:
     Args:
         losses: what `forward` returns, names or {name: weight}: "ae" (reconstruct the context), "lm" (continue it),
             "compression" (each memory token predicts its own segment), "qa" (answer a question about it), "kl" (answer
-            as the base model does when it reads the whole context).
+            as the base model does when it reads the whole context), "reverse_kl" (its divergence the other way round).
+            An answer without a question is a continuation.
         lora: rank of a PEFT LoRA (alpha is twice the rank), or a peft.LoraConfig; the base weights are frozen. None:
             the model's own weights train.
         embedding_lora: beside a rank, that of LoRA on the input embedding; None: no LoRA there.
@@ -101,6 +102,8 @@ class Config:
     """What the memory holds: "kv", keys and values, or "embedding"."""
     needs_training: ClassVar[bool] = True
     """Whether a memory is noise to a model before the compressor was trained."""
+    any_ratio: ClassVar[bool] = False
+    """Whether the same weights compress at any ratio, see `Compressor.at`."""
     allowed_losses: ClassVar[tuple[str, ...]] = LOSSES
     compressor: ClassVar[type[Any]]
     """The class that runs the method."""
@@ -149,6 +152,10 @@ class Config:
     def roles(self) -> tuple[str, ...]:
         """The roles that have adapters, beside LoRA."""
         raise NotImplementedError
+
+    def at(self, ratio: int) -> Self:
+        """The method at another ratio; a ValueError where its weights have one."""
+        raise ValueError(f"ratio: expected none for {self.method}, whose weights are those of one ratio, got {ratio}")
 
     def check_model(self, model: nn.Module) -> None:
         """Raises a TypeError for a model that the method cannot run in."""

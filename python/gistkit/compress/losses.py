@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gistkit.common.checks import IGNORE, placed
 
-LOSSES = ("ae", "lm", "compression", "qa", "kl")
+LOSSES = ("ae", "lm", "compression", "qa", "kl", "reverse_kl")
 LOGITS = 2**25
 
 
@@ -165,7 +165,8 @@ def divergence_loss(
     """Mean Kullback-Leibler divergence KL(teacher || model) of next tokens, at most `chunk` rows of logits alive.
 
     Args:
-        hidden_states, teacher: [n, d] hidden states of the model and of its teacher, at the same tokens.
+        hidden_states, teacher: [n, d] hidden states of the model and of its teacher, at the same tokens. Both have
+            gradients: with the two exchanged it is the reverse divergence, KL(model || teacher).
         weight, bias, softcap: as in `token_loss`.
         chunk: rows of logits computed at a time, of each; they are computed again in the backward pass. None: half as
             many as in `token_loss`.

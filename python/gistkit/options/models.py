@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,9 @@ def memory_dtype(name: str | None, model: PreTrainedModel) -> torch.dtype:
     return torch.bfloat16 if model.dtype == torch.float32 else model.dtype
 
 
-def load_model(name: str, dtype: str | None, device: str, images: bool = False) -> tuple[PreTrainedModel, Any]:
+def load_model(
+    name: str, dtype: str | None, device: str, images: bool = False, needs: Sequence[str] = ()
+) -> tuple[PreTrainedModel, Any]:
     """The model, in eval mode, and its tokenizer.
 
     Args:
@@ -86,13 +89,17 @@ def load_model(name: str, dtype: str | None, device: str, images: bool = False) 
         dtype: one of `DTYPES`; None: float32 on a CPU, bfloat16 elsewhere.
         device: where the model goes.
         images: whether it is a vision-language model, with its processor in place of the tokenizer.
+        needs: packages that the command imports later; a missing one is reported before the model is loaded.
 
     Raises:
         ValueError, FileNotFoundError: if there is no such model.
-        ImportError: if the package that brings it is missing.
+        ImportError: if a package that brings it or one of `needs` is missing.
     """
     import torch
 
+    for package in ("peft", "tqdm", *needs):
+        if find_spec(package) is None:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
     number_type: torch.dtype = getattr(torch, dtype or ("float32" if device == "cpu" else "bfloat16"))
     if name == "smollm2" and images:
         raise ValueError("--model: expected a vision-language model for images, got smollm2, which reads text")
@@ -193,7 +200,10 @@ def add_compressor(parser: argparse.ArgumentParser, default: str = TRAINED) -> N
         "the only one, for images)",
     )  # fmt: skip
     parser.add_argument("--layout", choices=LAYOUTS, help="position layout of icae and x500 (default: epl)")
-    parser.add_argument("--ratio", type=number(1), help="context tokens a memory token (default: 4 of select, else 5)")
+    parser.add_argument(
+        "--ratio", type=number(1), help="context tokens a memory token (default: 4 of select, else 5); beside "
+        "--compressor a method in place compresses at this ratio instead of its own",
+    )  # fmt: skip
     parser.add_argument("--chunk", type=positive, help="chunk size of icae and x500 in tokens (default: 510)")
     add_option(parser)
 
@@ -321,13 +331,15 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, pro
             # Of methods with chunks.
             settings = {"method": "x500", **settings}
         return new_compressor(model, **settings)
+    ratio = settings.pop("ratio", None)
     if settings:
         name, value = next(iter(settings.items()))
         raise ValueError(f"--{name}: expected none beside --compressor, which has its own, got {value}")
     compressor = load_compressor(arguments.compressor, model)
     if (compressor.method == IMAGES) != (processor is not None):
         raise ValueError(f"--compressor: expected one for {wanted}, got one of method {compressor.method}")
-    return compressor
+    with model_errors():
+        return compressor if ratio is None else compressor.at(ratio)
 
 
 def image_settings(model: PreTrainedModel, processor: Any, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -118,10 +118,10 @@ def changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 
 
 def _check_questions(weights: Mapping[str, float], losses: Any, questions: str | None) -> None:
-    if {"qa", "kl"}.isdisjoint(weights) != (questions is None):
+    if {"qa", "kl", "reverse_kl"}.isdisjoint(weights) != (questions is None):
         expectation = "a file for" if questions is None else "none without"
         raise ValueError(
-            f"questions: expected {expectation} the loss qa or kl, got {questions} with the losses {losses}"
+            f"questions: expected {expectation} the loss qa, kl or reverse_kl, got {questions} with the losses {losses}"
         )
 
 

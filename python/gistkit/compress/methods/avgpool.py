@@ -122,7 +122,10 @@ class NoContextConfig(OnePassConfig):
     The text sees BOS and no context; its position ids begin after BOS.
     """
 
+    any_ratio: ClassVar[bool] = False
+
     ratio: ClassVar[int] = 1  # type: ignore[misc]
+    train_ratios: ClassVar[tuple[int, ...]] = ()  # type: ignore[misc, assignment]
     window: ClassVar[None] = None  # type: ignore[misc, assignment]
 
     @property

@@ -20,6 +20,7 @@ from gistkit.compress.config import register, setting
 from gistkit.compress.memory import Memory
 from gistkit.compress.methods.in_place import GISTS, TEXT, InPlace, InPlaceConfig
 from gistkit.compress.tokens import Rows
+from gistkit.hf.keep import Layers
 from gistkit.hf.lora import Maps
 from gistkit.layouts import Plan
 from gistkit.nn import Nuggets, NuggetScorer, straight_through, top_nuggets
@@ -284,13 +285,9 @@ class Dodo(InPlace, config=DodoConfig):
             plan: causal attention over the rows, with the model's sliding windows; None: it is made here.
         """
         input_rows = self.with_bos(rows)
-        plan = self.lm.causal_plan(input_rows.ids.shape[1]) if plan is None else plan
         index = F.pad(nuggets.index, (1, 0))
-        keep = hf.KeptKeys(index)
-        inputs = self.lm.embedded(self._encoder, input_rows.ids)
-        out = self.lm.run(self._encoder, inputs_embeds=inputs, plan=plan, keep=keep)
-        hidden_states = out.last_hidden_state.take_along_dim(index[..., None], 1)
-        last = placed(input_rows.lengths, index.device)[:, None] - 1
+        hidden_states, layers = self.read_nuggets(input_rows, nuggets, plan)
+        last = placed(nuggets.counts, index.device)[:, None, None]
         bias = None
         if scores is not None and scores.requires_grad:
             # BOS is no nugget. The last token is one whatever its score is: Equation 17 makes no exception of it.
@@ -303,11 +300,20 @@ class Dodo(InPlace, config=DodoConfig):
             context_lengths=rows.lengths,
             positions=index.cpu().where(valid, 0),
             starts=input_rows.lengths,
-            layers=keep.close(),
-            last=out.last_hidden_state.take_along_dim(last[..., None], 1)[:, 0],
+            layers=tuple(layers),
+            last=hidden_states.take_along_dim(last, 1)[:, 0],
             key_bias=bias,
         )
         return memory, hidden_states
+
+    def read_nuggets(self, input_rows: Rows, nuggets: Nuggets, plan: Plan | None) -> tuple[Tensor, Layers]:
+        """Hidden states [B, 1 + K, d] of BOS and nuggets, and their keys and values, from a pass over rows with BOS."""
+        index = F.pad(nuggets.index, (1, 0))
+        keep = hf.KeptKeys(index)
+        inputs = self.lm.embedded(self._encoder, input_rows.ids)
+        plan = self.lm.causal_plan(input_rows.ids.shape[1]) if plan is None else plan
+        out = self.lm.run(self._encoder, inputs_embeds=inputs, plan=plan, keep=keep)
+        return out.last_hidden_state.take_along_dim(index[..., None], 1), keep.close()
 
     def stands_for(self, memory: Memory) -> Tensor:
         """See `Compressor.stands_for`: a nugget stands for itself and the tokens since the nugget before it."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from gistkit import hf
+from gistkit.common.checks import POSITIONS, whole
 from gistkit.compress.compressor import Compressor, Task
 from gistkit.compress.config import Config, draw_like, setting
 from gistkit.compress.memory import Memory
@@ -34,7 +36,9 @@ class InPlaceConfig(Config):
     """The arguments that methods share which compress in place.
 
     Args:
-        ratio: context tokens a compressed token stands for, a whole number >= 1; a shorter context has one.
+        ratio: context tokens a compressed token stands for, a whole number >= 1; a shorter context has one. The same
+            weights compress at any other, see `Compressor.at`.
+        train_ratios: those that `forward` draws one of in training mode, at each call; (): it compresses at `ratio`.
         lora: rank of a PEFT LoRA on all linear maps of the layers (alpha is twice the rank), or a peft.LoraConfig; with
             `separate` one for context and text and one for compressed tokens. The base weights are frozen. None: the
             model's own weights train, and with `separate` a copy of its linear maps.
@@ -45,11 +49,13 @@ class InPlaceConfig(Config):
             model's configuration. A context that begins with it does not get a second one.
     """
 
-    allowed_losses: ClassVar[tuple[str, ...]] = ("ae", "lm", "qa", "kl")
+    any_ratio: ClassVar[bool] = True
+    allowed_losses: ClassVar[tuple[str, ...]] = ("ae", "lm", "qa", "kl", "reverse_kl")
     # The linear maps that get LoRA where `lora` is a rank.
     maps: ClassVar[Maps] = "all"
 
     ratio: int = setting(5, least=1, in_memory=False)
+    train_ratios: Sequence[int] = setting((), before=(), in_memory=False)
     window: int | None = setting(None, least=1, in_memory=False)
     end_token: int | None = setting(None, in_memory=False)
     bos_token: int | None = setting(None, in_memory=False)
@@ -58,6 +64,29 @@ class InPlaceConfig(Config):
         super().__post_init__()
         if self.window is not None and self.window < self.ratio:
             raise ValueError(f"window: expected at least the ratio, {self.ratio} tokens, got {self.window}")
+        if not isinstance(self.train_ratios, Sequence) or isinstance(self.train_ratios, str):
+            raise TypeError(f"train_ratios: expected whole numbers, got {self.train_ratios!r}")
+        self._set(
+            "train_ratios",
+            tuple(whole("train_ratios", ratio, high=POSITIONS, floats=True) for ratio in self.train_ratios),
+        )
+        if self.train_ratios and "compression" in cast("dict[str, float]", self.losses):
+            raise ValueError(
+                "losses: expected no 'compression' beside train_ratios, as its map is of one ratio, got it"
+            )
+
+    def at(self, ratio: int) -> Self:
+        """See `Config.at`; plans are kept by config, so that there is one for each ratio."""
+        if not self.any_ratio:
+            return super().at(ratio)
+        ratio = whole("ratio", ratio, high=POSITIONS, floats=True)
+        if ratio not in self._others:
+            self._others[ratio] = replace(self, ratio=ratio)
+        return self._others[ratio]
+
+    @cached_property
+    def _others(self) -> dict[int, Self]:
+        return {self.ratio: self}
 
     @property
     def chunk(self) -> int:
@@ -281,7 +310,7 @@ class OnePass(InPlace):
         text_ordinals = []
         for row, start in enumerate(memory.starts):
             # The context has the positions between BOS and the text.
-            layout = self.options.layout(start - 1)
+            layout = self.options.at(memory.source.chunk).layout(start - 1)
             in_memory = np.isin(layout.roles, (Role.BOS, Role.MEMORY))
             ordinals[row, : int(in_memory.sum())] = torch.from_numpy(layout.ordinals[in_memory])
             text_ordinals.append(int(layout.ordinals[-1]))
@@ -290,11 +319,12 @@ class OnePass(InPlace):
     def stands_for(self, memory: Memory) -> Tensor:
         """See `Compressor.stands_for`: a compressed token stands for its window, and BOS for nothing."""
         spans = torch.zeros(memory.batch_size, memory.num_tokens, 2, dtype=torch.int64)
+        ratio, options = memory.source.chunk, self.options.at(memory.source.chunk)
         for row, (length, context) in enumerate(zip(memory.lengths, memory.context_lengths, strict=True)):
             # The text's first position tells whether BOS was one of the context's tokens.
-            first = int(int(self.options.layout(context).positions[-1]) != memory.starts[row])
-            starts = first + torch.arange(length - 1) * self.chunk
-            spans[row, 1:length] = torch.stack([starts, (starts + self.chunk).clamp(max=context)], -1)
+            first = int(int(options.layout(context).positions[-1]) != memory.starts[row])
+            starts = first + torch.arange(length - 1) * ratio
+            spans[row, 1:length] = torch.stack([starts, (starts + ratio).clamp(max=context)], -1)
         return spans
 
     def _read_by_pass(self, rows: Rows) -> Rows:
