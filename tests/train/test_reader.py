@@ -10,7 +10,6 @@ from gistkit.compress import Compressive, Compressor, Dodo, MixedResolution
 from gistkit.train import checkpoints, read_metrics
 from gistkit.train.batches import num_tokens, targets, texts
 from gistkit.train.command import run
-from gistkit.train.recipe import set_learning_rate
 from tests.helpers.tiers import mostly_slow
 from tests.helpers.train_worker import (
     RECIPE,
@@ -58,7 +57,8 @@ def test_losses_and_weights_are_those_of_a_loop_by_hand(tmp_path, make):
         text = passages(step)
         if make is make_reader:
             reader.calibrate([text])
-        set_learning_rate(optimizer, RECIPE.learning_rate_at(step))
+        for group in optimizer.param_groups:
+            group["lr"] = RECIPE.learning_rate_at(step) * group["factor"]
         loss = reader(text)["loss"]
         loss.backward()
         torch.nn.utils.clip_grad_norm_([parameter for _, parameter in its.trainable()], RECIPE.clip)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -142,6 +143,34 @@ def several(kind: Callable[[str], Value]) -> Callable[[str], list[Value]]:
         return values
 
     return convert
+
+
+def add_declared(group: Any, kind: Any, defaults: bool) -> None:
+    """An option for each field that a dataclass has declared; one that is not given is None.
+
+    Args:
+        group: of the command.
+        kind: the class.
+        defaults: whether its defaults are the command's.
+    """
+    for each in (each for each in fields(kind) if each.metadata):
+        rules: Any = each.metadata
+        options: dict[str, Any] = {"metavar": "N"}
+        if isinstance(each.default, bool):
+            options = {"action": "store_true", "default": None}
+        elif rules["among"]:
+            options = {"choices": rules["among"]}
+        elif str(each.type).startswith("int"):
+            options["type"] = whole(rules["least"])
+        else:
+            options["type"] = number(rules["above"] or 0, rules["most"])
+        default = f" (default: {each.default})" if defaults and each.default not in (None, False) else ""
+        group.add_argument(f"--{each.name.replace('_', '-')}", help=rules["purpose"] + default, **options)
+
+
+def names_of(kind: Any) -> list[str]:
+    """The fields that `add_declared` makes options of."""
+    return [each.name for each in fields(kind) if each.metadata]
 
 
 def add_device(parser: Any) -> None:
