@@ -92,6 +92,7 @@ def check_legal(settings):
     rules = {
         "chunk": lambda value: is_int(value, 1),
         "ratio": lambda value: not isinstance(value, bool) and isinstance(value, int | float) and 1 <= value < 2**31,
+        "train_ratios": lambda value: all(is_int(ratio, 1) for ratio in value),
         "layout": lambda value: value in ("dpl", "upl", "epl", "cpl"),
         "losses": lambda value: value and all(isinstance(w, float) and 0 < w < math.inf for w in value.values()),
         "window": optional(1),
