@@ -226,7 +226,10 @@ def test_settings_of_methods_are_named(method):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["compress", "ok.txt", "--option", "losses=7"], "losses: expected some of ae, lm, compression, qa, kl, reverse_kl, got 7"),
+        (
+            ["compress", "ok.txt", "--option", "losses=7"],
+            "losses: expected some of ae, lm, compression, qa, kl, reverse_kl, got 7",
+        ),
         (["compress", "-", "-o", "-"], "-o: expected a file, got -; nothing is written to standard output"),
         (["compress", "-", "-", "-o", "folder"], "TEXT: expected - once, got it again"),
         (["compress", ""], "TEXT: expected a text file, a folder or -, got ''"),
