@@ -319,7 +319,7 @@ def test_run_trains_from_plain_arguments_then_on_questions(tmp_path):
         ({"preset": "none"}, "preset: expected one of epl-pretrain, .*, smollm2-small, got 'none'"),
         (
             {"method": "gisty"},
-            "method: expected one of avgpool, no_context, dodo, gist, gistpool, icae, x500, select, voco, got 'gisty'",
+            "method: expected one of avgpool, no_context, dodo, gist, gistpool, icae, x500, kv_distill, sac, select, voco, got 'gisty'",
         ),
         ({"method": "gistpool", "layout": "epl"}, "layout: expected some of bos_token, .* for gistpool, got layout"),
         ({"method": "icae", "compressor": {"windows": 3}}, "windows: expected some of chunk, .* for icae, got windows"),

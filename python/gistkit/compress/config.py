@@ -155,6 +155,8 @@ class Config:
 
     def at(self, ratio: int) -> Self:
         """The method at another ratio; a ValueError where its weights have one."""
+        if ratio == getattr(self, "ratio", None):
+            return self
         raise ValueError(f"ratio: expected none for {self.method}, whose weights are those of one ratio, got {ratio}")
 
     def check_model(self, model: nn.Module) -> None:
