@@ -107,6 +107,7 @@ def test_what_has_one_ratio_is_refused_by_name():
     ]:
         with pytest.raises(ValueError, match=match):
             compressor.encode(ids, ratio=4)
+        assert isinstance(compressor, Select) or compressor.at(compressor.ratio) is compressor
     gist = made(gists=4)
     for arguments, match in [
         ({"ratio": 0}, "ratio: expected a whole number >= 1"),
