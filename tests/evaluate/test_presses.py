@@ -2,6 +2,7 @@
 
 import math
 import random
+from itertools import product
 from statistics import NormalDist
 
 import numpy as np
@@ -63,15 +64,15 @@ def test_a_memory_of_one_pass_is_what_select_makes_by_itself(family):
     reader = PressReader(model, byte_tokenizer(), {by: score() for by, score in SCORES.items()})
     with evaluating(reader.select):
         text = reader.read(context)
-        for by in SCORES:
-            for count in (5, 20):
-                select = Select(model, budget=count, by=by).eval()
-                select.tokenizer = byte_tokenizer()
-                alone, mine = select.encode([context]), reader.scored(text, by, count)
-                for one, other in zip(alone.tensors, mine.tensors, strict=True):
-                    assert torch.equal(one, other), by
-                assert torch.equal(alone.ordinals, mine.ordinals) and torch.equal(alone.last, mine.last)
-                assert (alone.lengths, alone.starts) == (mine.lengths, mine.starts)
+        for by, count, shares in product(SCORES, (5, 20), ("equal", "all") if family == "llama" else ("equal",)):
+            select = Select(model, budget=count, by=by, shares=shares).eval()
+            select.tokenizer = byte_tokenizer()
+            alone, mine = select.encode([context]), reader.scored(text, by, count, shares)
+            for one, other in zip(alone.tensors, mine.tensors, strict=True):
+                assert torch.equal(one, other), by
+            assert torch.equal(alone.positions, mine.positions) and torch.equal(alone.ordinals, mine.ordinals)
+            assert torch.equal(alone.last, mine.last) and alone.nbytes == mine.nbytes
+            assert (alone.lengths, alone.starts) == (mine.lengths, mine.starts)
 
 
 def test_a_memory_for_a_question_is_what_select_makes_for_it():

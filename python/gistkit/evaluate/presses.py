@@ -53,12 +53,14 @@ class Entry:
             trained compressor, or the name of a score.
         ratio: context tokens for each that is kept; None where that is not chosen.
         aware: whether the question was there when the memory was made.
+        shares: of a score, as of `Select`: each head keeps as many tokens, or all share what they keep.
     """
 
     reader: str
     memory: str
     ratio: float | None = None
     aware: bool = False
+    shares: str = "equal"
 
 
 @dataclass(frozen=True)
@@ -235,7 +237,8 @@ def against_presses(
 def shown(entry: Entry) -> str:
     """What a table calls a memory."""
     times = "" if entry.ratio is None or entry.memory == FULL else f" {entry.ratio:g}x"
-    return f"{entry.memory}{times}{', question known' if entry.aware else ''}"
+    shares = "" if entry.shares == "equal" else ", heads share"
+    return f"{entry.memory}{times}{shares}{', question known' if entry.aware else ''}"
 
 
 def _check_same(done: Comparison, now: Comparison) -> None:
@@ -309,7 +312,7 @@ class _Measure:
             return presses.first(text, 1)
         if self.entry.aware:
             return presses.asked(text, self.entry.memory, question, count)
-        return presses.scored(text, self.entry.memory, count)
+        return presses.scored(text, self.entry.memory, count, self.entry.shares)
 
     def __call__(self, tokenizer: Any) -> Outcome:
         """The outcome."""
