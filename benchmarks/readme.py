@@ -23,10 +23,10 @@ from masks import FEW
 from roof import UNRATED, Roof
 
 from gistkit.compress.scores import SCORES
-from gistkit.evaluate.press_report import pairs_table, parts_table, percent, presses_table, trained_names
-from gistkit.evaluate.presses import FULL, NONE, PLAIN, Comparison, shown
 from gistkit.evaluate.report import format_table
 from gistkit.train.presets import find_preset
+from gistkit_lab.presses.comparison import FULL, NONE, PLAIN, Comparison, shown
+from gistkit_lab.presses.report import pairs_table, parts_table, percent, presses_table, trained_names
 from gistkit_lab.studies.pages import committed, machine_line, machines_line
 from gistkit_lab.studies.registry import STUDIES, find
 

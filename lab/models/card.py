@@ -11,9 +11,8 @@ from typing import Any
 from text import OUT as TEXT
 
 from gistkit.common.trained import DEFAULTS
-from gistkit.evaluate.press_report import presses_table
-from gistkit.evaluate.presses import Comparison
 from gistkit.evaluate.report import format_table
+from gistkit_lab.presses import Comparison, presses_table
 
 # Comparisons of `gistkit evaluate --against presses`.
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"

@@ -27,8 +27,9 @@ from questions import draw_fact, plant
 
 from gistkit.common.signals import Interrupted
 from gistkit.compress import AvgPool, Compressor
-from gistkit.evaluate import Comparison, Entry, Example, Outcome
+from gistkit.evaluate import Example
 from gistkit.train import Corpus, Trainer
+from gistkit_lab.presses import Comparison, Entry, Outcome
 from tests.cli.test_cli import small_llama
 from tests.helpers.models import byte_tokenizer
 

@@ -11,11 +11,10 @@ import torch
 
 from gistkit.compress import AvgPool, FiveHundredX, Select
 from gistkit.compress.scores import SCORES
-from gistkit.evaluate import QUESTION, Example, compare, facts
-from gistkit.evaluate.intervals import interval
-from gistkit.evaluate.press_reader import PressReader
-from gistkit.evaluate.press_report import curves, pairs_table, parts_table, presses_table
-from gistkit.evaluate.presses import (
+from gistkit.evaluate import QUESTION, Example, compare
+from gistkit.evaluate.runner import evaluating
+from gistkit_lab.presses import curves, facts, interval, pairs_table, parts_table, presses_table
+from gistkit_lab.presses.comparison import (
     FULL,
     NONE,
     PLAIN,
@@ -27,7 +26,7 @@ from gistkit.evaluate.presses import (
     entries,
     kept,
 )
-from gistkit.evaluate.runner import evaluating
+from gistkit_lab.presses.reader import PressReader
 from tests.helpers.models import byte_tokenizer, tiny, tiny_llama
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -281,7 +280,7 @@ def test_sentences_stand_behind_sentences_as_far_apart_as_they_can():
 
 def test_figures_with_presses_are_lines_with_intervals(made_up):
     pytest.importorskip("matplotlib")
-    from gistkit.viz import draw_presses
+    from gistkit_lab.viz.presses import draw_presses
 
     figure = draw_presses(curves(made_up), marked=["mine"])
     first, second = figure.axes

@@ -26,9 +26,9 @@ from gistkit.compress.tokens import pad
 from gistkit.evaluate.data import Example, Prepared, prepare, words_of
 from gistkit.evaluate.evaluation import display_name
 from gistkit.evaluate.metrics import contains_answer, exact_match, token_f1
-from gistkit.evaluate.press_reader import PressReader, Text
 from gistkit.evaluate.runner import end_tokens, evaluating, greedy_rows, scored_tokens
 from gistkit.info import machine
+from gistkit_lab.presses.reader import PressReader, Text
 
 RATIOS = (2, 4, 8, 16)
 PLAIN = "plain"
@@ -360,7 +360,7 @@ class _Measure:
             owner = asked.owners[index]
             if self.entry.aware or owner not in memories:
                 memories[owner] = self.memory(owner, asked.questions[index].question)
-                found.tokens[owner], found.bytes[owner] = memories[owner].lengths[0], memories[owner].nbytes
+                found.tokens[owner], found.bytes[owner] = memories[owner].sizes[0], memories[owner].nbytes
                 if self._goes_on(owner):
                     self._continue(owner, memories[owner])
             rows.append(memories[owner])

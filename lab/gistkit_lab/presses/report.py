@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from gistkit.compress.scores import SCORES
-from gistkit.evaluate.intervals import Interval, interval
 from gistkit.evaluate.metrics import perplexity
-from gistkit.evaluate.presses import FULL, NEWEST, NONE, OLDEST, PLAIN, POOLED, Comparison, Outcome, shown
 from gistkit.evaluate.report import format_table
+from gistkit_lab.presses.comparison import (
+    FULL,
+    NEWEST,
+    NONE,
+    OLDEST,
+    PLAIN,
+    POOLED,
+    Comparison,
+    Outcome,
+    shown,
+)
+from gistkit_lab.presses.intervals import Interval, interval
 
 # Shortest and longest contexts of a column, in tokens.
 LENGTHS = ((0, 128), (129, 512), (513, 1024), (1025, 1 << 31))
