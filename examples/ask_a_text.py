@@ -1,4 +1,4 @@
-"""Compress a text to half of its tokens, then ask it questions. SmolLM2-135M answers, with its trained compressor.
+"""Compress a text to a quarter of its tokens, then ask it questions. SmolLM2-135M answers, with its trained compressor.
 
 python examples/ask_a_text.py                        # docs/report.txt
 python examples/ask_a_text.py notes.txt "Who signed it?"
@@ -18,11 +18,11 @@ text = Path(sys.argv[1]).read_text() if len(sys.argv) > 1 else REPORT.read_text(
 questions = sys.argv[2:] or QUESTIONS
 
 model, tokenizer = load_smollm2()
-compressor = Compressor.from_pretrained("smollm2-avgpool-2x", model).eval()
+compressor = Compressor.from_pretrained("smollm2-select-4x", model).eval()
 
 start = time.perf_counter()
 memory = compressor.compress(text)
-print(f"{memory.context_lengths[0]} tokens -> {memory.lengths[0]} memory tokens")
+print(f"{memory.context_lengths[0]} tokens -> {memory.sizes[0]} memory tokens")
 
 # The text is not read again: only its memory is.
 for question, answer in zip(questions, compressor.ask(memory, questions, max_new_tokens=12), strict=True):

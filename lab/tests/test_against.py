@@ -47,9 +47,11 @@ def test_evaluate_against_presses_writes_rows_tables_and_a_picture_and_goes_on(r
     assert "| even 2x " in shown and "| even 2x " in out.with_suffix(".md").read_text()
     assert out.with_suffix(".png").read_bytes()[1:4] == b"PNG"
     # Another ratio and score are added; other questions are not mixed with these.
-    assert run("evaluate", *words, "--ratios", "2,4", "--by", "even")[0] == 0
+    assert run("evaluate", *words, "--ratios", "2,4", "--by", "even", "--shares", "equal,all")[0] == 0
     again = Comparison.load(out)
-    assert again.outcomes[:6] == found.outcomes and [one.entry.ratio for one in again.outcomes[6:]] == [4] * 4
+    added = [(one.entry.ratio, one.entry.shares) for one in again.outcomes[6:]]
+    assert again.outcomes[:6] == found.outcomes
+    assert added == [(2, "all"), (4, "equal"), (4, "all"), (4, "equal"), (4, "equal"), (4, "equal")]
     status, _, complaints = run("evaluate", *words, "--text", book, "--context", 300)
     told = f"gistkit: --out: {out}: done: expected a comparison of the same"
     assert status == 2 and complaints.splitlines()[-1].startswith(told)

@@ -211,12 +211,11 @@ def test_questions_of_one_context_count_as_one_draw():
         interval([])
 
 
-def outcome(reader, memory, ratio, exact, aware=False):
+def outcome(reader, memory, ratio, exact, aware=False, shares="equal"):
     count = len(exact)
     tokens = [9.0 if ratio == 1 else 3.0] * 2
-    return Outcome(
-        Entry(reader, memory, ratio, aware), tokens, tokens, exact, exact, exact, [1.0] * count, [2] * count, [6.0], [3]
-    )
+    entry, nats = Entry(reader, memory, ratio, aware, shares), [1.0] * count
+    return Outcome(entry, tokens, tokens, exact, exact, exact, nats, [2] * count, [6.0], [3])
 
 
 @pytest.fixture
@@ -226,6 +225,7 @@ def made_up():
         outcome("mine", FULL, 1, [1.0, 1, 1, 1]),
         outcome("mine", "kvzip", 4, [0.0, 1, 1, 0]),
         outcome(PLAIN, "kvzip", 2, [0.0, 0, 0, 1], True),
+        outcome(PLAIN, "kvzip", 2, [1.0, 0, 0, 1], shares="all"),
     ]
     return Comparison({}, ["a", "a", "b", "b"], [0, 0, 1, 1], [8, 600], rows)
 
@@ -244,7 +244,10 @@ def test_tables_have_intervals_and_differences_over_the_same_questions(made_up):
     assert parts[0] == ["exact, %", "a (2)", "b (2)", "to 128 tokens (2)", "to 1024 tokens (2)"]
     assert ["adapter + kvzip 4x", "50", "50", "50", "50"] in parts
     lines = curves(made_up)
-    assert lines["the model as it is"]["kvzip, question known"] == [pytest.approx((3 / 305, 25, 0, 50))]
+    plain = lines["the model as it is"]
+    assert plain["kvzip, question known"] == [pytest.approx((3 / 305, 25, 0, 50))]
+    assert plain["kvzip, heads share"] == [pytest.approx((3 / 305, 50, 50, 50))]
+    assert "| kvzip 2x, heads share " in presses_table(made_up)
 
 
 def test_facts_are_in_their_passages_and_what_is_not_asked_is_not():

@@ -40,6 +40,11 @@ def add(group: Any) -> None:
         help=f"context tokens for each that is kept (default: {','.join(map(str, RATIOS))})",
     )  # fmt: skip
     group.add_argument("--by", type=names(*SCORES), help=f"some of {','.join(SCORES)} (default: all)")
+    group.add_argument(
+        "--shares", type=names("equal", "heads", "all"),
+        help="how heads share what a score keeps, some of equal,heads,all: as many each, by layer, or all together "
+        "(default: equal)",
+    )  # fmt: skip
 
 
 def asked(arguments: argparse.Namespace) -> bool:
@@ -48,7 +53,7 @@ def asked(arguments: argparse.Namespace) -> bool:
     Raises:
         ValueError: if they have only its options.
     """
-    for name in ("ratios", "by"):
+    for name in ("ratios", "by", "shares"):
         if arguments.against is None and getattr(arguments, name) is not None:
             raise ValueError(f"--{name}: expected none without --against, got {getattr(arguments, name)}")
     return arguments.against is not None
@@ -71,9 +76,9 @@ def run(arguments: argparse.Namespace) -> int:
     model, tokenizer = load_model(arguments.model, arguments.dtype, device(arguments.device))
     folder = arguments.compressor or default_for(arguments.model)
     trained = {} if folder is None else {Path(folder).name: load_compressor(Path(folder), model)}
-    by, ratios = arguments.by or SCORES, arguments.ratios or RATIOS
+    by, ratios, shares = arguments.by or SCORES, arguments.ratios or RATIOS, arguments.shares or ("equal",)
     sets = _sets(arguments, tokenizer, model)
-    entries = presses.entries(trained, ratios=ratios, by=by)
+    entries = presses.entries(trained, ratios=ratios, by=by, shares=shares)
     done = presses.Comparison.load(out) if out.exists() else None
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -84,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
                 bar.update()
 
             found = presses.against_presses(
-                model, tokenizer, sets, trained=trained, ratios=ratios, by=by, done=done,
+                model, tokenizer, sets, trained=trained, ratios=ratios, by=by, shares=shares, done=done,
                 max_new_tokens=arguments.max_new_tokens or 16, on_outcome=keep, on_step=bar.set_description,
             )  # fmt: skip
     except ValueError as error:

@@ -140,7 +140,11 @@ def kept(length: int, ratio: float) -> int:
 
 
 def entries(
-    trained: Mapping[str, Compressor], *, ratios: Sequence[int] = RATIOS, by: Sequence[str] = tuple(SCORES)
+    trained: Mapping[str, Compressor],
+    *,
+    ratios: Sequence[int] = RATIOS,
+    by: Sequence[str] = tuple(SCORES),
+    shares: Sequence[str] = ("equal",),
 ) -> list[Entry]:
     """The rows of each reader: the whole context, none of it, the trained compressor, then those of each ratio."""
     adapted = {name: one for name, one in trained.items() if _adapts(one)}
@@ -153,7 +157,7 @@ def entries(
             if name == reader or (reader == PLAIN and name not in adapted)
         ]
         for ratio in ratios:
-            found += [Entry(reader, score, ratio) for score in by]
+            found += [Entry(reader, score, ratio, shares=each) for each in shares for score in by]
             found += [Entry(reader, score, ratio, aware=True) for score in by if SCORES[score].reads_question]
             found += [Entry(reader, NEWEST, ratio), Entry(reader, OLDEST, ratio)]
             own = adapted.get(reader)
@@ -177,6 +181,7 @@ def against_presses(
     trained: Mapping[str, Compressor] | None = None,
     ratios: Sequence[int] = RATIOS,
     by: Sequence[str] = tuple(SCORES),
+    shares: Sequence[str] = ("equal",),
     rows: Sequence[Entry] | None = None,
     max_new_tokens: int = 24,
     done: Comparison | None = None,
@@ -195,6 +200,7 @@ def against_presses(
         trained: compressors around `model`, by name.
         ratios: whole numbers of at least 1.
         by: names of `gistkit.compress.scores.SCORES`.
+        shares: how heads share what scores keep, as of `Select`.
         rows: the entries to measure; None: all of `entries`.
         max_new_tokens: of an answer.
         done: a comparison whose entries need not be measured again.
@@ -217,7 +223,7 @@ def against_presses(
     if done is not None:
         _check_same(done, found)
     have = {outcome.entry for outcome in found.outcomes}
-    left = [entry for entry in rows or entries(trained, ratios=ratios, by=by) if entry not in have]
+    left = [entry for entry in rows or entries(trained, ratios=ratios, by=by, shares=shares) if entry not in have]
     for name in dict.fromkeys(entry.reader for entry in left):
         own = [entry for entry in left if entry.reader == name]
         scores = {score: SCORES[score]() for score in SCORES if score in {entry.memory for entry in own}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from gistkit.compress.scores import SCORES
 from gistkit.evaluate.metrics import perplexity
@@ -118,7 +119,7 @@ def curves(comparison: Comparison) -> Curves:
     for reader, outcomes in _readers(comparison):
         title = "the model as it is" if reader == PLAIN else f"with the adapter of {reader}"
         for one in outcomes:
-            name = f"{one.entry.memory}{', question known' if one.entry.aware else ''}"
+            name = shown(replace(one.entry, ratio=None))
             share = _mean_tokens(comparison, one) / total
             point = (share, *percent(comparison, one.exact))
             found.setdefault(title, {}).setdefault(name, []).append(point)
