@@ -1,4 +1,5 @@
-# gistkit on CPUs, with the server:  docker build -t gistkit . && docker run -p 8000:8000 gistkit gistkit serve --help
+# gistkit on CPUs, with the server:  docker build -t gistkit . && \
+#   docker run -p 127.0.0.1:8000:8000 -e GISTKIT_API_KEY gistkit gistkit serve --host 0.0.0.0
 FROM python:3.12-slim-bookworm AS build
 RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 # TORCH_INDEX: pip's index of torch without CUDA, whose own builds take gigabytes.

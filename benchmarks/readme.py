@@ -66,7 +66,7 @@ def presses_tables() -> str:
         )
         parts += [presses_table(found), presses_note(found), pairs_table(found), parts_table(found, chosen)]
         if path.with_suffix(".png").exists():
-            parts.append(f"![exact answers against the share of tokens kept]({path.stem}.png)")
+            parts.append(f"![exact match against the share of tokens kept]({path.stem}.png)")
     return "\n\n".join(part for part in parts if part)
 
 
@@ -82,7 +82,7 @@ def presses_note(found: Comparison) -> str:
 def presses_summary() -> str:
     """Of questions by hand: full and no context, the trained compressors, and the best selections made without them."""
     found = Comparison.load(BY_HAND)
-    rows = [["SmolLM2-135M reads", "tokens kept", "exact answers, %", "with the right one within, %"]]
+    rows = [["SmolLM2-135M reads", "tokens kept", "exact match, %", "contains the answer, %"]]
     adapters = {one.entry.reader for one in found.outcomes} - {PLAIN}
     for reader in (*sorted(adapters), PLAIN):
         ours = [one for one in found.outcomes if one.entry.reader == reader]

@@ -75,15 +75,18 @@ def test_options_that_do_not_go_together_are_named(words, message, run):
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ([], "expected gistkit's lab, which is not installed: pip install ./lab"),
-        ([EntryPoint("presses", "nowhere.at.all", "gistkit.evaluate")], "cannot be loaded: No module named 'nowhere'"),
+        ([], " is not installed; pip install ./lab provides it"),
+        (
+            [EntryPoint("presses", "nowhere.at.all", "gistkit.evaluate")],
+            ": cannot be loaded: No module named 'nowhere'",
+        ),
     ],
 )
 def test_what_is_missing_is_named_and_the_rest_of_the_command_stays(entries, message, run, monkeypatch):
     monkeypatch.setattr(
         "gistkit.cli.plugins.entry_points", lambda group: [entry for entry in entries if entry.group == group]
     )
-    told = f"gistkit: --against presses: {message}\n"
+    told = f"gistkit: --against presses{message}\n"
     assert run("evaluate", "--ratios", 4, "--against", "presses")[::2] == (2, told)
     status, _, complaints = run("evaluate", "--split", "train")
     assert status == 2 and complaints.startswith("gistkit: --split: expected validation or test")

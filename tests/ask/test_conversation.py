@@ -7,7 +7,7 @@ import torch
 from transformers import GenerationConfig, MaxLengthCriteria, StoppingCriteriaList
 
 from gistkit.ask import Conversation
-from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, GistPool, VoCo
+from gistkit.compress import ICAE, SAC, AvgPool, Dodo, FiveHundredX, GistPool, KVDistill, VoCo
 from gistkit.inspect import AttentionRecorder
 from tests.helpers.models import tiny_llama
 from tests.helpers.vision import tiny_vision
@@ -19,6 +19,8 @@ METHODS = {
     "gistpool": (GistPool, {"ratio": 4, "bos_token": 1}),
     "avgpool": (AvgPool, {"ratio": 4, "bos_token": 1}),
     "dodo": (Dodo, {"ratio": 4, "layer": 1, "bos_token": 1}),
+    "kv_distill": (KVDistill, {"ratio": 4, "layer": 1, "bos_token": 1}),
+    "sac": (SAC, {"chunk": 8, "ratio": 4}),
 }
 
 
@@ -44,7 +46,16 @@ def answer_behind(compressor, memory, text, count=6, **settings):
 # The window of 20 tokens holds the first context of a kind, and not the second.
 @pytest.mark.parametrize(
     ("name", "context"),
-    [("icae", 17), ("x500", 26), ("x500 upl", 17), ("gistpool", 26), ("avgpool", 17), ("dodo", 26)],
+    [
+        ("icae", 17),
+        ("x500", 26),
+        ("x500 upl", 17),
+        ("gistpool", 26),
+        ("avgpool", 17),
+        ("dodo", 26),
+        ("kv_distill", 17),
+        ("sac", 26),
+    ],
 )
 def test_each_answer_is_that_of_the_whole_conversation_read_anew(name, context):
     compressor = made(name)

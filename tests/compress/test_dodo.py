@@ -324,9 +324,9 @@ def test_nuggets_of_ones_own_choice():
         ({"threshold": float("nan")}, "threshold: expected a number or None, got nan"),
         ({"scorer_norm": 1}, "scorer_norm: expected True or False, got 1"),
         ({"train_scorer": "no"}, "train_scorer: expected True or False, got 'no'"),
-        ({"delimiters": [3]}, "delimiters: expected token ids for selection='delimiters' alone"),
-        ({"selection": "delimiters"}, "delimiters: expected token ids for selection='delimiters' alone"),
-        ({"losses": ("compression",)}, "losses: expected some of ae, lm, qa, kl for dodo"),
+        ({"delimiters": [3]}, "delimiters: expected token ids only for selection='delimiters'"),
+        ({"selection": "delimiters"}, "delimiters: expected token ids only for selection='delimiters'"),
+        ({"losses": ("compression",)}, "losses: expected some of ae, lm, qa, kl, reverse_kl for dodo"),
     ],
 )
 def test_bad_settings_are_named_and_leave_the_model_as_it_was(options, message):

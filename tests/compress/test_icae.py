@@ -420,7 +420,10 @@ def test_settings_say_what_was_expected():
         ({"ratio": float("inf")}, "ratio: expected a number >= 1, got inf"),
         ({"ratio": "5"}, "ratio: expected a number >= 1, got '5'"),
         ({"ratio": 4}, "ratio: expected one that divides chunk 510 into whole memory tokens, such as 3 or 5, got 4"),
-        ({"losses": ("ae", "bleu")}, r"losses: expected some of ae, lm, compression, qa, kl, got \('ae', 'bleu'\)"),
+        (
+            {"losses": ("ae", "bleu")},
+            r"losses: expected some of ae, lm, compression, qa, kl, reverse_kl, got \('ae', 'bleu'\)",
+        ),
         ({"losses": None}, "losses: expected some of"),
         ({"losses": {"ae": 0.0}}, r"losses: expected weights > 0, got \{'ae': 0.0\}"),
         ({"losses": {"ae": "1"}}, "losses: expected weights > 0"),
@@ -452,7 +455,7 @@ def test_inputs_say_what_was_expected():
         ([[1, -3]], None, r"input_ids: expected token ids in \[0, 50\), got -3"),
         ([[2**70] * 4], None, r"input_ids: expected token ids in \[0, 50\), got one beyond 64 bits"),
         (zeros(1, 2, 3), None, r"input_ids: expected token ids \[B, N\] with B >= 1, got shape \(1, 2, 3\)"),
-        (zeros(1, 4), torch.tensor([[1, 0, 1, 1]]), "attention_mask: expected padding at the ends of rows alone"),
+        (zeros(1, 4), torch.tensor([[1, 0, 1, 1]]), "attention_mask: expected padding only at the ends of rows"),
         (zeros(1, 4), torch.ones(1, 3), r"attention_mask: expected the shape \(1, 4\) of input_ids, got \(1, 3\)"),
         ({"ids": []}, None, "input_ids: expected a mapping with input_ids, got the keys"),
     ]:

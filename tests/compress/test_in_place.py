@@ -400,7 +400,12 @@ def test_odd_arguments_say_what_was_expected():
         (Gist, {"full_copy": True}, ValueError, "full_copy: expected separate=True with it, got separate=False"),
         (GistPool, {"window": 4}, ValueError, "window: expected at least the ratio, 5 tokens, got 4"),
         (AvgPool, {"pool": "max"}, ValueError, "pool: expected one of hidden, kv, got 'max'"),
-        (AvgPool, {"losses": ("compression",)}, ValueError, "losses: expected some of ae, lm, qa, kl for avgpool"),
+        (
+            AvgPool,
+            {"losses": ("compression",)},
+            ValueError,
+            "losses: expected some of ae, lm, qa, kl, reverse_kl for avgpool",
+        ),
         (Gist, {"bos_token": None}, ValueError, "bos_token: expected a token id, as the model's configuration"),
         (Gist, {"bos_token": 50}, ValueError, r"bos_token: expected a token id in \[0, 50\), got 50"),
     ]:

@@ -17,7 +17,7 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
-from gistkit.compress import ICAE, AvgPool, Compressor, Dodo, FiveHundredX, GistPool
+from gistkit.compress import ICAE, SAC, AvgPool, Compressor, Dodo, FiveHundredX, GistPool, KVDistill
 from gistkit.compress.folder import load_model
 from tests.helpers.disks import limit
 from tests.helpers.fuzz import rounds
@@ -32,6 +32,8 @@ KINDS = {
     "gistpool": lambda model: GistPool(model, ratio=3, lora=2, bos_token=1, gists=4, losses={"ae": 1.0, "qa": 0.5}),
     "avgpool": lambda model: AvgPool(model, ratio=3, lora=2, bos_token=1, soft_prompt=True, past="kv"),
     "dodo": lambda model: Dodo(model, ratio=3, lora=2, bos_token=1, layer=1, threshold=0.5),
+    "kv_distill": lambda model: KVDistill(model, ratio=3, lora=2, bos_token=1, layer=1, train_ratios=(2, 4)),
+    "sac": lambda model: SAC(model, chunk=6, ratio=3, lora=2),
 }
 HEADROOM = 2**29
 SECONDS = 2.0
@@ -92,6 +94,7 @@ def check_legal(settings):
     rules = {
         "chunk": lambda value: is_int(value, 1),
         "ratio": lambda value: not isinstance(value, bool) and isinstance(value, int | float) and 1 <= value < 2**31,
+        "train_ratios": lambda value: all(is_int(ratio, 1) for ratio in value),
         "layout": lambda value: value in ("dpl", "upl", "epl", "cpl"),
         "losses": lambda value: value and all(isinstance(w, float) and 0 < w < math.inf for w in value.values()),
         "window": optional(1),
@@ -243,7 +246,7 @@ def test_what_a_model_in_a_folder_claims_is_checked_before_it_is_built(changes, 
 def test_a_pickle_or_another_adapter_in_a_folder_is_not_opened(folders, tmp_path):
     folder = edited(folders["x500, own weights"], tmp_path, "model/config.json")
     (folder / "model" / "model.safetensors").rename(folder / "model" / "pytorch_model.bin")
-    refused(folder, "expected the weights of a model as safetensors, got none there")
+    refused(folder, "expected the weights of a model as safetensors, found none")
     folder = edited(folders["x500, own weights"], tmp_path, "model/config.json")
     (folder / "model" / "adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
     refused(folder, r"expected a model by itself, got adapter_config\.json")

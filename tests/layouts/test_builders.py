@@ -297,6 +297,18 @@ def test_methods_compile_to_few_intervals() -> None:
     assert layouts.gistpool(50, 4, 9).compile(grouped=False).spans.shape[2] > 3
 
 
+@pytest.mark.parametrize(("context", "chunk", "ratio"), [(12, 6, 3), (13, 6, 3), (8, 4, 4), (2, 8, 6), (5, 1, 1)])
+def test_sac(context: int, chunk: int, ratio: int) -> None:
+    tokens: list[Token] = []
+    for c, start in enumerate(range(0, context, chunk)):
+        size = min(chunk, context - start)
+        anchors = [place for place in range(size) if place % ratio == (ratio - 1) // 2] or [0]
+        tokens += [("memory" if place in anchors else "context", c) for place in range(size)]
+    layout = layouts.sac(context, chunk, ratio)
+    check(layout, tokens, lambda i, q, j, k: q[1] == k[1], list(range(1, context + 1)))
+    assert layout.compile(grouped=False).spans.shape[2] == 1
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -314,6 +326,7 @@ def test_methods_compile_to_few_intervals() -> None:
         (lambda: layouts.gistpool(8, 1.5), TypeError, r"gistpool: expected ratio to be an int, got float"),
         (lambda: layouts.gist(8, memory=0), ValueError, r"gist: expected memory >= 1, got 0"),
         (lambda: layouts.avgpool(8, 0), ValueError, r"avgpool: expected ratio >= 1, got 0"),
+        (lambda: layouts.sac(8, 4, 0), ValueError, r"sac: expected ratio >= 1, got 0"),
         (lambda: layouts.full_context(0), ValueError, r"full_context: expected context >= 1, got 0"),
         (lambda: layouts.no_context(0), ValueError, r"no_context: expected text >= 1, got 0"),
         (lambda: layouts.gistpool(8, 2, windows=0), ValueError, r"gistpool: expected windows >= 1, got 0"),

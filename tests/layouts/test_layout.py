@@ -111,15 +111,15 @@ def test_interleaved_plans_take_as_long_as_their_intervals_are_many(roles: list[
         layout = Layout(roles=roles * (tokens // len(roles)), sees=sees)
         times = []
         for _ in range(7):
-            start = time.perf_counter()
+            start = time.thread_time()
             spans = layout.compile(grouped=False).spans
-            times.append(time.perf_counter() - start)
+            times.append(time.thread_time() - start)
         assert (spans[0, :, 0] == torch.stack([torch.zeros(tokens), torch.arange(1, tokens + 1)], -1)).all()
         assert spans.shape[2] == 1
         return min(times)
 
-    # Four times as long, and 16 times where each row walks through its keys.
-    assert seconds(80_000) < 10 * seconds(20_000)
+    # Eight times as long, and 64 times where each row walks through its keys.
+    assert seconds(160_000) < 23 * seconds(20_000)
 
 
 @settings(max_examples=40)

@@ -60,7 +60,8 @@ def recorded():
         for _ in range(2):
             query, key, value = 2 * torch.randn(3, 1, 3, len(layout), 8)
             gk.attention(query, key, value, plan)
-    weights = np.stack([one.weights[0].numpy() for one in recorder.maps])
+    # The second one looks back more: in this order a page opens at its first layer.
+    weights = np.stack([one.weights[0].numpy() for one in reversed(recorder.maps)])
     return layout, weights[:, :, order][:, :, :, order]
 
 
@@ -164,6 +165,16 @@ def test_sliders_show_each_layer_and_head(recorded, show):
             check_told(page.page.locator("#told").inner_text(), maps[layer, -1])
             told = page.hover(count - 1, 0)
             assert float(told["weight"]) == pytest.approx(maps[layer, -1, 0], rel=0.0345)
+
+
+def test_a_page_opens_at_the_layer_that_looks_back(show):
+    itself, first, back = np.eye(9), np.zeros((9, 9)), np.zeros((9, 9))
+    first[:, 0] = 1
+    back[np.arange(9), np.maximum(np.arange(9) - 4, 0)] = 1
+    previous = np.eye(9, k=-1)
+    previous[0, 0] = 1
+    page = show(attention_page(np.stack([itself, first, 0.6 * first + 0.4 * back, previous])[:, None]))
+    assert page.page.locator("#layer-name").inner_text() == page.page.get_by_label("Layer").input_value() == "2"
 
 
 def test_queries_and_keys_of_their_own_are_two_texts(show):

@@ -10,7 +10,7 @@ LETTERS = "etaoin shr dlué m.\n界世"
 class Letters:
     """A token a byte, and of every byte a letter or a space: random answers have words."""
 
-    eos_token_id = 256
+    bos_token_id, eos_token_id = None, 256
     chat_template = None
 
     def __call__(self, text, **options):

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 pytest.importorskip("fastapi", reason="the serve extra is not installed")
+pytest.importorskip("prometheus_client", reason="prometheus-client, which gistkit-serve brings, is not installed")
 pytest.importorskip("httpx", reason="httpx, which the test extra brings, is not installed")
 
 import httpx
@@ -15,7 +16,7 @@ import uvicorn
 from clients import GIGA, Letters
 from starlette.testclient import TestClient
 
-from gistkit_serve.server import Limits, Shelf, application, running
+from gistkit_serve.server import Offline, Shelf, application, rows, running
 from tests.helpers.stores import make_compressor
 
 
@@ -42,9 +43,10 @@ def serving(compressor, tmp_path):
     """A function that opens a client of a server, with limits of the application and of its shelf."""
 
     @contextmanager
-    def serve(folder=tmp_path / "memories", most=100, ram_bytes=GIGA, disk_bytes=GIGA, limits=None, **options):
-        shelf = Shelf(folder, compressor, most=most, ram_bytes=ram_bytes, disk_bytes=disk_bytes)
-        app = application(compressor, shelf, name="tiny", limits=limits or Limits(), **options)
+    def serve(folder=tmp_path / "memories", most=100, ram_bytes=GIGA, disk_bytes=GIGA, store=(), **options):
+        offline = Offline(store, compressor)
+        shelf = Shelf(folder, compressor, most=most, ram_bytes=ram_bytes, disk_bytes=disk_bytes, offline=offline)
+        app = application(compressor, shelf, **{"names": ["tiny"], **options})
         try:
             with TestClient(app, base_url="http://127.0.0.1") as client:
                 client.shelf, client.state = shelf, app.state
@@ -66,9 +68,17 @@ def live(serving):
     """A function that opens a client of a server on a port of its own, which notices who goes."""
 
     @contextmanager
-    def serve(**options):
+    def serve(connections=None, **options):
         with serving(**options) as inner, socket.create_server(("127.0.0.1", 0)) as listener:
-            server = running._Server(uvicorn.Config(inner.app, log_level="warning", lifespan="off"))
+            server = running._Server(
+                uvicorn.Config(
+                    inner.app,
+                    log_level="warning",
+                    lifespan="off",
+                    http=running._Connection,
+                    limit_concurrency=connections,
+                )
+            )
             thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
             thread.start()
             try:
@@ -84,31 +94,31 @@ def live(serving):
 
 
 @pytest.fixture
-def gate(compressor, monkeypatch):
-    """Answers wait until this event is set; `gate.begun` is set when one waits."""
-    opened, generate = threading.Event(), compressor.generate
+def gate(monkeypatch):
+    """Questions that join wait until this event is set; `gate.begun` is set when one waits."""
+    opened, part = threading.Event(), rows.Prompts.part
     opened.begun = threading.Event()
 
-    def gated(*arguments, **options):
+    def gated(row):
         opened.begun.set()
         assert opened.wait(30)
-        return generate(*arguments, **options)
+        return part(row)
 
-    monkeypatch.setattr(compressor, "generate", gated)
+    monkeypatch.setattr(rows.Prompts, "part", gated)
     yield opened
     opened.set()
 
 
 @pytest.fixture
-def sizes(compressor, monkeypatch):
-    """How many questions were answered together, of each batch."""
-    found, generate = [], compressor.generate
+def sizes(monkeypatch):
+    """How many answers each pass goes on with."""
+    found, read = [], rows.Rows.read
 
-    def counted(memory, prompts, **options):
-        found.append(len(prompts))
-        return generate(memory, prompts, **options)
+    def counted(self, tokens):
+        found.append(len(tokens))
+        return read(self, tokens)
 
-    monkeypatch.setattr(compressor, "generate", counted)
+    monkeypatch.setattr(rows.Rows, "read", counted)
     return found
 
 

@@ -32,8 +32,7 @@ def test_a_panic_of_the_tokenizer_is_one_requests_error(client, monkeypatch, com
 
 def test_health_says_when_nobody_answers(client):
     worker = client.state.worker
-    worker.stop()
-    worker._thread.join(30)
+    worker.close()
     response = client.get("/health")
     assert response.status_code == 503 and response.json()["error"]["code"] == "worker_ended"
 

@@ -1,10 +1,12 @@
 """`gistkit serve` as a process: its help, its address, its memories after a restart, and its end."""
 
+import contextlib
 import json
 import os
 import re
 import signal
 import socket
+import time
 from contextlib import contextmanager
 
 import httpx
@@ -13,7 +15,7 @@ from clients import added, answer_of
 from starlette.testclient import TestClient
 
 from gistkit import cli
-from gistkit_serve.server import running
+from gistkit_serve.server import loading, running
 from gistkit_serve.server.app import LOOPBACK
 from tests.helpers.models import byte_tokenizer
 from tests.helpers.programs import Program
@@ -45,9 +47,9 @@ def process(folders, *words, **options):
             yield server, client
 
 
-def greets_and_answers(server, client, kept):
+def greets_and_answers(server, client, kept, there=0):
     """What a new server prints first, and that it answers as its examples ask; the id of the memory."""
-    assert server.greeting.group(1, 3, 4) == ("tiny", f"memories in {kept}", "0")
+    assert server.greeting.group(1, 3, 4) == ("tiny", f"memories in {kept}", str(there))
     shown = [server.line() for _ in range(3)]
     assert all(f"curl {server.url}/v1/" in line for line in shown[1:])
     text, question = (re.search(r"-d '(.*)'", line)[1] for line in shown[1:])
@@ -92,16 +94,77 @@ def test_without_a_folder_memories_end_with_the_process(folders):
     with process(folders) as (server, client):
         assert server.greeting[3] == "memories end with it"
         added(client, "text")
-        assert len(list(folders.glob("gistkit-serve-*/*.gist"))) == 1
+        assert len(list(folders.glob("gistkit-serve-*/memories/*.gist"))) == 1
         server.process.terminate()
         assert server.status() == 143
         assert server.errors().endswith("; its memories are gone, --memories FOLDER keeps them\n")
     assert list(folders.glob("gistkit-serve-*")) == []
 
 
-def test_the_command_greets_and_gives_its_limits_on(folders, capsys, monkeypatch):
+@pytest.mark.slow
+def test_memories_that_a_killed_process_left_are_gone_at_the_next_start(folders, tmp_path):
+    others = [folders / "gistkit-serve-mine", folders / "gistkit-serve-link"]
+    others[0].write_text("a file of mine")
+    others[1].symlink_to(tmp_path)
+    (tmp_path / "kept").write_text("kept")
+    with process(folders) as (server, client), process(folders) as (_, other):
+        added(client, "text")
+        name = added(other, "text")
+        server.process.kill()
+        server.process.wait(30)
+        assert len(list(folders.glob("gistkit-serve-*/memories/*.gist"))) == 2
+        with process(folders):
+            # That of the one that lives is not touched.
+            assert [path.stem for path in folders.glob("gistkit-serve-*/memories/*.gist")] == [name]
+            assert other.get(f"/v1/memories/{name}").status_code == 200
+    assert (tmp_path / "kept").exists()
+    for one in others:
+        # Each is there still.
+        one.unlink()
+
+
+@pytest.mark.slow
+def test_a_process_says_that_it_loads_and_then_that_it_is_there(folders):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = ("-m", "gistkit.cli", "serve", "--model", folders / "model", "--compressor", folders / "tiny")
+    seen = []
+    with Program(*command, "--port", str(port)) as server:
+        end = time.monotonic() + 60
+        while seen[-1:] != [200] and time.monotonic() < end:
+            with contextlib.suppress(httpx.ConnectError):
+                response = httpx.get(f"http://127.0.0.1:{port}/health", timeout=30)
+                if not seen or seen[-1] != response.status_code:
+                    seen.append(response.status_code)
+                if response.status_code == 503:
+                    assert response.json()["error"]["code"] == "loading" and response.headers["retry-after"] == "1"
+            time.sleep(0.02)
+        assert seen == [503, 200], server.errors()
+
+
+def test_until_a_model_is_loaded_its_socket_says_so(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = "http://{}:{}/v1/memories".format(*listener.getsockname())
+        with loading.loading(listener):
+            slow = socket.create_connection(listener.getsockname())
+            slow.sendall(b"GET /")
+            for answer in (httpx.get(url), httpx.post(url, json={"text": "a"}), httpx.delete(url)):
+                assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+                assert answer.json()["error"]["code"] == "loading"
+        # What comes next has the socket.
+        with socket.create_connection(listener.getsockname()) as client:
+            accepted, _ = listener.accept()
+            client.sendall(b"x")
+            assert accepted.recv(1) == b"x"
+            accepted.close()
+        slow.close()
+
+
+def test_the_command_greets_and_gives_its_limits_on(folders, capsys, monkeypatch, tmp_path):
     """In this process, with a client in place of uvicorn."""
-    served = []
+    served, stored = [], tmp_path / "stored.gist"
+    compressor = make_compressor()
+    compressor.encode([[1, 2, 3]]).save(stored)
 
     class Server:
         def __init__(self, app, listener, connections):
@@ -111,7 +174,8 @@ def test_the_command_greets_and_gives_its_limits_on(folders, capsys, monkeypatch
             self.greeting = re.fullmatch(r"(\w+) at (\S+), (.*), (\d+) there; Ctrl-C ends it", next(self.lines))
             served.append(self)
             with TestClient(app, base_url=self.url) as client:
-                greets_and_answers(self, client, "memories")
+                self.listed = [one["id"] for one in client.get("/v1/memories").json()["data"]]
+                greets_and_answers(self, client, "memories", there=1)
                 self.refused = client.post("/v1/memories", json={"text": "t" * 99})
 
         def line(self):
@@ -119,10 +183,40 @@ def test_the_command_greets_and_gives_its_limits_on(folders, capsys, monkeypatch
 
     monkeypatch.setattr(running, "run", Server)
     words = ["--model", folders / "model", "--compressor", folders / "tiny", "--port", "0", "--memories", "memories"]
-    words += ["--batch", 3, "--queue", 4, "--max-text-tokens", 40]
+    words += ["--batch", 3, "--queue", 4, "--max-text-tokens", 40, "--store", stored]
     assert cli.main(["serve", *map(str, words)]) == 0
     (server,) = served
+    assert server.listed == ["stored"]
     assert server.greeting[2] == server.url and server.connections == 11 and server.refused.status_code == 413
+
+
+@pytest.mark.parametrize("given", ["option", "variable"])
+def test_a_key_is_asked_for_and_its_commands_show_where_it_goes(folders, capsys, monkeypatch, given):
+    checked = []
+
+    def run(app, listener, connections):
+        with TestClient(app, base_url="http://127.0.0.1") as client:
+            for key, status in (("secret", 200), ("other", 401)):
+                response = client.get("/v1/models", headers={"authorization": f"Bearer {key}"})
+                checked.append(response.status_code == status)
+            checked.append(
+                [
+                    one["id"]
+                    for one in client.get("/v1/models", headers={"authorization": "Bearer secret"}).json()["data"]
+                ]
+            )
+
+    monkeypatch.setattr(running, "run", run)
+    words = ["--model", folders / "model", "--compressor", folders / "tiny", "--port", "0"]
+    words += ["--served-model-name", "one", "two"]
+    if given == "option":
+        words += ["--api-key", "secret"]
+    else:
+        monkeypatch.setenv("GISTKIT_API_KEY", "secret")
+    assert cli.main(["serve", *map(str, words)]) == 0
+    shown = capsys.readouterr().out
+    assert checked == [True, True, ["one", "two"]]
+    assert shown.count('-H "authorization: Bearer $GISTKIT_API_KEY"') == 2 and "secret" not in shown
 
 
 def test_a_server_listens_to_this_machine_alone_unless_told_otherwise():

@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+import torch
 from clients import added, answer_of, asked, events, eventually
 
-from gistkit_serve.server import Limits, running
+from gistkit_serve.server import Limits, rows, running
 
 TEXT, QUESTION = "The gate code is 4471.", "What is the code?"
 
@@ -125,6 +126,20 @@ def test_samples_are_those_of_their_seed(client):
     assert len({ask(top_p=0.9) for _ in range(3)}) == 3
 
 
+def test_an_answer_that_ignores_its_end_goes_on_to_its_length(client, same):
+    memory = added(client, TEXT)
+    ids = same.generate(
+        same.compress(TEXT), [list(f"\n### Question:\n{QUESTION}\n### Answer:\n".encode())], task="qa",
+        max_new_tokens=40, stop_tokens=(),
+    )[0].tolist()  # fmt: skip
+    # Its fifth token ends an answer.
+    client.state.worker._ends = {ids[4]}
+    short = asked(client, memory, QUESTION, max_tokens=40).json()
+    assert short["usage"]["completion_tokens"] == ids.index(ids[4]) + 1
+    long = asked(client, memory, QUESTION, max_tokens=40, ignore_eos=True).json()
+    assert long["usage"]["completion_tokens"] == 40 and long["choices"][0]["finish_reason"] == "length"
+
+
 def test_a_temperature_next_to_0_is_greedy(client, same):
     memory = added(client, TEXT)
     answer = answer_of(asked(client, memory, QUESTION, temperature=1e-300, max_tokens=20))
@@ -146,6 +161,7 @@ def test_content_may_be_in_parts_and_fields_that_change_nothing_are_taken(client
         **{"model": "tiny", "memory": memory, "max_completion_tokens": 9, "n": 1, "user": "me", "tools": []},
         **{"messages": [{"role": "user", "content": parts, "name": None}], "response_format": {"type": "text"}},
         **{"presence_penalty": 0.0, "logprobs": False, "seed": None, "temperature": 0},
+        **{"prediction": {"type": "content", "content": "x"}, "verbosity": "medium", "top_k": -1, "min_p": 0.0},
     }
     assert answer_of(client.post("/v1/chat/completions", json=body)) == same.ask(TEXT, QUESTION, max_new_tokens=9)
 
@@ -166,12 +182,15 @@ REFUSED = [
     ({"stop": ["a"] * 5}, 400, "stop: "),
     ({"model": "gpt-4"}, 404, "model: expected tiny, got 'gpt-4'"),
     ({"messages": []}, 400, "messages: "),
-    ({"messages": [{"role": "system", "content": "x"}]}, 400, "messages.0.role: "),
-    ({"messages": [{"role": "assistant", "content": "x"}]}, 400, "messages: expected user and assistant in turn"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role: "),
+    ({"messages": [{"role": "system", "content": "x"}]}, 400, "messages: expected system messages, then user and"),
+    (
+        {"messages": [{"role": "assistant", "content": "x"}]},
+        400,
+        "messages: expected system messages, then user and assistant in turn",
+    ),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages.0.content"),
-    ({"memory": None}, 400, "memory: "),
-    ({"memory": []}, 400, "memory: List should have at least 1 item"),
     ({"memory": ["0"] * 65}, 400, "memory: List should have at most 64 items"),
     ({"memory": 3}, 400, "memory: Input should be a valid list"),
     ({"memory": "0" * 32}, 404, "memory: expected the id of a memory"),
@@ -248,7 +267,36 @@ def test_a_name_of_a_request_reaches_no_file(client, tmp_path):
 def test_paths_and_methods_that_are_not_there_are_refused_in_the_same_shape(client):
     assert error_of(client.get("/v1/nothing"), 404)
     assert error_of(client.put("/v1/memories"), 405)
-    assert client.get("/docs").status_code == 404
+
+
+def test_a_system_message_begins_the_first_question(client, same):
+    memory = added(client, TEXT)
+    messages = [{"role": role, "content": role} for role in ("system", "developer", "user", "assistant", "user")]
+    body = {"memory": memory, "messages": messages, "max_tokens": 9}
+    told = [{"role": "user", "content": "system\n\ndeveloper\n\nuser"}, *messages[3:]]
+    answer = answer_of(client.post("/v1/chat/completions", json=body))
+    assert answer == answer_of(client.post("/v1/chat/completions", json={**body, "messages": told}))
+    assert answer != answer_of(client.post("/v1/chat/completions", json={**body, "messages": messages[2:]}))
+
+
+@pytest.mark.parametrize("memory", [None, []])
+def test_without_a_memory_the_model_reads_the_question_by_itself(client, same, memory):
+    answer = answer_of(asked(client, memory, QUESTION, max_tokens=20))
+    prompt = torch.tensor([list(f"\n### Question:\n{QUESTION}\n### Answer:\n".encode())])
+    with same.using(same.reader), torch.no_grad():
+        for _ in range(20):
+            logits = same.model(prompt).logits[:, -1]
+            prompt = torch.cat([prompt, logits.argmax(-1, keepdim=True)], 1)
+    assert answer == same.tokenizer.decode(prompt[0, -20:].tolist()).strip()
+
+
+def test_the_model_has_the_names_that_it_was_given(serving):
+    with serving(names=["tiny", "gpt-4o"]) as client:
+        memory = added(client, TEXT)
+        response = asked(client, memory, QUESTION, model="gpt-4o")
+        assert answer_of(response) and response.json()["model"] == "tiny"
+        assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["tiny", "gpt-4o"]
+        assert error_of(asked(client, memory, QUESTION, model="o1"), 404) == "model: expected tiny or gpt-4o, got 'o1'"
 
 
 def test_a_server_of_this_machine_is_called_by_its_names_alone(client):
@@ -284,17 +332,16 @@ def test_sixteen_clients_at_once_get_the_answers_that_each_gets_alone(live, same
             assert together[number] == expected
 
 
-def test_questions_that_wait_are_answered_together_with_those_alike(live, gate, sizes):
+def test_no_more_than_a_batch_are_answered_together(live, gate, sizes):
     with live(limits=Limits(batch=3)) as client, ThreadPoolExecutor(8) as pool:
         memory = added(client, TEXT)
-        first = pool.submit(asked, client, memory, QUESTION, max_tokens=4)
+        ask = lambda **options: pool.submit(asked, client, memory, QUESTION, max_tokens=20, **options)  # noqa: E731
+        waiting = [*(ask() for _ in range(5)), ask(temperature=1, seed=1)]
         assert gate.begun.wait(10)
-        others = [pool.submit(asked, client, memory, QUESTION, max_tokens=4) for _ in range(4)]
-        seeded = pool.submit(asked, client, memory, QUESTION, max_tokens=4, temperature=1, seed=1)
-        eventually(lambda: client.state.worker.waiting == 5)
+        eventually(lambda: client.state.worker.waiting + len(client.state.worker.running) == 6)
         gate.set()
-        assert len({answer_of(one.result()) for one in (first, *others)}) == 1 and answer_of(seeded.result())
-    assert sorted(sizes) == [1, 1, 1, 3] and sizes[0] == 1
+        assert len({answer_of(one.result()) for one in waiting}) == 2
+    assert max(sizes) == 3
 
 
 def test_a_batch_keeps_to_its_tokens(live, gate, sizes):
@@ -303,10 +350,10 @@ def test_a_batch_keeps_to_its_tokens(live, gate, sizes):
         memory = added(client, TEXT)
         waiting = [pool.submit(asked, client, memory, QUESTION, max_tokens=40) for _ in range(5)]
         assert gate.begun.wait(10)
-        eventually(lambda: sum(sizes) + client.state.worker.waiting == 5)
+        eventually(lambda: client.state.worker.waiting + len(client.state.worker.running) == 5)
         gate.set()
         assert len({answer_of(one.result()) for one in waiting}) == 1
-    assert sum(sizes) == 5 and max(sizes) == 2
+    assert max(sizes) == 2
 
 
 def test_a_full_queue_refuses_and_says_when_to_come_again(live, gate):
@@ -316,9 +363,11 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(live, gate):
         assert gate.begun.wait(10)
         waiting = [pool.submit(asked, client, memory, QUESTION) for _ in range(2)]
         eventually(lambda: client.get("/health").json()["waiting"] == 2)
-        refused = client.post("/v1/memories", json={"text": TEXT})
+        refused = asked(client, memory, QUESTION)
         assert error_of(refused, 503) == "the queue is full, 2 requests are waiting"
         assert refused.headers["retry-after"] == "1"
+        # Texts have a queue of their own.
+        assert added(client, TEXT)
         gate.set()
         assert all(answer_of(one.result()) for one in (first, *waiting))
 
@@ -371,18 +420,18 @@ def test_who_goes_while_waiting_is_never_answered_and_makes_room(live, gate):
         assert gate.begun.wait(10)
         with httpx.Client(base_url=client.base_url, timeout=0.3) as going, pytest.raises(httpx.ReadTimeout):
             asked(going, memory, QUESTION)
-        eventually(lambda: all(job.cancelled for job in client.state.worker._waiting))
+        eventually(lambda: all(job.cancelled for job in client.state.worker._questions))
         later = pool.submit(asked, client, memory, QUESTION, max_tokens=3)
-        eventually(lambda: not any(job.cancelled for job in client.state.worker._waiting))
+        eventually(lambda: not any(job.cancelled for job in client.state.worker._questions))
         gate.set()
         assert answer_of(first.result()) == answer_of(later.result())
         eventually(lambda: client.get("/health").json()["done"] == 3)
 
 
-def test_an_error_of_the_model_is_told_and_the_next_question_is_answered(client, compressor, monkeypatch, logged):
+def test_an_error_of_the_model_is_told_and_the_next_question_is_answered(client, monkeypatch, logged):
     memory = added(client, TEXT)
     with monkeypatch.context() as patch:
-        patch.setattr(compressor, "generate", lambda *arguments, **options: 1 / 0)
+        patch.setattr(rows.Rows, "read", lambda *arguments: 1 / 0)
         assert error_of(asked(client, memory, QUESTION), 500) == "the server failed: ZeroDivisionError"
     assert "ZeroDivisionError" in logged.text
     assert answer_of(asked(client, memory, QUESTION))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gistkit.cli.plugins import missing, stores
 from gistkit.common.processes import launched
-from gistkit.options.arguments import add_command, device, path, positive
+from gistkit.options.arguments import add_command, device, number, path, positive
 from gistkit.options.messages import warn
 from gistkit.options.models import (
     add_compressor,
@@ -45,6 +45,7 @@ example: gistkit compress notes/ -o notes.store --embed ./bge-small --model ./ll
 example: accelerate launch --num_processes 4 -m gistkit.cli compress wiki/ -o wiki.store --model ./llama \\
              --compressor runs/x500
 example: gistkit compress report.txt -o signed.gist --question "Who signed it?"
+example: gistkit compress report.txt --ratio 16 --option shares=all --refine 60
 example: gistkit compress photo.png --model ./llava --compressor runs/voco/compressor
 example: pdftotext paper.pdf - | gistkit compress - -o paper.gist --model ./llama --compressor runs/x500"""
 
@@ -80,6 +81,10 @@ def add(commands: Any) -> None:
         "--question", help="what will be asked: a selection then keeps what this question attends to, and other "
         "questions find less",
     )  # fmt: skip
+    parser.add_argument(
+        "--refine", type=number(1), metavar="SECONDS", help="trains each memory for so long, until the model says with "
+        "it what it says with the whole text",
+    )  # fmt: skip
     add_model(parser)
     add_memory_dtype(parser)
     add_compressor(parser)
@@ -98,6 +103,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None and str(arguments.out) == STDIN:
         check_file("-o", arguments.out)
     if (documents := _documents(arguments)) is not None:
+        if arguments.refine is not None:
+            raise ValueError("--refine: expected texts for memory files, got a folder of texts for a store")
         if (plugin := stores()) is None:
             raise missing("-o", "apps/serve")
         return int(plugin.compress_folder(documents, arguments, processes, device_name))
@@ -112,6 +119,8 @@ def _run(arguments: argparse.Namespace) -> int:
         if source.is_image != images:
             raise ValueError(f"TEXT: expected texts alone or images alone, got {sources[0].name} and {source.name}")
         check_file("-o", source.target)
+    if images and arguments.refine is not None:
+        raise ValueError("--refine: expected texts, got images")
     texts = [] if images else [source.read() for source in sources]
 
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, images)
@@ -131,9 +140,12 @@ def _run(arguments: argparse.Namespace) -> int:
     # The progress bar ends before an error is told.
     with closing(memories):
         for index, tokens, made in memories:
+            gained = ""
+            if arguments.refine is not None:
+                made, gained = _refined(compressor, made, rows[index], arguments.refine, sources[index].name)
             memory = made.to(dtype=memory_dtype(arguments.memory_dtype, model))
             memory.save(sources[index].target)
-            lines[index] = total.add(sources[index], tokens, memory)
+            lines[index] = total.add(sources[index], tokens, memory) + gained
     print("\n".join(lines))
     print(total.line(len(sources), time.perf_counter() - start))
     total.warn_of_growth(compressor)
@@ -165,6 +177,20 @@ def _text_memories(
             for place, index in enumerate(batch):
                 yield index, len(rows[index]), memory[place]
                 bar.update(len(rows[index]))
+
+
+def _refined(compressor: Compressor, memory: Memory, ids: array[int], seconds: float, name: str) -> tuple[Memory, str]:
+    """The trained memory, and what that gained."""
+    from tqdm import tqdm
+
+    from gistkit.compress import refine
+
+    with tqdm(total=100, desc=f"refine {name}", bar_format="{l_bar}{bar}| {elapsed}", leave=False) as bar:
+        found = refine(
+            compressor, memory, ids.tolist(), seconds=seconds, progress=lambda done: bar.update(int(100 * done) - bar.n)
+        )
+    gained = f"{found.before:.3f} to {found.after:.3f} nats a token from the whole text's words"
+    return found.memory, f"; refined in {found.steps} steps, {gained}"
 
 
 def _image_memories(sources: Sequence[Source], processor: Any, compressor: Any) -> Generator[tuple[int, int, Memory]]:

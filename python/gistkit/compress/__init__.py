@@ -1,4 +1,4 @@
-"""Compressors for Hugging Face decoders: one file a method, over one interface (`pip install gistkit[hf]`)."""
+"""Compressors for Hugging Face decoders: one file per method, one interface (`pip install gistkit[hf]`)."""
 
 from gistkit.common.trained import trained
 from gistkit.compress.compressor import Compressor
@@ -10,6 +10,8 @@ from gistkit.compress.methods.dodo import Dodo
 from gistkit.compress.methods.gist import Gist, GistPool
 from gistkit.compress.methods.gist_start import start_as_means
 from gistkit.compress.methods.icae import ICAE, ChunkCompressor, FiveHundredX
+from gistkit.compress.methods.kv_distill import KVDistill
+from gistkit.compress.methods.sac import SAC
 from gistkit.compress.methods.select import Select
 from gistkit.compress.methods.voco import VoCo
 from gistkit.compress.reading import READERS, language_model
@@ -17,6 +19,7 @@ from gistkit.compress.reading.compressive import Compressive
 from gistkit.compress.reading.language import LanguageModel
 from gistkit.compress.reading.mixed import MixedResolution
 from gistkit.compress.reading.recent import Recent
+from gistkit.compress.refining import Refined, refine
 
 METHODS: dict[str, type[Compressor]] = {name: config.compressor for name, config in REGISTRY.items()}
 
@@ -24,6 +27,7 @@ __all__ = [
     "ICAE",
     "METHODS",
     "READERS",
+    "SAC",
     "AvgPool",
     "ChunkCompressor",
     "CompressionHead",
@@ -35,15 +39,18 @@ __all__ = [
     "Gist",
     "GistPool",
     "JointHead",
+    "KVDistill",
     "LanguageModel",
     "Memory",
     "MixedResolution",
     "NoContext",
     "Recent",
+    "Refined",
     "Select",
     "Source",
     "VoCo",
     "language_model",
+    "refine",
     "register",
     "setting",
     "start_as_means",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -85,8 +86,11 @@ def last_of(memory: Memory) -> Tensor:
 def check_readable(compressor: Any, memory: Memory) -> None:
     """Refuses a memory of another method, shape or model, or on another device."""
     lm = compressor.lm
-    if memory.source != compressor.source:
-        got, expected = memory.differing(compressor.source, hf.identity(lm.model))
+    source = compressor.source
+    if compressor.options.any_ratio:
+        source = replace(source, chunk=memory.source.chunk)
+    if memory.source != source:
+        got, expected = memory.differing(source, hf.identity(lm.model))
         raise ValueError(f"memory: expected one made with {expected}, got one made with {got}")
     memory.check_shapes(lm.head_shapes, lm.width)
     base, own = (None, None)

@@ -1,4 +1,4 @@
-"""Losses of the compressors, never holding the logits of all tokens at once."""
+"""Losses of the compressors, which never hold the logits of all tokens at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gistkit.common.checks import IGNORE, placed
 
-LOSSES = ("ae", "lm", "compression", "qa", "kl")
+LOSSES = ("ae", "lm", "compression", "qa", "kl", "reverse_kl")
 LOGITS = 2**25
 
 
@@ -119,13 +119,13 @@ def token_loss(
     Args:
         hidden_states: [..., d] hidden states.
         weight, bias: [V, d] and [V], the output embedding.
-        targets: int64 [...], vocabulary ids; -100 is left out of the mean.
+        targets: int64 [...], vocabulary ids; -100 is ignored.
         chunk: rows of logits computed at a time, and their gradient with them: it can be differentiated once. None: as
             many as hold 2^25 logits, an eighth of a gigabyte.
-        softcap: logits are softcap * tanh(logits / softcap) where given, as Gemma 2 caps them.
+        softcap: cap logits to softcap * tanh(logits / softcap), as in Gemma 2; None: no cap.
 
     Returns:
-        A scalar in nats a token, fp32; 0 where every target is left out.
+        A scalar in nats per token, fp32; 0 if all targets are ignored.
     """
     if hidden_states.shape[:-1] != targets.shape:
         raise ValueError(
@@ -165,13 +165,14 @@ def divergence_loss(
     """Mean Kullback-Leibler divergence KL(teacher || model) of next tokens, at most `chunk` rows of logits alive.
 
     Args:
-        hidden_states, teacher: [n, d] hidden states of the model and of its teacher, at the same tokens.
+        hidden_states, teacher: [n, d] hidden states of the model and of its teacher, at the same tokens. Both have
+            gradients: with the two exchanged it is the reverse divergence, KL(model || teacher).
         weight, bias, softcap: as in `token_loss`.
         chunk: rows of logits computed at a time, of each; they are computed again in the backward pass. None: half as
             many as in `token_loss`.
 
     Returns:
-        A scalar in nats a token, fp32; 0 where there are no tokens.
+        A scalar in nats per token, fp32; 0 without tokens.
     """
     chunk = max(1, LOGITS // 2 // weight.shape[0]) if chunk is None else chunk
     total = hidden_states.new_zeros((), dtype=torch.float32)
@@ -181,7 +182,7 @@ def divergence_loss(
 
 
 def segment_targets(context_ids: Tensor, chunk: int, memory: int, lengths: Sequence[int] | None = None) -> Tensor:
-    """The context tokens that each memory token owns: its own part of its chunk, in order.
+    """The context tokens of each memory token's segment: its part of its chunk, in order.
 
     Args:
         context_ids: int64 [B, p].
@@ -190,7 +191,7 @@ def segment_targets(context_ids: Tensor, chunk: int, memory: int, lengths: Seque
         lengths: context tokens of each row, the rest of which is padding; None: all p.
 
     Returns:
-        int64 [B, kM, ceil(L / M)]; -100 where a memory token owns fewer tokens, or is padding itself.
+        int64 [B, kM, ceil(L / M)]; -100 fills shorter segments and padding.
     """
     rows, width = context_ids.shape
     device = context_ids.device

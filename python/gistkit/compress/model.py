@@ -85,13 +85,21 @@ class SharedModel:
         self._folded: dict[str, tuple[int, ExitStack]] = {}
         self.steps = Steps()
 
-    def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
+    def install(
+        self,
+        lora: Mapping[str, LoraConfig] | None,
+        copies: str | None = None,
+        *,
+        norms: bool = False,
+        by_role: bool = False,
+    ) -> None:
         """Puts LoRA adapters {role: config} into the model, or none, and copies of its linear maps beside it.
 
         Args:
             lora: None: the model's own weights train, without adapters.
             copies: the role whose tokens have copies of the layers' linear maps; None: there are none.
             norms: and copies of their norms.
+            by_role: a single adapter is for the tokens of its role, and tokens of no role have none.
         """
         if lora is None and (adapter := first_adapter(self.model)) is not None:
             raise ValueError(
@@ -100,7 +108,7 @@ class SharedModel:
             )
         with unchanged_on_error(self.model):
             if lora is not None:
-                self.adapters = Adapters(cast(Any, self.model), lora)
+                self.adapters = Adapters(cast(Any, self.model), lora, by_role)
             if copies is not None:
                 self.copies = Copies(self.model, copies, norms=norms)
 
@@ -419,9 +427,10 @@ class Adapters:
     Args:
         model: changed in place: its target modules get the adapters beside their frozen weights.
         configs: {role: PEFT's configuration of its adapter}.
+        by_role: see `SharedModel.install`.
     """
 
-    def __init__(self, model: PreTrainedModel, configs: Mapping[str, LoraConfig]) -> None:
+    def __init__(self, model: PreTrainedModel, configs: Mapping[str, LoraConfig], by_role: bool = False) -> None:
         # PEFT is slow to import, and needed only where there are adapters.
         from peft import get_peft_model
 
@@ -464,7 +473,8 @@ class Adapters:
         self._norms = {model.get_submodule(name) for name in norms_of(model)}
         targets = [layer for layer in self._layers if self._targets(layer)]
         self._check_targets(model, targets)
-        if other_roles:
+        self._by_role = bool(other_roles) or by_role
+        if self._by_role:
             self._maps = RoleMaps({layer: self._roles_of(layer) for layer in targets})
         for layer in targets:
             # PEFT's new modules are in training mode, whatever mode the model is in.
@@ -501,7 +511,7 @@ class Adapters:
 
         Adapters that were active before these were made stay active beside the adapter of one role, and without it.
         """
-        if isinstance(use, Mapping | tuple) and len(self.names) == 1:
+        if isinstance(use, Mapping | tuple) and not self._by_role:
             # The other roles use copies of the maps.
             (use,) = self.names
         # Within a pass by role the target modules look the role up: a layer may change it for a moment.
@@ -662,8 +672,8 @@ def _refuse_learned_prompts(model: nn.Module) -> None:
             if getattr(config, "is_prompt_learning", False) or getattr(config, "alora_invocation_tokens", None):
                 kind = getattr(config.peft_type, "value", config.peft_type)
                 raise TypeError(
-                    "model: expected one without a learned prompt or an adapter that tokens invoke, which act in the "
-                    f"forward of {type(module).__name__} alone, got the adapter {name} of type {kind}"
+                    "model: expected one without a learned prompt or an adapter that tokens invoke, which act only "
+                    f"in the forward of {type(module).__name__}, got the adapter {name} of type {kind}"
                 )
 
 

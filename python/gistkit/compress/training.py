@@ -13,6 +13,9 @@ from gistkit.compress.losses import HEAD, divergence_loss, token_loss
 from gistkit.compress.memory import Memory, Task
 from gistkit.compress.tokens import Rows, join_rows, label_rows, pad
 
+# The losses of a teacher; the order in which `divergence_loss` takes the model's states and the teacher's.
+DIVERGENCES = {"kl": 1, "reverse_kl": -1}
+
 
 def losses_of(
     compressor: Any, input_ids: Any, attention_mask: Any, continuation_ids: Any, question_ids: Any, answer_ids: Any
@@ -23,7 +26,7 @@ def losses_of(
         compressor.identity.forget()
     weights, lm = compressor.loss_weights, compressor.lm
     contexts = compressor.contexts(input_ids, attention_mask)
-    answers = next((name for name in ("qa", "kl") if name in weights), "")
+    answers = next((name for name in ("qa", *DIVERGENCES) if name in weights), "")
     labels = {
         "continuation_ids": ("lm", continuation_ids),
         "question_ids": (answers, question_ids),
@@ -36,7 +39,7 @@ def losses_of(
     }
     losses: dict[str, Tensor] = {}
     with lm.attached():
-        memory, hidden_states, compressed = compressor.compress_rows(contexts)
+        memory, hidden_states, compressed = _at_drawn_ratio(compressor).compress_rows(contexts)
         if compressor.training:
             compressor.trained_length = max(compressor.trained_length or 0, *compressed.lengths)
         for name in weights:
@@ -55,6 +58,14 @@ def losses_of(
     weighted = [weight * losses[name] for name, weight in weights.items()]
     losses["loss"] = torch.stack(weighted).sum() / sum(weights.values())
     return losses
+
+
+def _at_drawn_ratio(compressor: Any) -> Any:
+    """The compressor at one of its `train_ratios` in training mode, if it has any."""
+    ratios = getattr(compressor.options, "train_ratios", ())
+    if not ratios or not compressor.training:
+        return compressor
+    return compressor.at(ratios[int(torch.randint(len(ratios), ()))])
 
 
 def _given(name: str, task: str, ids: Any, compressor: Any, contexts: Rows) -> Rows:
@@ -83,7 +94,7 @@ def _text_loss(compressor: Any, memory: Memory, task: Task, text: Rows) -> Tenso
 
 
 def _answer_losses(compressor: Any, memory: Memory, contexts: Rows, question: Rows, answer: Rows) -> dict[str, Tensor]:
-    """Those of the losses "qa" and "kl" that the compressor has, over the tokens of the answers."""
+    """Those of the losses "qa", "kl" and "reverse_kl" that the compressor has, over the tokens of the answers."""
     lm, text = compressor.lm, join_rows(question, answer)
     hidden_states = compressor.read(memory, "qa", _but_last(text))
     columns = torch.arange(text.ids.shape[1], device=text.ids.device)
@@ -92,10 +103,11 @@ def _answer_losses(compressor: Any, memory: Memory, contexts: Rows, question: Ro
     if "qa" in compressor.loss_weights:
         targets = text.ids.where(in_answer, IGNORE)
         losses["qa"] = token_loss(lm.readout(hidden_states), targets=targets, **compressor.output_embedding)
-    if "kl" in compressor.loss_weights:
+    if divergences := [name for name in DIVERGENCES if name in compressor.loss_weights]:
         teacher = _teacher_states(lm, compressor.uncompressed(contexts), text)
-        student_and_teacher = (lm.readout(states[in_answer]) for states in (hidden_states, teacher))
-        losses["kl"] = divergence_loss(*student_and_teacher, **compressor.output_embedding)
+        both = [lm.readout(states[in_answer]) for states in (hidden_states, teacher)]
+        for name in divergences:
+            losses[name] = divergence_loss(*both[:: DIVERGENCES[name]], **compressor.output_embedding)
     return losses
 
 

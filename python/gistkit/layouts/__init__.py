@@ -1,4 +1,4 @@
-"""Layouts: who sees whom, at which position, and the builders for each method."""
+"""Layouts: attention masks and position IDs, and a builder for each method."""
 
 from gistkit.layouts.avgpool import avgpool
 from gistkit.layouts.batch import compile_batch
@@ -25,6 +25,7 @@ from gistkit.layouts.relations import (
     windows,
     windows_causal,
 )
+from gistkit.layouts.sac import sac
 from gistkit.layouts.voco import voco
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "no_context",
     "older",
     "recent",
+    "sac",
     "upl",
     "voco",
     "windows",

@@ -19,7 +19,11 @@ from gistkit.train.recipe import context_length
 # Arguments of `Compressor.forward`; labels are padded with -100, contexts by their attention mask.
 CONTEXT, MASK = "input_ids", "attention_mask"
 # The losses that need each of the other arguments.
-LOSSES_OF_LABELS = {"continuation_ids": ("lm",), "question_ids": ("qa", "kl"), "answer_ids": ("qa", "kl")}
+LOSSES_OF_LABELS = {
+    "continuation_ids": ("lm",),
+    "question_ids": ("qa", "kl", "reverse_kl"),
+    "answer_ids": ("qa", "kl", "reverse_kl"),
+}
 
 # All others are images.
 TOKENS = {CONTEXT, MASK, *LOSSES_OF_LABELS}
@@ -263,6 +267,7 @@ def targets(batch: Batch, *, end_token: bool = False, bos_token: int | None = No
         "lm": label_counts.get("continuation_ids", 0),
         "qa": label_counts.get("answer_ids", 0),
         "kl": label_counts.get("answer_ids", 0),
+        "reverse_kl": label_counts.get("answer_ids", 0),
     }
 
 

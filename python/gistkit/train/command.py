@@ -89,8 +89,9 @@ def run(
         longer_than: in place of that, one passage of the recipe's max_length from each document of more characters,
             see `Windows`; 0: from none, passages are at random places of the joined text. None: the preset's, if it has
             any, and the rows are neither packed nor of questions.
-        questions: files or folders for the losses "qa" and "kl", see `gistkit.evaluate.load_questions`, or their rows,
-            such as a `datasets.Dataset` or `IterableDataset`; in place of a corpus. Several sets are one mixture.
+        questions: files or folders for the losses "qa", "kl" and "reverse_kl", see `gistkit.evaluate.load_questions`,
+            or their rows, such as a `datasets.Dataset` or `IterableDataset`; in place of a corpus. Several sets are one
+            mixture.
         split: "train", "validation" or "test", of files and folders of questions that have several.
         validation: files, folders or rows of questions that are held out; their split "validation", where they have
             several. None: the last tenth of the contexts of each set.
@@ -119,11 +120,11 @@ def run(
         combination = f"{gists_as_means} with {chosen if start is None else f'the start {start}'}"
         raise ValueError(f"gists_as_means: expected none but for a new gistpool, got {combination}")
     if packed and longer_than:
-        raise ValueError(f"longer_than: expected none beside packed rows, got {longer_than}")
+        raise ValueError(f"longer_than: not allowed with packed rows, got {longer_than}")
     if gists_as_means is not None and gists_as_means < 1:
         raise ValueError(f"gists_as_means: expected at least 1, got {gists_as_means}")
     if held_out_sources and (asked is None or images is not None):
-        raise ValueError(f"validation: expected none without questions about texts, got {validation!r:.60}")
+        raise ValueError(f"validation: not allowed without questions about texts, got {validation!r:.60}")
     made = prepare(
         model, tokenizer, preset=preset, method=method, layout=layout, recipe=recipe, compressor=compressor,
         start=start, baseline=baseline, tau=tau, segment=segment, questions=asked, images=images is not None,
@@ -237,7 +238,7 @@ def _questions(
             f"weights: expected one for each of several sets of questions, got {len(weights)} for {len(sets)}"
         )
     if validation:
-        raise ValueError("validation: expected none beside weights, with which the last tenth of each set is held out")
+        raise ValueError("validation: not allowed with weights, with which the last tenth of each set is held out")
     parts = {name: QuestionAnswering(each, tokenizer, 1, recipe.seed, **options) for name, each in sets.items()}
     return Mixture(parts, recipe.batch, dict(zip(parts, weights, strict=True)), recipe.seed)
 

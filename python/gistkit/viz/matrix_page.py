@@ -64,7 +64,7 @@ class MatrixPage:
         hint: what the text is for; `rows` and `columns`: by what it may be coloured.
         queries, keys: the tokens along each side; keys None: the queries are the keys.
         cells: uint8 [layers, heads, Nq, Nk].
-        layers, heads: their names.
+        layers, heads: their names; `opens`: the layer that is shown first, from 0.
         palettes: colours of the cells from 0, on "light" and on "dark" pages.
         shades, mean: a cell is 0 or shades * group + shade, with a shade from 1. Seen from afar several cells are one:
             the largest, or with `mean` the group of the one with the largest shade, with the mean of their shades.
@@ -82,6 +82,7 @@ class MatrixPage:
     cells: NDArray[np.uint8]
     layers: Sequence[str]
     heads: Sequence[str]
+    opens: int = 0
     palettes: Mapping[str, Sequence[str]]
     shades: int
     mean: bool
@@ -97,6 +98,7 @@ class MatrixPage:
             "maps": [b64encode(gzip.compress(one.tobytes(), 6, mtime=0)).decode() for one in maps],
             "layers": list(self.layers),
             "heads": list(self.heads),
+            "opens": self.opens,
             "palettes": self.palettes,
             "role_colours": {theme: [colours[role] for role in Role] for theme, colours in ROLE_COLOURS_ON.items()},
             "shades": self.shades,

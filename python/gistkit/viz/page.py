@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -100,7 +101,8 @@ def attention_page(
     Tokens that are chosen in the text, or a row of the map, colour the tokens that they look at; or those that look at
     them. Pointing at a weight shows it, to 3 %, and both tokens with their roles and position ids. Colours are
     logarithmic from 1e-4 to 1, and those of the page at 0; a pixel of several weights has the colour of the largest.
-    The file has a byte a weight, layers x heads x Nq x Nk, before compression.
+    The page opens at the layer whose queries look most at one token farther back than the previous one, the first token
+    apart. The file has a byte a weight, layers x heads x Nq x Nk, before compression.
 
     Args:
         weights: [Nq, Nk] or [layers, heads, Nq, Nk], 0 to 1, and 0 where a query does not see a key. At most 4096
@@ -146,12 +148,20 @@ def attention_page(
         cells=cells,
         layers=_names("layers", layers, maps.shape[0]),
         heads=_names("heads", heads, maps.shape[1]),
+        opens=int(np.argmax([_looks_back(layer[0]) for layer in maps])),
         palettes={theme: _weight_palette(theme) for theme in BLANK},
         shades=255,
         mean=False,
         octave=OCTAVE,
         ticks={f"{100 * weight:g} %": _level(weight) for weight in (1e-4, 1e-3, 1e-2, 1e-1, 1.0)},
     ).html()
+
+
+def _looks_back(weights: NDArray[Any]) -> float:
+    """The mean over queries of the largest weight that is neither on the first token nor on the last two up to it."""
+    rows, width = weights.shape
+    before = np.tri(rows, width, width - rows - 2, bool)
+    return float(np.where(before, weights, 0)[:, 1:].max(1, initial=0).mean())
 
 
 def _names(name: str, names: Sequence[str] | None, count: int) -> list[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import socket
 import sys
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from gistkit.options.models import (
     memory_dtype,
 )
 
+KEY = "GISTKIT_API_KEY"
 EXAMPLES = """\
 example: gistkit serve
 example: gistkit serve --model ./llama --compressor runs/x500 --memories memories/ --port 8080
@@ -35,14 +36,30 @@ def add(commands: Any) -> None:
     parser.set_defaults(saved=_saved)
     parser.add_argument(
         "--host", default="127.0.0.1",
-        help="address to listen on; there are no keys and no TLS, so that others than this machine should only reach "
-        "it through a proxy that has them (default: %(default)s)",
+        help="address to listen on; there is no TLS, so that others than this machine should only reach it through a "
+        "proxy that has it (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--port", type=whole(0, 65535), default=8000, help="0: any free one (default: %(default)s)")
     parser.add_argument(
         "--memories", type=path, metavar="FOLDER",
         help="keeps memories there, also for the next start (default: a temporary folder that ends with the server)",
     )  # fmt: skip
+    parser.add_argument(
+        "--store", type=path, action="append", default=[], metavar="PATH",
+        help="a .gist file, or a store of `gistkit compress`, that questions may name too; may be given several times",
+    )  # fmt: skip
+    parser.add_argument(
+        "--api-key", metavar="KEY",
+        help=f"what requests must have as a bearer token; others see it among the processes, not so in {KEY} "
+        f"(default: that variable, or none)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--served-model-name", nargs="+", metavar="NAME",
+        help="what requests may call the model; answers have the first (default: the compressor's name)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--log-level", choices=("info", "warning"), default="info", help="warning: without a line for each request"
+    )
     add_model(parser)
     add_memory_dtype(parser)
     add_compressor(parser)
@@ -78,7 +95,11 @@ def add(commands: Any) -> None:
         help="from a request to the end of its answer (default: %(default)s)",
     )  # fmt: skip
     limits.add_argument(
-        "--queue", type=positive, default=128, help="requests that wait, more are refused (default: %(default)s)"
+        "--queue", type=positive, default=128,
+        help="questions that wait, and texts that wait; more are refused (default: %(default)s)",
+    )  # fmt: skip
+    limits.add_argument(
+        "--peer", type=positive, help="requests of one other machine at a time (default: half of --queue)"
     )
     limits.add_argument(
         "--batch", type=positive, default=16, help="questions that are answered together (default: %(default)s)"
@@ -91,46 +112,60 @@ def add(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     device_name = device(arguments.device)
+    key = arguments.api_key or os.environ.get(KEY) or None
 
-    from gistkit.ask.turns import chat_turns
-    from gistkit_serve.server import Limits, Shelf, application
-    from gistkit_serve.server.app import LOOPBACK
-    from gistkit_serve.server.running import run
+    from gistkit_serve.server.loading import loading
 
     with ExitStack() as stack:
         # An address that is taken is told before the model is loaded.
         listener = stack.enter_context(_listener(arguments.host, arguments.port))
-        model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
-        compressor = chosen_compressor(arguments, model)
-        compressor.tokenizer = tokenizer
-        try:
-            turns = chat_turns(tokenizer) if arguments.chat else None
-        except ValueError as error:
-            raise ValueError(f"--chat: {error}") from error
-        logging.basicConfig(format="gistkit serve: %(message)s", level=logging.WARNING)
-        folder = arguments.memories or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gistkit-serve-")))
-        shelf = Shelf(
-            folder, compressor, most=arguments.max_memories, ram_bytes=int(arguments.ram),
-            disk_bytes=int(arguments.disk), dtype=memory_dtype(arguments.memory_dtype, model),
-        )  # fmt: skip
-        stack.callback(shelf.close)
-        limits = Limits(
-            text_tokens=arguments.max_text_tokens
-            or getattr(compressor.config, "max_position_embeddings", None)
-            or 2**15,
-            new_tokens=arguments.max_new_tokens,
-            batch=arguments.batch,
-            batch_tokens=arguments.batch_tokens,
-            queue=arguments.queue,
-        )
-        name = _name(arguments)
-        app = application(
-            compressor, shelf, name=name, turns=turns, limits=limits, seconds=arguments.timeout,
-            body_bytes=arguments.max_body, hosts=LOOPBACK if _is_loopback(listener) else None,
-        )  # fmt: skip
-        _greet(listener, name, shelf, arguments)
+        with loading(listener):
+            app, shelf, name = _application(arguments, device_name, key, _is_loopback(listener), stack)
+        _greet(listener, name, shelf, arguments, key)
+
+        from gistkit_serve.server.running import run
+
         run(app, listener, connections=2 * arguments.queue + arguments.batch)
     return 0
+
+
+def _application(
+    arguments: argparse.Namespace, device_name: str, key: str | None, loopback: bool, stack: ExitStack
+) -> tuple[Any, Any, str]:
+    """The application with its model, its shelf, which is open as long as the stack is, and the model's name."""
+    from gistkit.ask.turns import chat_turns
+    from gistkit_serve.server import Limits, Offline, Shelf, application
+    from gistkit_serve.server.app import LOOPBACK
+    from gistkit_serve.server.shelf import temporary_folder
+
+    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
+    compressor = chosen_compressor(arguments, model)
+    compressor.tokenizer = tokenizer
+    try:
+        turns = chat_turns(tokenizer) if arguments.chat else None
+    except ValueError as error:
+        raise ValueError(f"--chat: {error}") from error
+    logging.basicConfig(format="gistkit serve: %(message)s", level=logging.WARNING)
+    logging.getLogger("gistkit_serve").setLevel(arguments.log_level.upper())
+    shelf = Shelf(
+        arguments.memories or stack.enter_context(temporary_folder()), compressor, most=arguments.max_memories,
+        ram_bytes=int(arguments.ram), disk_bytes=int(arguments.disk), dtype=memory_dtype(arguments.memory_dtype, model),
+        offline=Offline(arguments.store, compressor),
+    )  # fmt: skip
+    stack.callback(shelf.close)
+    limits = Limits(
+        text_tokens=arguments.max_text_tokens or getattr(compressor.config, "max_position_embeddings", None) or 2**15,
+        new_tokens=arguments.max_new_tokens,
+        batch=arguments.batch,
+        batch_tokens=arguments.batch_tokens,
+        queue=arguments.queue,
+    )
+    names = arguments.served_model_name or [_name(arguments)]
+    app = application(
+        compressor, shelf, names=names, turns=turns, limits=limits, seconds=arguments.timeout,
+        body_bytes=arguments.max_body, hosts=LOOPBACK if loopback else None, key=key, peer=arguments.peer,
+    )  # fmt: skip
+    return app, shelf, names[0]
 
 
 def _listener(host: str, port: int) -> socket.socket:
@@ -166,12 +201,14 @@ def _name(arguments: argparse.Namespace) -> str:
     return f"{Path(arguments.model).name}-untrained" if untrained else str(default_for(arguments.model))
 
 
-def _greet(listener: socket.socket, name: str, shelf: Any, arguments: argparse.Namespace) -> None:
+def _greet(listener: socket.socket, name: str, shelf: Any, arguments: argparse.Namespace, key: str | None) -> None:
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     print(f"{name} at {url}, {_kept(arguments)}, {len(shelf)} there; Ctrl-C ends it")
     print("compress once, then ask with its id as often as you like:")
     json = "-H 'content-type: application/json'"
+    if key is not None:
+        json += f' -H "authorization: Bearer ${KEY}"'
     print(f"""  curl {url}/v1/memories {json} -d '{{"text": "The gate code is 4471."}}'""")
     print(
         f"  curl {url}/v1/chat/completions {json} "
@@ -179,7 +216,8 @@ def _greet(listener: socket.socket, name: str, shelf: Any, arguments: argparse.N
     )
     sys.stdout.flush()
     if not _is_loopback(listener):
-        print("gistkit serve: other machines can reach this address, without keys and without TLS", file=sys.stderr)
+        keys = "without keys and " if key is None else ""
+        print(f"gistkit serve: other machines can reach this address, {keys}without TLS", file=sys.stderr)
 
 
 def _kept(arguments: argparse.Namespace) -> str:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import HTMLResponse, Response, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from gistkit.ask.turns import Turns
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.tokens import QUESTION
+from gistkit_serve.server.access import Access
+from gistkit_serve.server.entry import Entry
 from gistkit_serve.server.errors import Refused, storage_failed
 from gistkit_serve.server.guard import Guard
+from gistkit_serve.server.metrics import Metrics
 from gistkit_serve.server.requests import ChatBody, TextBody
-from gistkit_serve.server.shelf import Entry, Shelf
+from gistkit_serve.server.shelf import Shelf
 from gistkit_serve.server.worker import Answer, Job, Limits, Question, Sampling, Text, Worker
 
 # Names by which a server on this machine alone is called.
@@ -32,57 +37,64 @@ def application(
     compressor: Compressor,
     shelf: Shelf,
     *,
-    name: str = "gistkit",
+    names: Sequence[str] = ("gistkit",),
     turns: Turns | None = None,
     limits: Limits | None = None,
     seconds: float = 120.0,
     body_bytes: int = 2**20,
     hosts: frozenset[str] | None = LOOPBACK,
+    key: str | None = None,
+    peer: int | None = None,
 ) -> FastAPI:
     """The ASGI application of `gistkit serve`.
 
     Args:
         compressor: with a tokenizer, in eval mode. While the application runs nothing else may use it.
         shelf: of its memories; it stays open.
-        name: of the model, in `/v1/models`.
+        names: of the model, in `/v1/models`; answers have the first one.
         turns: the text around questions. None: that of training.
         limits: of sizes and numbers.
         seconds: from a request to the end of its answer; what takes longer is refused.
         body_bytes: of a request's body, at most.
         hosts: names that requests may call this server by; None: any.
+        key: that requests have to have; None: none.
+        peer: requests of one other machine at a time; None: half of the queue.
     """
-    limits = limits or Limits()
+    limits, name, metrics = limits or Limits(), names[0], Metrics(shelf)
     turns = turns or Turns(QUESTION, QUESTION)
     started = int(time.time())
 
     @asynccontextmanager
     async def running(app: FastAPI) -> AsyncIterator[None]:
-        worker = app.state.worker = Worker(compressor, shelf, turns, limits)
+        worker = app.state.worker = metrics.worker = Worker(compressor, shelf, turns, limits)
         yield
         await asyncio.to_thread(worker.close)
 
-    # Its pages of documentation load scripts from a network.
+    # FastAPI's pages of documentation load scripts from a network.
     app = FastAPI(title="gistkit serve", lifespan=running, docs_url=None, redoc_url=None)
-    app.add_middleware(Guard, most=body_bytes, seconds=seconds, hosts=hosts)
+    peer = max(1, limits.queue // 2) if peer is None else peer
+    app.add_middleware(Guard, most=body_bytes, seconds=seconds, hosts=hosts, key=key, peer=peer)
+    # The last one comes first.
+    app.add_middleware(Access, metrics=metrics)
 
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> Response:
-        return _refusal(error)
+        return error.response()
 
     @app.exception_handler(OSError)
     async def unwritten(request: Request, error: OSError) -> Response:
-        return _refusal(storage_failed(error))
+        return storage_failed(error).response()
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         # What is no JSON has a number of bytes for a place.
         place = "" if first["type"] == "json_invalid" else ".".join(str(part) for part in first["loc"][1:])
-        return _refusal(Refused(400, f"{place or 'body'}: {first['msg']}", place.partition(".")[0] or None))
+        return Refused(400, f"{place or 'body'}: {first['msg']}", place.partition(".")[0] or None).response()
 
     @app.exception_handler(HTTPException)
     async def failed(request: Request, error: HTTPException) -> Response:
-        return _refusal(Refused(error.status_code, str(error.detail)))
+        return Refused(error.status_code, str(error.detail)).response()
 
     @app.post("/v1/memories", status_code=201)
     async def add_memory(body: TextBody, request: Request) -> dict[str, Any]:
@@ -94,15 +106,17 @@ def application(
     async def list_memories() -> dict[str, Any]:
         return {"object": "list", "data": [_memory(entry) for entry in reversed(shelf.entries())]}
 
-    @app.get("/v1/memories/{memory}")
+    @app.get("/v1/memories/{memory:path}")
     async def show_memory(memory: str) -> dict[str, Any]:
         try:
             return _memory(shelf.entry(memory))
         except KeyError:
             raise _unknown(memory) from None
 
-    @app.delete("/v1/memories/{memory}")
+    @app.delete("/v1/memories/{memory:path}")
     async def remove_memory(memory: str) -> dict[str, Any]:
+        if memory in shelf.offline.entries:
+            raise Refused(403, "memory: expected one that was added here, got one of --store, which stays as it is")
         try:
             shelf.remove(memory)
         except KeyError:
@@ -111,8 +125,9 @@ def application(
 
     @app.post("/v1/chat/completions", response_model=None)
     async def complete(body: ChatBody, request: Request) -> Response | dict[str, Any]:
-        if body.model not in (None, name):
-            raise Refused(404, f"model: expected {name}, got {body.model[:80]!r}", "model", code="model_not_found")
+        if body.model is not None and body.model not in names:
+            expected = " or ".join(names)
+            raise Refused(404, f"model: expected {expected}, got {body.model[:80]!r}", "model", code="model_not_found")
         if body.max_tokens > limits.new_tokens:
             raise Refused(400, f"max_tokens: expected at most {limits.new_tokens}, got {body.max_tokens}", "max_tokens")
         asked = body.turns()
@@ -120,7 +135,9 @@ def application(
         sampling = Sampling(body.temperature, body.top_p, body.seed) if body.temperature >= 1e-3 else Sampling()
 
         def question(tell: Callable[[Any], None]) -> Question:
-            return Question(tell, body.memory, asked, body.max_tokens, sampling, body.stop, body.stream)
+            return Question(
+                tell, body.memory, asked, body.max_tokens, sampling, body.stop, body.stream, body.ignore_eos
+            )
 
         exchange = _Exchange(request, seconds, question)
         head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": name}
@@ -144,7 +161,7 @@ def application(
     async def models() -> dict[str, Any]:
         return {
             "object": "list",
-            "data": [{"id": name, "object": "model", "created": started, "owned_by": "gistkit"}],
+            "data": [{"id": one, "object": "model", "created": started, "owned_by": "gistkit"} for one in names],
         }
 
     @app.get("/health")
@@ -162,7 +179,25 @@ def application(
             "done": worker.done,
         }
 
+    @app.get("/metrics")
+    async def show_metrics() -> Response:
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(_documentation(app.openapi()))
+
     return app
+
+
+def _documentation(schema: dict[str, Any]) -> str:
+    """A page of the routes and the fields they take, without scripts."""
+    parts = ["<!doctype html><meta charset=utf-8><title>gistkit serve</title><h1>gistkit serve</h1>"]
+    for path, methods in schema["paths"].items():
+        parts += [f"<h2>{method.upper()} {html.escape(path)}</h2>" for method in methods]
+    for name, one in schema["components"]["schemas"].items():
+        parts.append(f"<h3>{html.escape(name)}</h3><pre>{html.escape(json.dumps(one, indent=2))}</pre>")
+    return "\n".join(parts)
 
 
 class _Exchange:
@@ -273,9 +308,3 @@ def _memory(entry: Entry) -> dict[str, Any]:
 
 def _unknown(memory: str) -> Refused:
     return Refused(404, f"memory: expected the id of a memory, got {memory[:80]!r}", code="memory_not_found")
-
-
-def _refusal(error: Refused) -> Response:
-    headers = {"retry-after": "1"} if error.status == 503 else None
-    # A name in a message may have halves of characters, which no UTF-8 has; they are escaped.
-    return Response(json.dumps(error.body()), error.status, headers, "application/json")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 from typing import Any
+
+from fastapi.responses import Response
 
 
 class Refused(Exception):
@@ -24,6 +27,13 @@ class Refused(Exception):
         """The JSON of the answer."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self, **headers: str) -> Response:
+        """The answer, with when to come again where that may help."""
+        if self.status == 503:
+            headers["retry-after"] = "1"
+        # A name in a message may have halves of characters, which no UTF-8 has; they are escaped.
+        return Response(json.dumps(self.body()), self.status, headers, "application/json")
 
 
 def storage_failed(error: OSError) -> Refused:

@@ -1,18 +1,22 @@
-"""Guard: what every request passes before a route sees it: its host, and the size and time of its body."""
+"""Guard: what every request passes before a route: its host, key and client, and the size and time of its body."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
-
-from fastapi.responses import JSONResponse
 
 from gistkit_serve.server.errors import Refused
 
 # A name or an address in brackets, and perhaps a port.
 _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::\d{0,5})?")
+# What needs no key: it says nothing of memories.
+_OPEN = {"/health", "/docs", "/openapi.json"}
+_BODY = 30.0
+"""Seconds in which a body has come, at most."""
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -27,29 +31,48 @@ class Guard:
         seconds: in which it has come.
         hosts: names that a request may call this server by, so that no page in a browser reaches it by a name that
             leads to this address; None: any.
+        key: that requests have as a bearer token; None: none is needed.
+        peer: requests of one address at a time, but for those of this machine.
     """
 
-    def __init__(self, app: Any, *, most: int, seconds: float, hosts: frozenset[str] | None) -> None:
-        self.app, self.most, self.seconds, self.hosts = app, most, seconds, hosts
+    def __init__(
+        self, app: Any, *, most: int, seconds: float, hosts: frozenset[str] | None, key: str | None, peer: int
+    ) -> None:
+        self.app, self.most, self.seconds, self.hosts = app, most, min(seconds, _BODY), hosts
+        self._key, self._peer = None if key is None else key.encode(), peer
+        self._requests = Counter[str]()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """See ASGI."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        address = (scope.get("client") or ("",))[0]
+        self._requests[address] += 1
         try:
-            headers = dict(scope["headers"])
-            self._check_host(headers.get(b"host", b"").decode("latin-1"))
-            length = headers.get(b"content-length", b"0")
-            if length.isdigit() and int(length[:20]) > self.most:
-                raise self._too_long()
+            await self._pass(address, scope, receive, send)
+        except Refused as error:
+            # What is left of the body is not read.
+            headers = {"connection": "close"} | ({"www-authenticate": "Bearer"} if error.status == 401 else {})
+            await error.response(**headers)(scope, receive, send)
+        finally:
+            self._requests[address] -= 1
+            if not self._requests[address]:
+                del self._requests[address]
+
+    async def _pass(self, address: str, scope: Message, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        self._check_host(headers.get(b"host", b"").decode("latin-1"))
+        self._check_key(scope["path"], headers.get(b"authorization", b""))
+        if self._requests[address] > self._peer and not address.startswith("127.") and address != "::1":
+            raise Refused(503, f"expected at most {self._peer} requests of {address} at a time", code="peer_limit")
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length[:20]) > self.most:
+            raise self._too_long()
+        try:
             body = await asyncio.wait_for(self._body(receive), self.seconds)
         except TimeoutError:
-            await _answer(Refused(408, f"the body took longer than {self.seconds:g} s"), scope, receive, send)
-            return
-        except Refused as error:
-            await _answer(error, scope, receive, send)
-            return
+            raise Refused(408, f"the body took longer than {self.seconds:g} s") from None
         if body is None:
             return
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -64,6 +87,15 @@ class Guard:
         name = host if parts is None else parts[1]
         if self.hosts is not None and (parts is None or name.lower() not in self.hosts):
             raise Refused(403, f"Host: expected one of {', '.join(sorted(self.hosts))}, got {name[:80]!r}")
+
+    def _check_key(self, path: str, given: bytes) -> None:
+        if self._key is None or path in _OPEN:
+            return
+        scheme, _, token = given.partition(b" ")
+        if scheme.lower() != b"bearer" or not secrets.compare_digest(token.strip(), self._key):
+            raise Refused(
+                401, "Authorization: expected Bearer and the server's key, got another or none", code="invalid_api_key"
+            )
 
     async def _body(self, receive: Receive) -> bytes | None:
         """The body; None where the client has gone."""
@@ -81,8 +113,3 @@ class Guard:
 
     def _too_long(self) -> Refused:
         return Refused(413, f"body: expected at most {self.most:,} bytes, got more", code="body_too_long")
-
-
-async def _answer(error: Refused, scope: Message, receive: Receive, send: Send) -> None:
-    # What is left of the body is not read.
-    await JSONResponse(error.body(), error.status, {"connection": "close"})(scope, receive, send)

@@ -12,7 +12,7 @@ from gistkit_serve.server.errors import Refused
 # Fields of OpenAI's chat format that change no answer, and those that change none with these values.
 _IDLE = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "parallel_tool_calls",
+    "parallel_tool_calls", "prediction",
 }  # fmt: skip
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -26,6 +26,12 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
+    "reasoning_effort": ("none", "minimal"),
+    "verbosity": ("medium",),
+    # Those of other servers.
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
 }
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -59,10 +65,10 @@ class Part(BaseModel):
 
 
 class Message(BaseModel):
-    """A question, or the answer to one. (A system message would have to precede the memory.)"""
+    """A question or the answer to one, or before them what a system or a developer says."""
 
     model_config = _STRICT
-    role: Literal["user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant"]
     content: Words | list[Part]
 
     @model_validator(mode="before")
@@ -91,7 +97,7 @@ class ChatBody(BaseModel):
     """A chat completion of OpenAI's format, with the field `memory`."""
 
     model_config = _STRICT
-    memory: Annotated[list[str], Field(min_length=1, max_length=64)]
+    memory: Annotated[list[str], Field(max_length=64)] = []
     messages: Annotated[list[Message], Field(min_length=1, max_length=1000)]
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1)] = 256
@@ -99,6 +105,7 @@ class ChatBody(BaseModel):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
     stop: Annotated[list[Words], Field(max_length=4)] = []
+    ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
 
@@ -118,14 +125,20 @@ class ChatBody(BaseModel):
         return data | {name: [data[name]] for name in ("memory", "stop") if isinstance(data.get(name), str)}
 
     def turns(self) -> list[str]:
-        """Questions and the answers between them.
+        """Questions and the answers between them; what a system says begins the first question.
 
         Raises:
             Refused: if they do not alternate, or a question is not the last one.
         """
-        roles = [message.role for message in self.messages]
+        count = next((place for place, one in enumerate(self.messages) if one.role in ("user", "assistant")), None)
+        system, turns = self.messages[:count], self.messages[len(self.messages) if count is None else count :]
+        roles = [message.role for message in turns]
         expected = ["user" if index % 2 == 0 else "assistant" for index in range(len(roles))]
         if roles != expected or len(roles) % 2 == 0:
-            shown = ", ".join(roles[:6]) + (", ..." if len(roles) > 6 else "")
-            raise Refused(400, f"messages: expected user and assistant in turn, user last, got {shown}", "messages")
-        return [message.text for message in self.messages]
+            shown = ", ".join(message.role for message in self.messages[:6]) + (", ..." if self.messages[6:] else "")
+            raise Refused(
+                400, f"messages: expected system messages, then user and assistant in turn, user last, got {shown}",
+                "messages",
+            )  # fmt: skip
+        first, *others = [message.text for message in turns]
+        return ["\n\n".join([*(message.text for message in system), first]), *others]

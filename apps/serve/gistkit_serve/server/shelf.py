@@ -7,10 +7,12 @@ import logging
 import os
 import re
 import secrets
+import shutil
+import tempfile
 import time
 from collections import OrderedDict
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING
@@ -19,40 +21,16 @@ from gistkit.common.checks import whole
 from gistkit.common.files import remove_partials
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.memory import Memory
+from gistkit_serve.server.entry import Entry, check_own, entry_of
+from gistkit_serve.server.offline import Offline
 
 if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger("gistkit_serve")
 SUFFIX = ".gist"
+_TEMPORARY = "gistkit-serve-"
 _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
-
-
-@dataclass
-class Entry:
-    """What a shelf knows of a memory.
-
-    Args:
-        id: 32 hexadecimal digits, drawn at random.
-        tokens: of its text.
-        memory_tokens: that stand for them.
-        rest: tokens behind the compressor's window, which are read as they are.
-        nbytes: of its tensors.
-        size: of its file, bytes.
-        used: when it was added or last read, seconds since 1970.
-        memory: None: it is in its file alone.
-        removed: ids of the memories that went when it was added, for the limits' sake.
-    """
-
-    id: str
-    tokens: int
-    memory_tokens: int
-    rest: int
-    nbytes: int
-    size: int
-    used: int
-    memory: Memory | None = None
-    removed: tuple[str, ...] = ()
 
 
 class Shelf:
@@ -71,6 +49,7 @@ class Shelf:
         ram_bytes: of the tensors in RAM. A memory being read has its tensors there too.
         disk_bytes: of the files.
         dtype: of the tensors; None: as they are made.
+        offline: memories made elsewhere, which it has too, and which count towards no limit.
 
     Raises:
         OSError: if the folder cannot be written, or another shelf has it.
@@ -85,24 +64,23 @@ class Shelf:
         ram_bytes: int,
         disk_bytes: int,
         dtype: torch.dtype | None = None,
+        offline: Offline | None = None,
     ) -> None:
         self.folder, self._compressor, self._dtype = folder, compressor, dtype
+        self.offline = offline or Offline((), compressor)
+        self.evicted = 0
+        """Memories that were removed for the limits' sake."""
         self._most = whole("most", most)
         self._ram, self._disk = whole("ram_bytes", ram_bytes, 0), whole("disk_bytes", disk_bytes)
         self._lock = RLock()
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         folder.mkdir(parents=True, exist_ok=True)
-        self._held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._held)
-            raise type(error)(f"{folder}: expected a folder of no other server, got one that is in use") from error
+        self._held = _lock(folder)
         remove_partials(folder)
         self._read_folder()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._entries) + len(self.offline.entries)
 
     @property
     def ram_bytes(self) -> int:
@@ -128,7 +106,7 @@ class Shelf:
         memory = memory.to(dtype=self._dtype)
         memory.save(path)
         _touch(path)
-        entry = _entry(name, path, memory)
+        entry = entry_of(name, path, memory)
         if entry.size > self._disk:
             path.unlink()
             raise ValueError(f"text: expected a memory of at most {self._disk:,} bytes, got {entry.size:,}")
@@ -143,6 +121,8 @@ class Shelf:
         Raises:
             KeyError: if there is none, or its file is damaged.
         """
+        if name in self.offline.entries:
+            return self.offline.get(name)
         with self._lock:
             entry = self._entries[name]
             self._entries.move_to_end(name)
@@ -161,12 +141,12 @@ class Shelf:
     def entry(self, name: str) -> Entry:
         """What is known of a memory; a KeyError if there is none."""
         with self._lock:
-            return self._entries[name]
+            return self.offline.entries.get(name) or self._entries[name]
 
     def entries(self) -> list[Entry]:
-        """All memories, those used last at the end."""
+        """All memories, those made elsewhere first, and those used last at the end."""
         with self._lock:
-            return list(self._entries.values())
+            return [*self.offline.entries.values(), *self._entries.values()]
 
     def remove(self, name: str) -> None:
         """Removes a memory and its file; a KeyError if there is none, an OSError if its file cannot be removed."""
@@ -209,7 +189,7 @@ class Shelf:
             except (OSError, ValueError) as error:
                 log.warning("left as it is: %s", error if str(path) in str(error) else f"{path}: {error}")
                 continue
-            entry = _entry(path.stem, path, memory)
+            entry = entry_of(path.stem, path, memory)
             ram += entry.nbytes
             if ram > self._ram:
                 entry.memory = None
@@ -233,20 +213,12 @@ class Shelf:
                     log.warning("%s should go, for the limits' sake, and stays: %s", name, error)
                     continue
                 removed.append(name)
+                self.evicted += 1
                 log.warning(
                     "%s is removed for good, not used for longest: the limits are %d memories and %s bytes of files",
                     name, self._most, f"{self._disk:,}",
                 )  # fmt: skip
         return tuple(removed)
-
-
-def check_own(compressor: Compressor, memory: Memory) -> None:
-    """Refuses a memory that this very compressor has not made of one text."""
-    if memory.batch_size != 1:
-        raise ValueError(f"memory: expected one of one text, got {memory.batch_size} rows")
-    if memory.maker != compressor.own_fingerprint():
-        raise ValueError("memory: expected one made by this compressor, got one by another")
-    compressor.check_readable(memory)
 
 
 def _touch(path: Path) -> None:
@@ -258,8 +230,29 @@ def _touch(path: Path) -> None:
         os.utime(path, ns=(now, now))
 
 
-def _entry(name: str, path: Path, memory: Memory) -> Entry:
-    rest = len(memory.rest[0])
-    tokens = memory.context_lengths[0] + rest
-    file = path.stat()
-    return Entry(name, tokens, memory.lengths[0], rest, memory.nbytes, file.st_size, int(file.st_mtime), memory)
+def _lock(folder: Path) -> int:
+    """Holds a folder until the descriptor is closed, however the process ends; an OSError if another process does."""
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(held)
+        raise type(error)(f"{folder}: expected a folder of no other server, got one that is in use") from error
+    return held
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder of memories that ends with the process; those that killed processes have left go now."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
+        with suppress(OSError):
+            if not left.is_symlink() and left.stat().st_uid == os.getuid():
+                held = _lock(left)
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(held)
+    with tempfile.TemporaryDirectory(prefix=_TEMPORARY) as name:
+        held = _lock(Path(name))
+        try:
+            yield Path(name) / "memories"
+        finally:
+            os.close(held)

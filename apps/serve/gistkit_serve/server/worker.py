@@ -1,30 +1,36 @@
-"""Worker: the one thread that uses the model, which compresses texts and answers waiting questions together."""
+"""Worker: one thread answers questions together, which come and go between two tokens; another compresses texts."""
 
 from __future__ import annotations
 
+import copy
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import LogitsProcessor, TemperatureLogitsWarper, TopPLogitsWarper
 
 from gistkit.ask.turns import Turns
 from gistkit.common.checks import POSITIONS
 from gistkit.compress.compressor import Compressor
-from gistkit.compress.generation import stop_ids
+from gistkit.compress.generation import answering, stop_ids
 from gistkit.compress.memory import Memory
 from gistkit.compress.tokens import text_ids
 from gistkit_serve.server.errors import Refused, storage_failed
+from gistkit_serve.server.rows import Prompts, Row, Rows
 from gistkit_serve.server.shelf import Shelf
 from gistkit_serve.server.writing import Writing
 
 log = logging.getLogger("gistkit_serve")
+# By how much the thread that compresses gives way to the one that answers.
+_NICE = 5
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class Limits:
         batch: questions that are answered together, at most.
         batch_tokens: tokens of these with their memories and answers, including padding, at most; one question alone
             may have more.
-        queue: requests that wait, at most.
+        queue: questions that wait, and texts that wait, at most.
     """
 
     text_tokens: int = 8192
@@ -49,12 +55,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen; those of equal ones are chosen together.
+    """How tokens are chosen.
 
     Args:
         temperature: 0 is greedy.
         top_p: as in `Compressor.generate`.
-        seed: of the random numbers; a question with one is answered alone. None: they are not reproducible.
+        seed: of the random numbers. None: they are not reproducible.
     """
 
     temperature: float = 0.0
@@ -105,12 +111,13 @@ class Question(Job):
     """A conversation that ends with a question about memories. `tell` gets pieces of the text, then the `Answer`.
 
     Args:
-        memories: ids, at least one; several are one context.
+        memories: ids; several are one context, and without one the question is read by itself.
         turns: questions and the answers between them; the last one is a question.
         new_tokens: of the answer, at most.
         sampling: see there.
         stops: texts that end the answer.
         pieces: whether `tell` gets pieces; otherwise the `Answer` alone.
+        endless: an end token ends no answer.
     """
 
     memories: Sequence[str]
@@ -119,28 +126,84 @@ class Question(Job):
     sampling: Sampling
     stops: Sequence[str]
     pieces: bool = False
+    endless: bool = False
 
 
-@dataclass(frozen=True)
-class _Ready:
-    """A question with its memory and token ids; `end` is the position behind the longest answer."""
+class _Answer:
+    """A question that is being answered, and what is written so far.
 
-    job: Question
-    memory: Memory
-    prompt: list[int]
-    end: int
+    Args:
+        job: the question.
+        memory: of all its memories, if it has some.
+        prompt: token ids.
+        start: position of the answer.
+        decode: token ids to a text.
+    """
+
+    def __init__(
+        self, job: Question, memory: Memory | None, prompt: list[int], start: int, decode: Callable[[list[int]], str]
+    ) -> None:
+        self.job, self.memory, self.prompt, self.start = job, memory, prompt, start
+        self.writing = Writing(decode, job.stops)
+        self.alone = False
+        """Whether its prompt is read by itself."""
+        sampling, self._processors = job.sampling, list[LogitsProcessor]()
+        if sampling.temperature > 0:
+            # As transformers' loop has them.
+            self._processors.append(TemperatureLogitsWarper(sampling.temperature))
+            if sampling.top_p < 1:
+                self._processors.append(TopPLogitsWarper(sampling.top_p))
+        self._generator: torch.Generator | None = None
 
     @property
     def held(self) -> int:
         """Tokens of the memory, with those behind the window."""
-        return self.memory.lengths[0] + len(self.memory.rest[0])
+        return 0 if self.memory is None else self.memory.lengths[0] + len(self.memory.rest[0])
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Tokens of each part, of which one that is read with others is as wide as theirs."""
+        memory = (0, 0) if self.memory is None else (self.memory.lengths[0], len(self.memory.rest[0]))
+        return *memory, len(self.prompt), self.job.new_tokens
+
+    def choose(self, logits: Tensor) -> int:
+        """The next token, of logits [V]."""
+        if not self._processors:
+            return int(logits.argmax())
+        if self._generator is None:
+            self._generator = torch.Generator(logits.device)
+            seed = self.job.sampling.seed
+            _ = self._generator.seed() if seed is None else self._generator.manual_seed(seed)
+        scores = logits[None]
+        for processor in self._processors:
+            scores = processor(None, scores)
+        return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generator))
+
+    def over(self, token: int, ends: set[int]) -> bool:
+        """Whether the answer ends with a token; the question is told what is new."""
+        job, writing = self.job, self.writing
+        writing.add(token)
+        ended = token in ends and not job.endless
+        over = ended or len(writing.tokens) >= job.new_tokens
+        if over or job.pieces or job.stops:
+            piece = writing.look(over)
+            if piece and job.pieces:
+                job.tell(piece)
+        if not over and not writing.stopped:
+            return False
+        reason = "stop" if ended or writing.stopped else "length"
+        job.tell(Answer(writing.text, reason, self.held, len(self.prompt), len(writing.tokens)))
+        # Nothing is left to tell.
+        job.cancelled = True
+        return True
 
 
 class Worker:
-    """A thread that compresses texts and answers questions, in the order of their coming.
+    """A thread that answers questions and one that compresses texts, each in the order of their coming.
 
-    Questions that wait and sample alike are answered together, up to `Limits.batch`; one that comes later waits for
-    all of these. A cancelled request leaves with the next token.
+    A question joins those that are being answered at the next token, up to `Limits.batch` of them, and leaves when it
+    is done, or at the next token once it is cancelled. Texts are compressed by a second compressor, which has the
+    weights of the first one, so that no question waits for them.
 
     Args:
         compressor: with a tokenizer, in eval mode.
@@ -153,26 +216,34 @@ class Worker:
         self.compressor, self.shelf, self.turns, self.limits = compressor, shelf, turns, limits
         self.tokenizer = compressor.tokenizer
         self._positions: int = getattr(compressor.config, "max_position_embeddings", None) or POSITIONS
-        self._ends = stop_ids(compressor.lm, {*stop_ids(compressor.lm, None), self.tokenizer.eos_token_id} - {None})
-        self._waiting: deque[Job] = deque()
+        self._ends = {*stop_ids(compressor.lm, None), self.tokenizer.eos_token_id} - {None}
+        # RoPE that changes with the length of a pass would change with other rows.
+        self._batch = 1 if compressor.lm.changing_rope else limits.batch
+        self._questions: deque[Question] = deque()
+        self._texts: deque[Text] = deque()
         self._changed = threading.Condition()
+        self._next = deque[_Answer]()
         self._closing = False
         self.running: list[Job] = []
         self.done = 0
-        self._thread = threading.Thread(target=self._run, name="gistkit-serve", daemon=True)
-        self._thread.start()
+        self.tokens = 0
+        """Tokens that were written, in all answers."""
+        work = self._answer, self._compress
+        self._threads = [threading.Thread(target=each, name=f"gistkit{each.__name__}", daemon=True) for each in work]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def alive(self) -> bool:
-        """Whether the thread answers."""
-        return self._thread.is_alive()
+        """Whether both threads go on."""
+        return all(thread.is_alive() for thread in self._threads)
 
     @property
     def waiting(self) -> int:
         """Requests that wait for their turn."""
-        return len(self._waiting)
+        return len(self._questions) + len(self._texts)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Text | Question) -> None:
         """Queues a request.
 
         Raises:
@@ -181,115 +252,226 @@ class Worker:
         with self._changed:
             if self._closing:
                 raise Refused(503, "the server is shutting down", code="shutting_down")
+            queue: deque[Any] = self._texts if isinstance(job, Text) else self._questions
             # Those that nobody waits for any more make room.
-            if len(self._waiting) >= self.limits.queue:
-                self._waiting = deque(other for other in self._waiting if not other.cancelled)
-            if len(self._waiting) >= self.limits.queue:
+            if len(queue) >= self.limits.queue:
+                kept = [other for other in queue if not other.cancelled]
+                queue.clear()
+                queue.extend(kept)
+            if len(queue) >= self.limits.queue:
                 raise Refused(503, f"the queue is full, {self.limits.queue} requests are waiting", code="queue_full")
-            self._waiting.append(job)
-            self._changed.notify()
+            queue.append(job)
+            self._changed.notify_all()
 
     def stop(self) -> None:
         """Refuses what waits, what comes and what runs, which ends at its next token."""
         with self._changed:
             self._closing = True
-            jobs = [*self.running, *self._waiting]
-            self._waiting.clear()
-            self._changed.notify()
+            jobs = [*self.running, *self._questions, *self._texts]
+            self._questions.clear()
+            self._texts.clear()
+            self._changed.notify_all()
         _refuse(jobs, Refused(503, "the server is shutting down", code="shutting_down"))
 
     def close(self) -> None:
-        """`stop`, and waits until the thread has ended."""
+        """`stop`, and waits until the threads have ended."""
         self.stop()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
-    @torch.no_grad()
-    def _run(self) -> None:
-        while (job := self._next()) is not None:
-            try:
-                if isinstance(job, Text):
-                    self._compress(job)
-                elif isinstance(job, Question):
-                    self._answer(self._batch(job))
-            except (Refused, ValueError) as error:
-                _refuse(self.running, error)
-            except OSError as error:
-                log.warning("a request failed: %s", error)
-                _refuse(self.running, storage_failed(error))
-            # Whatever a request does, the next one is served. A panic of the tokenizer is no Exception.
-            except BaseException as error:
-                log.exception("a request failed")
-                _refuse(self.running, _failed(error))
-            finally:
-                with self._changed:
-                    self.done += len(self.running)
-                    self.running = []
-
-    def _next(self) -> Job | None:
-        """The next request that somebody waits for; None at the end."""
+    def _wait(self, queue: deque[Any]) -> bool:
+        """Waits for a request; False at the end."""
         with self._changed:
-            while not self._closing:
-                while self._waiting:
-                    job = self._waiting.popleft()
-                    if not job.cancelled:
-                        self.running = [job]
-                        return job
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._closing or queue)
+            return not self._closing
+
+    def _take(self, queue: deque[Any]) -> Any:
+        """The next request that somebody waits for, which runs now; None: there is none."""
+        with self._changed:
+            while queue:
+                job = queue.popleft()
+                if not job.cancelled:
+                    self.running.append(job)
+                    return job
         return None
 
-    def _batch(self, first: Question) -> list[_Ready]:
-        """A question with those that wait and can be answered with it."""
-        batch = [self._ready(first)]
+    def _finish(self, job: Job, error: BaseException | None = None) -> None:
+        """Whatever a request does, the next one is served."""
+        if error is not None:
+            _refuse([job], _refusal(error))
         with self._changed:
-            alike = [job for job in self._waiting if isinstance(job, Question) and job.sampling == first.sampling]
-        for job in alike if first.sampling.seed is None else []:
-            if len(batch) == self.limits.batch or self._closing:
-                break
-            try:
-                ready = None if job.cancelled else self._ready(job)
-            except Exception as error:
-                _refuse([job], error if isinstance(error, Refused | ValueError) else _failed(error))
-                with self._changed, suppress(ValueError):
-                    self._waiting.remove(job)
-                continue
-            if ready is None:
-                continue
-            if not self._fit([*batch, ready]):
-                break
-            with self._changed:
-                if job not in self._waiting:
-                    break
-                self._waiting.remove(job)
-                self.running.append(job)
-            batch.append(ready)
-        return batch
+            self.running.remove(job)
+            self.done += 1
 
-    def _fit(self, batch: Sequence[_Ready]) -> bool:
-        """Whether questions together keep to the limits of tokens and of the model's positions."""
-        new = max(ready.job.new_tokens for ready in batch)
-        width = max(ready.held for ready in batch) + max(len(ready.prompt) for ready in batch) + new
-        end = max(ready.end - ready.job.new_tokens for ready in batch) + new
-        return len(batch) * width <= self.limits.batch_tokens and end <= self._positions
-
-    def _ready(self, job: Question) -> _Ready:
-        """Finds the memory of a question and its token ids."""
-        compressor = self.compressor
-        memories = []
-        for name in job.memories:
+    @torch.no_grad()
+    def _compress(self) -> None:
+        twin = _twin(self.compressor)
+        # Linux takes a thread's number, and those that compute for it are as nice: questions come first.
+        with suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.nice(0) + _NICE)
+        while self._wait(self._texts):
+            if (job := self._take(self._texts)) is None:
+                continue
             try:
-                memories.append(self.shelf.get(name))
-            except KeyError:
-                raise Refused(
-                    404, f"memory: expected the id of a memory, got {name[:80]!r}", "memory", code="memory_not_found"
-                ) from None
+                job.tell(self._memory(twin, job))
+                self._finish(job)
+            # A panic of the tokenizer is no Exception.
+            except BaseException as error:
+                self._finish(job, error)
+
+    def _memory(self, compressor: Compressor, job: Text) -> Any:
+        row = text_ids(job.text, compressor.tokenizer)
+        if not 1 <= len(row) <= self.limits.text_tokens:
+            raise Refused(
+                413 if row else 400, f"text: expected 1 to {self.limits.text_tokens} tokens, got {len(row)}", "text"
+            )
+        memory = compressor.encode([row])
+        return None if job.cancelled else self.shelf.add(memory)
+
+    @torch.no_grad()
+    def _answer(self) -> None:
+        while self._wait(self._questions):
+            try:
+                # The weights are prepared for answers until nobody asks.
+                with answering(self.compressor, self.limits.new_tokens):
+                    self._answer_all()
+            except BaseException as error:
+                self._next.clear()
+                jobs = [job for job in self.running if isinstance(job, Question)]
+                for job in jobs or [self._take(self._questions)]:
+                    if job is not None:
+                        self._finish(job, error)
+
+    def _answer_all(self) -> None:
+        """Answers questions until none waits: between two tokens others join, a part of their prompts at a time."""
+        rows, together = Rows(self.compressor), list[_Answer]()
+        joining, prompts = list[_Answer](), None
+        while True:
+            if prompts is None:
+                joining = self._joining(rows)
+                prompts = self._prompts(joining)
+            if prompts is not None and self._join(joining, prompts, rows, together):
+                prompts = None
+            self._step(rows, together)
+            if prompts is None and not together and not self._next and not self._questions:
+                return
+
+    def _joining(self, rows: Rows) -> list[_Answer]:
+        """The questions that join next and are read together, as far as there is room."""
+        taken = list[_Answer]()
+        while len(rows) + len(taken) < self._batch:
+            if not self._next and (answer := self._ready()) is not None:
+                self._next.append(answer)
+            if not self._next or not self._fit([*taken, self._next[0]], rows):
+                break
+            taken.append(self._next.popleft())
+        return taken
+
+    def _fit(self, taken: Sequence[_Answer], rows: Rows) -> bool:
+        """Whether questions may be read together, and answered beside those that run."""
+        last = taken[-1]
+        if len(taken) > 1 and (last.alone or taken[0].alone or (last.memory is None) != (taken[0].memory is None)):
+            return False
+        width = sum(max(sizes) for sizes in zip(*(answer.sizes for answer in taken), strict=True))
+        end = max(answer.start for answer in taken) + max(answer.job.new_tokens for answer in taken)
+        count = len(rows) + len(taken)
+        room = count * max(rows.longest, width) <= self.limits.batch_tokens
+        return count == 1 or (room and end <= self._positions)
+
+    def _ready(self) -> _Answer | None:
+        """The next question with its memory and tokens; None: there is none."""
+        while (job := self._take(self._questions)) is not None:
+            try:
+                return self._prepared(job)
+            except BaseException as error:
+                self._finish(job, error)
+        return None
+
+    def _prompts(self, joining: Sequence[_Answer]) -> Prompts | None:
+        """The prompts of questions that join, of which none is read yet; None: there is none."""
+        if not joining:
+            return None
         try:
-            memory = compressor.join(memories) if len(memories) > 1 else memories[0]
-        except ValueError as error:
-            raise Refused(400, f"memory: {str(error).removeprefix('memories: ')}", "memory") from error
-        memory = memory.to(dtype=compressor.embed.weight.dtype)
-        prompt = self._tokens(job.turns)
-        lead = compressor.task_embedding("qa", memory).shape[1]
-        end = memory.starts[0] + lead + len(memory.rest[0]) + len(prompt) + job.new_tokens
+            memories, count = [one.memory for one in joining], max(one.job.new_tokens for one in joining)
+            return Prompts(self.compressor, memories, [one.prompt for one in joining], count)
+        except BaseException as error:
+            self._fail(joining, error)
+        return None
+
+    def _fail(self, joining: Sequence[_Answer], error: BaseException) -> None:
+        """What fails together is read again, each by itself."""
+        if len(joining) == 1:
+            self._finish(joining[0].job, error)
+            return
+        for answer in joining:
+            answer.alone = True
+        self._next.extendleft(reversed(joining))
+
+    def _join(self, joining: Sequence[_Answer], prompts: Prompts, rows: Rows, together: list[_Answer]) -> bool:
+        """Reads a part of prompts; whether these questions have joined, or are done with."""
+        try:
+            if all(answer.job.cancelled for answer in joining):
+                for answer in joining:
+                    self._finish(answer.job)
+                return True
+            logits = prompts.part()
+        except BaseException as error:
+            self._fail(joining, error)
+            return True
+        if logits is None:
+            return False
+        self.tokens += len(joining)
+        for index, answer in enumerate(joining):
+            try:
+                if answer.job.cancelled or answer.over(answer.choose(logits[index]), self._ends):
+                    self._finish(answer.job)
+                    continue
+                rows.join(Row(prompts, index))
+                together.append(answer)
+            except BaseException as error:
+                self._finish(answer.job, error)
+        return True
+
+    def _step(self, rows: Rows, together: list[_Answer]) -> None:
+        """One more token of each answer; those that have ended leave."""
+        for index in reversed(range(len(together))):
+            if together[index].job.cancelled:
+                self._leave(rows, together, index)
+        if not together:
+            return
+        try:
+            logits = rows.read([answer.writing.tokens[-1] for answer in together])
+        except BaseException as error:
+            for index in reversed(range(len(together))):
+                self._leave(rows, together, index, error)
+            return
+        self.tokens += len(together)
+        for index in reversed(range(len(together))):
+            answer = together[index]
+            try:
+                if answer.over(answer.choose(logits[index]), self._ends):
+                    self._leave(rows, together, index)
+            except BaseException as error:
+                self._leave(rows, together, index, error)
+
+    def _leave(self, rows: Rows, together: list[_Answer], index: int, error: BaseException | None = None) -> None:
+        answer = together[index]
+        # As `Rows.leave` does.
+        together[index] = together[-1]
+        together.pop()
+        rows.leave(index)
+        self._finish(answer.job, error)
+
+    def _prepared(self, job: Question) -> _Answer:
+        """Finds the memory of a question and its token ids."""
+        memory, prompt = self._found(job.memories), self._tokens(job.turns)
+        if memory is None and self.tokenizer.bos_token_id is not None:
+            prompt.insert(0, self.tokenizer.bos_token_id)
+        start = len(prompt)
+        if memory is not None:
+            lead = self.compressor.task_embedding("qa", memory).shape[1]
+            start += memory.starts[0] + lead + len(memory.rest[0])
+        end = start + job.new_tokens
         if end > self._positions:
             raise Refused(
                 400,
@@ -298,7 +480,25 @@ class Worker:
                 "messages",
                 code="context_length_exceeded",
             )
-        return _Ready(job, memory, prompt, end)
+        return _Answer(job, memory, prompt, start, self._decode)
+
+    def _found(self, names: Sequence[str]) -> Memory | None:
+        """The memory of a question, of several one; None: it asks about none."""
+        memories = []
+        for name in names:
+            try:
+                memories.append(self.shelf.get(name))
+            except KeyError:
+                raise Refused(
+                    404, f"memory: expected the id of a memory, got {name[:80]!r}", "memory", code="memory_not_found"
+                ) from None
+        if not memories:
+            return None
+        try:
+            memory = self.compressor.join(memories) if len(memories) > 1 else memories[0]
+        except ValueError as error:
+            raise Refused(400, f"memory: {str(error).removeprefix('memories: ')}", "memory") from error
+        return memory.to(dtype=self.compressor.embed.weight.dtype)
 
     def _tokens(self, turns: Sequence[str]) -> list[int]:
         """The token ids of a conversation, as `Conversation` reads one whose answers ended by themselves."""
@@ -310,47 +510,24 @@ class Worker:
             ids += self.turns.ids(self.tokenizer, question, ids[-1])
         return ids
 
-    def _compress(self, job: Text) -> None:
-        row = text_ids(job.text, self.tokenizer)
-        if not 1 <= len(row) <= self.limits.text_tokens:
-            raise Refused(
-                413 if row else 400, f"text: expected 1 to {self.limits.text_tokens} tokens, got {len(row)}", "text"
-            )
-        memory = self.compressor.encode([row])
-        if not job.cancelled:
-            job.tell(self.shelf.add(memory))
-            job.cancelled = True
-
-    def _answer(self, batch: Sequence[_Ready]) -> None:
-        """Answers questions together, each to its own end."""
-        first = batch[0].job
-        same = all(ready.job.memories == first.memories for ready in batch)
-        memory = batch[0].memory.repeat(len(batch)) if same else Memory.stack([ready.memory for ready in batch])
-        rows = _Rows(batch, self._decode, self._ends)
-        sampling = first.sampling
-        generator = None
-        if sampling.seed is not None:
-            generator = torch.Generator(self.compressor.device).manual_seed(sampling.seed)
-        options: dict[str, Any] = {"do_sample": False}
-        if sampling.temperature > 0:
-            options = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}
-        self.compressor.generate(
-            memory,
-            [ready.prompt for ready in batch],
-            task="qa",
-            max_new_tokens=max(ready.job.new_tokens for ready in batch),
-            stop_tokens=self._ends,
-            stopping_criteria=StoppingCriteriaList([rows]),
-            generator=generator,
-            **options,
-        )
-
     def _decode(self, tokens: list[int]) -> str:
         text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
         return text
 
 
-def _failed(error: BaseException) -> Refused:
+def _twin(compressor: Compressor) -> Compressor:
+    """A compressor of the same weights, which another thread may use at the same time."""
+    return copy.deepcopy(compressor, {id(one): one for one in chain(compressor.parameters(), compressor.buffers())})
+
+
+def _refusal(error: BaseException) -> Exception:
+    """What a client is told of an error, which is logged where it is the server's."""
+    if isinstance(error, Refused | ValueError):
+        return error
+    if isinstance(error, OSError):
+        log.warning("a request failed: %s", error)
+        return storage_failed(error)
+    log.error("a request failed", exc_info=error)
     return Refused(500, f"the server failed: {type(error).__name__}", code="failed")
 
 
@@ -360,38 +537,3 @@ def _refuse(jobs: Sequence[Job], error: Exception) -> None:
         if not job.cancelled:
             job.cancelled = True
             job.tell(error)
-
-
-class _Rows(StoppingCriteria):
-    """Reads each new token of a batch, tells the questions what is new, and says which of them have ended."""
-
-    def __init__(self, batch: Sequence[_Ready], decode: Callable[[list[int]], str], ends: Sequence[int]) -> None:
-        self._batch, self._ends = batch, {*ends}
-        self._writings = [Writing(decode, ready.job.stops) for ready in batch]
-        self._over = [False] * len(batch)
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        for row, token in enumerate(input_ids[:, -1].tolist()):
-            if not self._over[row]:
-                self._over[row] = self._read(self._batch[row], self._writings[row], token)
-        return torch.tensor(self._over, device=input_ids.device)
-
-    def _read(self, ready: _Ready, writing: Writing, token: int) -> bool:
-        """Whether the answer ends with a token."""
-        job = ready.job
-        if job.cancelled:
-            return True
-        writing.add(token)
-        ended = token in self._ends
-        over = ended or len(writing.tokens) >= job.new_tokens
-        if over or job.pieces or job.stops:
-            piece = writing.look(over)
-            if piece and job.pieces:
-                job.tell(piece)
-        if not over and not writing.stopped:
-            return False
-        reason = "stop" if ended or writing.stopped else "length"
-        job.tell(Answer(writing.text, reason, ready.held, len(ready.prompt), len(writing.tokens)))
-        # Nothing is left to tell.
-        job.cancelled = True
-        return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 import torch
@@ -90,6 +90,12 @@ class SelectConfig(InPlaceConfig):
         among = {"equal": "", "heads": ", shared by heads", "all": ", shared by layers and heads"}[self.shares]
         aware = "" if self.question is None else ", for a question"
         return f"Select {cast(Score, self.by).name} {self.budget or f'{self.ratio}x'}{among}{aware}"
+
+    def at(self, ratio: int) -> Self:
+        """See `Config.at`; a budget of the compressor's own leaves no ratio."""
+        if self.budget is not None:
+            raise ValueError(f"ratio: expected none beside the budget {self.budget} of the compressor, got {ratio}")
+        return super().at(ratio)
 
     def check_model(self, model: nn.Module) -> None:
         """See `Config.check_model`."""

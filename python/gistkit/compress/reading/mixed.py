@@ -39,7 +39,7 @@ class MixedResolution(LanguageModel):
     """
 
     def __init__(self, compressor: Dodo, *, tau: int = 128, segment: int = 32) -> None:
-        if not isinstance(compressor, Dodo):
+        if not isinstance(compressor, Dodo) or compressor.adapts_some:
             raise TypeError(f"compressor: expected a Dodo, got {type(compressor).__name__}")
         super().__init__(compressor, tau, segment)
         self.compressor: Dodo = compressor

@@ -8,7 +8,7 @@ const same = page.keys === null;
 const [rows, width] = [queries.labels.length, keys.labels.length];
 const pool = pooling(page.shades, page.mean);
 // What is shown: places in the list of maps, the chosen tokens [first, last], and the cells in their logical order.
-const shown = { layer: 0, head: 0, chosen: null, direction: "rows", cells: null, moved: null, dark: false };
+const shown = { layer: page.opens, head: 0, chosen: null, direction: "rows", cells: null, moved: null, dark: false };
 let rowOrder, columnOrder;
 
 const view = new MatrixView(byId("matrix"), rows, width, () => { hideBox(); drawIds(); });
@@ -232,6 +232,7 @@ const listenToMap = () => {
 for (const [name, names] of [["layer", page.layers], ["head", page.heads]]) {
   byId(`${name}-control`).hidden = names.length < 2;
   byId(name).max = names.length - 1;
+  byId(name).value = shown[name];
   byId(name).addEventListener("input", () => {
     shown[name] = Number(byId(name).value);
     byId(name).setAttribute("aria-valuetext", names[shown[name]]);

@@ -1,0 +1,56 @@
+"""Access: a line in the log and a number in the metrics for every request, by an id that the answer has too."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from typing import Any
+
+from gistkit_serve.server.guard import Message, Receive, Send
+from gistkit_serve.server.metrics import Metrics
+
+log = logging.getLogger("gistkit_serve.access")
+HEADER = b"x-request-id"
+_ID = re.compile(rb"[\w.:-]{1,64}", re.ASCII)
+
+
+class Access:
+    """An ASGI application before another one.
+
+    Args:
+        app: the other one.
+        metrics: that count requests.
+    """
+
+    def __init__(self, app: Any, *, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        # A proxy may have given it one.
+        given = dict(scope["headers"]).get(HEADER, b"")
+        name = given if _ID.fullmatch(given) else secrets.token_hex(8).encode()
+        begun, status = time.perf_counter(), 0
+
+        async def answered(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), (HEADER, name)]}
+            await send(message)
+
+        try:
+            await self.app(scope, receive, answered)
+        finally:
+            seconds = time.perf_counter() - begun
+            route = getattr(scope.get("route"), "path", "other")
+            self.metrics.seconds.labels(scope["method"], route, status).observe(seconds)
+            address = (scope.get("client") or ("-",))[0]
+            # As it came, where no character is one that a terminal obeys.
+            path = scope.get("raw_path", b"")[:200].decode("latin-1").encode("ascii", "backslashreplace").decode()
+            log.info("%s %s %s %s %d %.3f s", name.decode(), address, scope["method"], path, status, seconds)

@@ -1,0 +1,247 @@
+"""Rows: answers that are written together, a token each in a pass; one joins or leaves between two passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from gistkit import hf
+from gistkit.compress.compressor import Compressor
+from gistkit.compress.generation import Passes, Reading
+from gistkit.compress.memory import Memory
+from gistkit.compress.tokens import pad
+from gistkit.layouts import Plan
+
+# Tokens of prompts that are read between two passes of the others.
+PART = 256
+# Keys that a block of rows grows by.
+_STEP = 256
+
+
+class Prompts:
+    """Prompts that are read together, some tokens of each in a pass, until their answers can go on in `Rows`.
+
+    Args:
+        compressor: reads, inside `generation.answering`.
+        memories: each of one row, or one that is None: the model reads its prompt with nothing before it.
+        prompts: token ids, at least one each.
+        count: tokens to write, at most.
+    """
+
+    def __init__(
+        self, compressor: Compressor, memories: Sequence[Memory | None], prompts: Sequence[Sequence[int]], count: int
+    ) -> None:
+        lm, texts = compressor.lm, pad(prompts, compressor.lm.device)
+        given = [memory for memory in memories if memory is not None]
+        if given:
+            memory = Memory.stack(given) if len(given) > 1 else given[0]
+            reading = Reading(compressor, memory, texts, "qa", count)
+            self._lead, self.plan, self.cache = reading.lead, reading.plan, reading.cache
+        else:
+            self._lead = lm.embedded(compressor.reader, texts.ids)
+            width = texts.ids.shape[1]
+            self.plan, self.cache = lm.causal_plan(width + count), hf.empty_cache(lm.config.num_hidden_layers, 0)
+        self._lm, self._passes = lm, Passes(compressor, self.cache)
+        # The last token of each prompt.
+        self._last = [self._lead.shape[1] - texts.ids.shape[1] + length - 1 for length in texts.lengths]
+        self._states: list[Tensor] = [self._lead[0, 0]] * len(prompts)
+        self.read = 0
+        """Rows of the plan that are read."""
+
+    def part(self) -> Tensor | None:
+        """Reads the next part; at the end the logits [B, V] of the first tokens of the answers."""
+        # Frequencies that change depend on how long a pass is.
+        size = self._lead.shape[1] if self._lm.changing_rope else max(1, PART // len(self._lead))
+        lead = self._lead[:, self.read : self.read + size]
+        nothing = torch.zeros(len(lead), 0, dtype=torch.int64, device=lead.device)
+        states = self._passes.read(nothing, self.plan, self.read, lead)
+        for row, last in enumerate(self._last):
+            if self.read <= last < self.read + lead.shape[1]:
+                self._states[row] = states[row, last - self.read]
+        self.read += lead.shape[1]
+        return self._lm.logits(torch.stack(self._states)) if self.read == self._lead.shape[1] else None
+
+
+class Row:
+    """An answer that goes on: how many of its keys are read, where its next tokens stand and what they see.
+
+    Args:
+        prompts: which are read.
+        index: of this one.
+    """
+
+    def __init__(self, prompts: Prompts, index: int) -> None:
+        plan = prompts.plan
+        self.end = plan.num_keys
+        """Keys of the whole answer."""
+        self._read, self._first = prompts.read, plan.num_keys - plan.num_queries
+        # A plan may be that of all rows.
+        plans = {0: plan, **plan.windowed}
+        self._spans = {width: one.spans[min(index, len(one.spans) - 1)].cpu() for width, one in plans.items()}
+        positions = torch.atleast_2d(cast(Tensor, plan.positions))
+        self._positions = positions[min(index, len(positions) - 1)].cpu()
+        self.layers = [tuple(tensor[min(index, len(tensor) - 1)] for tensor in layer) for layer in prompts.cache.held]
+        """Keys and values [H, keys, D] of each layer."""
+        biases = prompts.cache.key_biases
+        self.biases = None if biases is None else [bias[min(index, len(bias) - 1)] for bias in biases]
+
+    @property
+    def keys(self) -> int:
+        """Keys that are read."""
+        return self._first + self._read
+
+    @property
+    def position(self) -> Tensor:
+        """Of the next token."""
+        return self._positions[self._read]
+
+    @property
+    def windows(self) -> Sequence[int]:
+        """Widths of sliding windows, and 0 for layers without."""
+        return list(self._spans)
+
+    def spans(self, width: int) -> Tensor:
+        """[S, 2], the keys that the next token sees in layers with a window of `width`, or 0 for none."""
+        return self._spans[width][self._read]
+
+    def step(self) -> None:
+        """One more token is read."""
+        self._read += 1
+
+
+class _Layer(CacheLayerMixin):
+    """Keys and values of one layer, [B, H, room, D]; a pass of one token writes each row's at its own place."""
+
+    is_sliding = False
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, key: Tensor, value: Tensor) -> None:
+        super().__init__()
+        self.is_initialized = True
+        self.keys, self.values = (tensor.new_zeros(0, len(tensor), 0, tensor.shape[2]) for tensor in (key, value))
+        self.places = torch.zeros(0, dtype=torch.int64)
+        self.seen = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing: there are rows."""
+
+    def grow(self, rows: int, room: int) -> None:
+        """Makes room for more."""
+        more = (0, 0, 0, room - self.keys.shape[2], 0, 0, 0, rows - self.keys.shape[0])
+        self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
+
+    def put(self, row: int, key: Tensor, value: Tensor) -> None:
+        """Writes [H, keys, D] at the beginning of a row."""
+        self.keys[row, :, : key.shape[1]], self.values[row, :, : value.shape[1]] = key, value
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Writes [B, H, 1, D] and returns the keys and values of these rows."""
+        count = len(key_states)
+        rows = torch.arange(count, device=key_states.device)
+        self.keys[rows, :, self.places] = key_states[:, :, 0]
+        self.values[rows, :, self.places] = value_states[:, :, 0]
+        return self.keys[:count, :, : self.seen], self.values[:count, :, : self.seen]
+
+    def get_seq_length(self) -> int:
+        """A number without meaning: tokens stand where the plan says."""
+        return self.seen - 1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Number of keys, and 0."""
+        return self.seen, 0
+
+    def get_max_length(self) -> int:
+        """-1, for no limit."""
+        return -1
+
+
+class Rows:
+    """The rows that write, in one block of keys and values.
+
+    Args:
+        compressor: reads, inside `generation.answering`.
+    """
+
+    def __init__(self, compressor: Compressor) -> None:
+        self._compressor = compressor
+        self._rows: list[Row] = []
+        self._layers: list[_Layer] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def longest(self) -> int:
+        """Keys of the longest answer."""
+        return max((row.end for row in self._rows), default=0)
+
+    def join(self, row: Row) -> None:
+        """Takes a row whose first token is known."""
+        self._layers = self._layers or [_Layer(*layer) for layer in row.layers]
+        rows, _, room, _ = self._layers[0].keys.shape
+        if len(self) == rows or row.end > room:
+            rows = max(rows, 1 << len(self).bit_length())
+            room = max(room, -(-row.end // _STEP) * _STEP)
+            for layer in self._layers:
+                layer.grow(rows, room)
+        for layer, (key, value) in zip(self._layers, row.layers, strict=True):
+            layer.put(len(self), key, value)
+        # The block has them.
+        row.layers = []
+        self._rows.append(row)
+
+    def leave(self, index: int) -> None:
+        """Lets a row go; the last one takes its place."""
+        last = len(self) - 1
+        if index < last:
+            keys = self._rows[last].keys
+            for layer in self._layers:
+                layer.put(index, layer.keys[last, :, :keys].clone(), layer.values[last, :, :keys].clone())
+        self._rows[index] = self._rows[last]
+        self._rows.pop()
+
+    def read(self, tokens: Sequence[int]) -> Tensor:
+        """Reads the next token of each row; the logits [B, V] of those that follow."""
+        compressor, lm, rows = self._compressor, self._compressor.lm, self._rows
+        places = torch.tensor([row.keys for row in rows])
+        seen = int(places.max()) + 1
+        for layer in self._layers:
+            layer.places, layer.seen = places.to(lm.device), seen
+        plan = Plan(self._spans(0), seen, torch.stack([row.position for row in rows])[:, None])
+        plan = plan.with_windows({width: self._spans(width) for width in rows[0].windows if width}).to(lm.device)
+        # Models may choose tokens for which they have no embedding.
+        ids = torch.tensor(tokens, device=lm.device)[:, None].clamp(0, lm.vocabulary - 1)
+        out = lm.run(
+            compressor.reader, inputs_embeds=lm.embedded(compressor.reader, ids), plan=plan,
+            cache=cast(Any, Cache(layers=[*self._layers])), key_bias=self._biases(),
+        )  # fmt: skip
+        for row in rows:
+            row.step()
+        return lm.logits(out.last_hidden_state[:, 0])
+
+    def _spans(self, width: int) -> Tensor:
+        """int32 [B, 1, S, 2] of the next tokens."""
+        spans = [row.spans(width) for row in self._rows]
+        most = max(map(len, spans))
+        return torch.stack([F.pad(one, (0, 0, 0, most - len(one))) for one in spans])[:, None]
+
+    def _biases(self) -> list[Tensor] | None:
+        """For each layer what is added to the logits of keys, [B, H, keys]; None: nothing."""
+        if all(row.biases is None for row in self._rows):
+            return None
+        most = max(row.keys for row in self._rows)
+        layers = []
+        for index, layer in enumerate(self._layers):
+            bias = layer.keys.new_zeros(len(self), layer.keys.shape[1], most, dtype=torch.float32)
+            for place, row in enumerate(self._rows):
+                if row.biases is not None:
+                    own = row.biases[index]
+                    bias[place, :, : own.shape[-1]] = own
+            layers.append(bias)
+        return layers

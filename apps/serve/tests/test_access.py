@@ -1,0 +1,168 @@
+"""Who may ask, and what is noted of it: keys, ids of requests, the log, metrics and the page of documentation."""
+
+import logging
+import re
+import socket
+import threading
+
+import httpx
+import pytest
+from clients import added, answer_of, asked, eventually
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
+
+from gistkit_serve.server import Limits, running
+
+TEXT = "The gate code is 4471."
+
+
+def numbers(client, **options):
+    """The samples of /metrics by name and labels."""
+    text = client.get("/metrics", **options).text
+    return {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_without_the_key_nothing_but_health_and_documentation_is_told(serving):
+    with serving(key="secret") as client:
+        for headers in (
+            {},
+            {"authorization": "Bearer other"},
+            {"authorization": "Basic secret"},
+            {"api-key": "secret"},
+        ):
+            response = client.get("/v1/memories", headers=headers)
+            assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key"
+            assert response.headers["www-authenticate"] == "Bearer"
+            assert client.post("/v1/memories", json={"text": TEXT}, headers=headers).status_code == 401
+            assert client.get("/metrics", headers=headers).status_code == 401
+        for path in ("/health", "/docs", "/openapi.json"):
+            assert client.get(path).status_code == 200
+        client.headers["authorization"] = "bearer secret"
+        assert answer_of(asked(client, added(client, TEXT), "Who?"))
+
+
+def test_a_request_has_an_id_in_its_answer_and_in_the_log(client, caplog):
+    caplog.set_level(logging.INFO, "gistkit_serve.access")
+    response = client.get("/v1/memories/a%0ab", headers={"x-request-id": "from-a.proxy:1"})
+    assert response.headers["x-request-id"] == "from-a.proxy:1"
+    drawn = client.get("/health", headers={"x-request-id": "two words"}).headers["x-request-id"]
+    assert re.fullmatch("[0-9a-f]{16}", drawn)
+    # Refused before any route, too.
+    assert client.get("/health", headers={"host": "evil.example"}).headers["x-request-id"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "gistkit_serve.access"]
+    expected = ["from-a.proxy:1 testclient GET /v1/memories/a%0ab 404", f"{drawn} testclient GET /health 200"]
+    assert [line.rsplit(" ", 2)[0] for line in lines[:2]] == expected and len(lines) == 3
+
+
+def test_metrics_count_requests_tokens_and_what_was_evicted(serving):
+    with serving(most=2) as client:
+        names = [added(client, f"{TEXT} {number}") for number in range(3)]
+        asked(client, names[2], "Who?", max_tokens=7)
+        asked(client, names[0], "Who?")
+        found = numbers(client)
+        assert found["gistkit_memories",] == 2 and found["gistkit_evicted_total",] == 1
+        assert found["gistkit_tokens_total",] == 7 and found["gistkit_waiting",] == 0
+        assert found["gistkit_disk_bytes",] == client.shelf.disk_bytes > 0
+        assert found["gistkit_request_seconds_count", "/v1/memories", "201", "POST"] == 3
+        assert found["gistkit_request_seconds_count", "/v1/chat/completions", "200", "POST"] == 1
+        assert found["gistkit_request_seconds_count", "/v1/chat/completions", "404", "POST"] == 1
+        # A name that somebody made up is none of a metric's.
+        client.get("/v1/memories/made-up")
+        client.get("/made-up")
+        assert not any("made-up" in label for sample in numbers(client) for label in sample)
+
+
+def test_the_page_of_documentation_shows_every_route_and_loads_nothing(client):
+    page = client.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    for path in client.get("/openapi.json").json()["paths"]:
+        assert path in page.text
+    assert not re.search(r"<script|src=|href=|http", page.text)
+
+
+def sockets(client, count, begin=b""):
+    """Connections that have said no more than that."""
+    url = client.base_url
+    made = []
+    for _ in range(count):
+        made.append(socket.create_connection((url.host, url.port)))
+        made[-1].sendall(begin)
+    return made
+
+
+HEAD = b"POST /v1/memories HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+BEGUN = [b"", HEAD, HEAD + b"content-type: application/json\r\ncontent-length: 99\r\n\r\n{"]
+
+
+@pytest.mark.parametrize("begin", BEGUN, ids=["silent", "headers", "body"])
+def test_connections_that_say_nothing_shut_nobody_out(live, begin):
+    with live(connections=20) as client:
+        memory = added(client, TEXT)
+        idle = sockets(client, 60, begin)
+        eventually(lambda: len(client.server.server_state.connections) == 20)
+        for _ in range(3):
+            with httpx.Client(base_url=client.base_url, timeout=10) as newcomer:
+                assert answer_of(asked(newcomer, memory, "Who?", max_tokens=3))
+        for one in idle:
+            one.close()
+
+
+def test_connections_that_are_answered_stay_and_others_hear_when_to_come_again(live, gate):
+    with live(connections=1) as client:
+        (busy,) = sockets(client, 1)
+        body = b'{"messages": [{"role": "user", "content": "Who?"}], "max_tokens": 2}'
+        headers = b"host: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+        busy.sendall(b"POST /v1/chat/completions HTTP/1.1\r\n" + headers + body)
+        assert gate.begun.wait(10)
+        response = client.get("/health")
+        assert response.status_code == 503 and response.headers["retry-after"] == "1"
+        assert response.json()["error"]["code"] == "connections_full"
+        gate.set()
+        assert busy.recv(12) == b"HTTP/1.1 200"
+        busy.close()
+
+
+@pytest.mark.parametrize("between", [False, True], ids=["first", "later"])
+def test_headers_have_their_time(live, monkeypatch, between):
+    monkeypatch.setattr(running, "HEADERS", 0.3)
+    with live() as client:
+        (one,) = sockets(client, 1)
+        if between:
+            one.sendall(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+            assert one.recv(2000).startswith(b"HTTP/1.1 200")
+        with pytest.raises(OSError):
+            for _ in range(100):
+                one.sendall(b"G")
+                one.settimeout(0.05)
+                try:
+                    if one.recv(1) == b"":
+                        raise ConnectionResetError
+                except TimeoutError:
+                    pass
+        one.close()
+
+
+def test_one_other_machine_does_not_take_all_places(serving, gate):
+    with serving(peer=1, limits=Limits(queue=8)) as client:
+        app = client.app
+
+        def called(address):
+            async def sent(scope, receive, send):
+                await app({**scope, "client": (address, 1)}, receive, send)
+
+            return TestClient(sent, base_url="http://127.0.0.1")
+
+        first = threading.Thread(target=lambda: asked(called("10.0.0.1"), None, "Who?", max_tokens=2))
+        first.start()
+        assert gate.begun.wait(10)
+        refused = called("10.0.0.1").get("/health")
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "peer_limit"
+        assert refused.headers["retry-after"] == "1"
+        assert called("10.0.0.2").get("/health").status_code == 200
+        gate.set()
+        first.join(30)
+        assert called("10.0.0.1").get("/health").status_code == 200

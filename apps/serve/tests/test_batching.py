@@ -1,0 +1,159 @@
+"""Answers join and leave a running batch at any token, and each is what `Compressor.generate` writes for it alone."""
+
+import os
+import queue
+import random
+import threading
+import time
+
+import pytest
+import torch
+from clients import GIGA, Letters
+
+from gistkit.ask import Turns
+from gistkit.compress import AvgPool, Dodo
+from gistkit.compress.tokens import QUESTION
+from gistkit_serve.server import Limits, Refused, Shelf, rows
+from gistkit_serve.server.worker import Question, Sampling, Text, Worker
+from tests.helpers.models import tiny, tiny_llama
+from tests.helpers.stores import make_compressor
+
+TEXTS = [f"{number} {'word ' * (3 * number + 1)}" for number in range(6)]
+
+
+def windowed():
+    """A model whose window of 12 tokens is shorter than the texts."""
+    torch.manual_seed(3)
+    return Dodo(tiny("mistral", vocab_size=257, sliding_window=12), ratio=2, layer=1, bos_token=256).float().eval()
+
+
+def adapted():
+    torch.manual_seed(2)
+    return AvgPool(tiny_llama(vocab_size=257), ratio=2, bos_token=256, lora=2).float().eval()
+
+
+class Serving:
+    """A worker of a compressor, and another compressor of the same weights."""
+
+    def __init__(self, make, folder, **limits):
+        compressor, self.same = make(), make()
+        compressor.tokenizer = self.same.tokenizer = Letters()
+        self.shelf = Shelf(folder, compressor, most=99, ram_bytes=GIGA, disk_bytes=GIGA)
+        self.worker = Worker(compressor, self.shelf, Turns(QUESTION, QUESTION), Limits(**limits))
+        self.ids = [self.submit(Text, text).get(timeout=30).id for text in TEXTS]
+
+    def submit(self, job, *arguments):
+        told = queue.Queue()
+        self.worker.submit(job(told.put, *arguments))
+        return told
+
+    def ask(self, text, question, count, sampling=None):
+        return self.submit(Question, [self.ids[text]], [question], count, sampling or Sampling(), ())
+
+    def alone(self, text, question, count, sampling):
+        options = {}
+        if sampling.temperature:
+            options = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}
+            options["generator"] = torch.Generator().manual_seed(sampling.seed)
+        return self.same.ask(TEXTS[text], question, max_new_tokens=count, **options)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.worker.close()
+        self.shelf.close()
+
+
+@pytest.mark.parametrize("make", [make_compressor, adapted, windowed])
+@pytest.mark.parametrize("part", [rows.PART, 7])
+def test_answers_that_join_at_random_times_are_those_that_each_gets_alone(make, part, tmp_path, monkeypatch):
+    monkeypatch.setattr(rows, "PART", part)
+    draw, cases = random.Random(part), []
+    with Serving(make, tmp_path, batch=5) as serving:
+        for number in range(40):
+            question = "what " * draw.randrange(1, 20)
+            sampling = (
+                Sampling() if number % 2 else Sampling(draw.choice([0.7, 1.0, 1.5]), draw.choice([0.8, 1]), number)
+            )
+            case = draw.randrange(len(TEXTS)), question, draw.randrange(1, 40), sampling
+            cases.append((case, serving.ask(*case)))
+            time.sleep(draw.choice([0, 0, 0.02]))
+        told = [answer.get(timeout=30) for _, answer in cases]
+        assert [answer.text for answer in told] == [serving.alone(*case) for case, _ in cases]
+    assert len({answer.text for answer in told}) > 20
+
+
+def test_a_question_joins_those_that_run_and_leaves_before_they_end(tmp_path, sizes):
+    with Serving(make_compressor, tmp_path) as serving:
+        long = serving.ask(0, "Who?", 300)
+        while not sizes:
+            time.sleep(0.001)
+        short = serving.ask(1, "When?", 3)
+        assert short.get(timeout=30).new_tokens == 3
+        assert long.empty() and long.get(timeout=30).new_tokens == 300
+    assert sorted({*sizes}) == [1, 2] and sizes.count(2) == 2
+
+
+def test_questions_that_wait_are_read_together_and_one_that_fails_fails_by_itself(tmp_path, gate, monkeypatch):
+    made, begin = [], rows.Prompts.__init__
+    cases = [(number, "Who? " * number, 20 + number, Sampling()) for number in (1, 2, 3, 4)]
+    bad = len(QUESTION.format(question=cases[2][1]))
+
+    def begun(self, compressor, memories, prompts, count):
+        made.append(len(prompts))
+        assert all(len(prompt) != bad for prompt in prompts)
+        begin(self, compressor, memories, prompts, count)
+
+    with Serving(make_compressor, tmp_path) as serving:
+        first = serving.ask(0, "Who?", 60)
+        assert gate.begun.wait(30)
+        monkeypatch.setattr(rows.Prompts, "__init__", begun)
+        answers = [serving.ask(*case) for case in cases]
+        gate.set()
+        told = [answer.get(timeout=30) for answer in answers]
+        failed = told.pop(2)
+        assert isinstance(failed, Refused) and str(failed) == "the server failed: AssertionError"
+        del cases[2]
+        assert [one.text for one in told] == [serving.alone(*case) for case in cases]
+        assert first.get(timeout=30).text == serving.alone(0, "Who?", 60, Sampling())
+    assert made == [4, 1, 1, 1, 1]
+
+
+def test_questions_are_answered_while_a_text_is_compressed(tmp_path, monkeypatch):
+    begun, go_on, nice = threading.Event(), threading.Event(), []
+    with Serving(make_compressor, tmp_path) as serving:
+        kind = type(serving.same)
+        encode_rows = kind.encode_rows
+
+        def slow(self, given):
+            nice.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+            begun.set()
+            assert go_on.wait(30)
+            return encode_rows(self, given)
+
+        monkeypatch.setattr(kind, "encode_rows", slow)
+        text = serving.submit(Text, TEXTS[1])
+        assert begun.wait(30)
+        answer = serving.ask(0, "Who?", 9).get(timeout=30)
+        assert text.empty()
+        go_on.set()
+        serving.ids[1] = text.get(timeout=30).id
+        assert answer.text == serving.alone(0, "Who?", 9, Sampling())
+        assert serving.ask(1, "Who?", 9).get(timeout=30).text == serving.alone(1, "Who?", 9, Sampling())
+        # And it gives way to them.
+        answering = serving.worker._threads[0].native_id
+        assert nice[0] == min(19, os.getpriority(os.PRIO_PROCESS, answering) + 5)
+
+
+def test_a_compressor_of_texts_has_the_weights_of_the_one_that_answers(tmp_path, monkeypatch):
+    seen = []
+    with Serving(adapted, tmp_path) as serving:
+        kind = type(serving.same)
+        encode_rows = kind.encode_rows
+        monkeypatch.setattr(kind, "encode_rows", lambda self, given: seen.append(self) or encode_rows(self, given))
+        serving.submit(Text, TEXTS[1]).get(timeout=30)
+        (twin,), own = seen, serving.worker.compressor
+        assert twin is not own
+        for name, weight in own.named_parameters():
+            assert twin.get_parameter(name) is weight

@@ -1,0 +1,64 @@
+"""Memories made offline, .gist files and stores, are asked about by name, and stay as they are."""
+
+import pytest
+from clients import added, answer_of, asked
+
+from gistkit_serve.server import Offline
+from gistkit_serve.store import StoreWriter
+from tests.helpers.stores import make_compressor
+
+TEXTS = {"report": "The gate code is 4471.", "a/b.txt": "Olga keeps the key.", "c.txt": "The survey began in May."}
+
+
+@pytest.fixture
+def made(tmp_path, same):
+    """A memory file and a store of two documents."""
+    same.compress(TEXTS["report"]).save(tmp_path / "report.gist")
+    with StoreWriter(tmp_path / "store", same) as writer:
+        for name in ("a/b.txt", "c.txt"):
+            writer.add([(name, TEXTS[name], len(TEXTS[name]))], same.compress(TEXTS[name]))
+    return [tmp_path / "report.gist", tmp_path / "store"]
+
+
+def files(paths):
+    return {one: one.read_bytes() for path in paths for one in [path, *path.glob("*")] if one.is_file()}
+
+
+def test_memories_made_offline_are_asked_about_listed_and_never_removed(serving, same, made):
+    before = files(made)
+    with serving(store=made, most=1, ram_bytes=0) as client:
+        for name, text in TEXTS.items():
+            assert answer_of(asked(client, name, "Who?", max_tokens=12)) == same.ask(text, "Who?", max_new_tokens=12)
+            entry = client.get(f"/v1/memories/{name}").json()
+            assert (entry["id"], entry["tokens"]) == (name, len(text))
+            assert entry["memory_tokens"] == same.compress(text).lengths[0]
+            assert client.delete(f"/v1/memories/{name}").status_code == 403
+        own = [added(client, text) for text in ("one", "two")]
+        assert [one["id"] for one in client.get("/v1/memories").json()["data"]] == [
+            own[1],
+            "c.txt",
+            "a/b.txt",
+            "report",
+        ]
+        joined = same.join([same.compress(TEXTS["report"]), same.compress("two")])
+        assert answer_of(asked(client, ["report", own[1]], "Who?")) == same.ask(joined, "Who?", max_new_tokens=8)
+        assert client.get("/health").json()["memories"] == 4
+    assert files(made) == before
+
+
+def test_what_another_compressor_made_or_two_call_alike_is_refused_with_its_file(compressor, made, tmp_path):
+    other = make_compressor(seed=1)
+    for path in made:
+        with pytest.raises(ValueError, match="by another"):
+            Offline([path], other)
+    with pytest.raises(ValueError, match=r"report\.gist: expected names that no other store or file has, got 'report'"):
+        Offline([made[0], made[0]], compressor)
+    with pytest.raises(OSError, match="nothing"):
+        Offline([tmp_path / "nothing.gist"], compressor)
+
+
+def test_a_memory_that_is_damaged_since_fails_its_own_question(serving, made):
+    with serving(store=made) as client:
+        made[0].write_bytes(made[0].read_bytes()[:100])
+        assert asked(client, "report", "Who?").status_code == 400
+        assert answer_of(asked(client, "a/b.txt", "Who?"))

@@ -1,0 +1,120 @@
+"""SAC: anchors, marked tokens of the context itself, carry the memory of their chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gistkit import hf, layouts
+from gistkit.common.checks import padded
+from gistkit.compress.config import register, setting
+from gistkit.compress.memory import Memory
+from gistkit.compress.methods.icae import ENCODER, ChunkCompressor, FiveHundredXConfig
+from gistkit.compress.tokens import Rows
+from gistkit.layouts import Plan
+from gistkit.layouts.sac import anchors
+
+# Spread of the marks at the start, that of the released code.
+SPREAD = 0.02
+
+
+@register("sac")
+@dataclass(frozen=True, kw_only=True)
+class SACConfig(FiveHundredXConfig):
+    """Semantic-Anchor Compression (Liu et al., arXiv 2510.08907), by 500xCompressor's decoder with EPL.
+
+    Args:
+        losses: as in `Config`; the paper reconstructs nothing ("lm", then "qa").
+        ratio: tokens of a chunk for each anchor, a whole number that divides `chunk`.
+        layout: "epl" alone: every token keeps the position id of the uncompressed sequence.
+    """
+
+    allowed_losses: ClassVar[tuple[str, ...]] = ("ae", "lm", "qa", "kl", "reverse_kl")
+    joint_head: ClassVar[bool] = False  # type: ignore[misc]
+
+    losses: Iterable[str] | Mapping[str, float] = setting(("lm",), in_memory=False)
+    layout: str = setting("epl", among=("epl",))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ratio != int(self.ratio):
+            raise ValueError(f"ratio: expected a whole number, as anchors are tokens, got {self.ratio:g}")
+
+    @property
+    def title(self) -> str:
+        """What a table calls it."""
+        return f"SAC {self.ratio:g}x"
+
+    def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
+        """The marks of a chunk's anchors, and the embeddings of the tokens [AE] and [LM]."""
+        weight = embed.weight
+        marks = SPREAD * torch.randn(self.memory_tokens, weight.shape[1], device=weight.device)
+        return super().parts(embed) | {"memory_embeddings": nn.Parameter(marks)}
+
+
+class SAC(ChunkCompressor, config=SACConfig):
+    """SAC; arguments are those of `SACConfig` and `ChunkConfig`.
+
+    A learned mark is added to the embedding of each anchor, every `ratio`-th token of a chunk. All tokens of a chunk
+    see each other, with the encoder's adapter, and the memory keeps the anchors' keys and values of every layer.
+    """
+
+    def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor | None]:
+        """One pass over the chunks of all rows."""
+        self.lm.check_positions("input_ids", max(rows.lengths))
+        ratio = int(self.options.ratio)
+        places = [anchors(length, self.chunk, ratio) for length in rows.lengths]
+        lengths = tuple(map(len, places))
+        index = padded([each.tolist() for each in places])
+        valid = torch.arange(index.shape[1]) < torch.tensor(lengths)[:, None]
+        own, valid_here = index.to(self.device), valid.to(self.device)[..., None]
+        use = ENCODER if self.adapters is not None else None
+        inputs = self.lm.embedded(use, rows.ids)
+        marks = self.memory_embeddings[own % self.chunk // ratio].to(inputs.dtype).masked_fill(~valid_here, 0)
+        keep = hf.KeptKeys(own)
+        self.lm.run(
+            use,
+            inputs_embeds=inputs.scatter_add(1, own[..., None].expand_as(marks), marks),
+            plan=_plan(rows.lengths, self.chunk, ratio, self.lm.windows, str(self.device)),
+            keep=keep,
+        )
+        memory = Memory(
+            source=self.source,
+            lengths=lengths,
+            context_lengths=rows.lengths,
+            positions=(index + 1).where(valid, 0),
+            starts=rows.lengths,
+            **self.options.contents(self, [tensor for layer in keep.close() for tensor in layer]),
+        )
+        return memory, None
+
+    def stands_for(self, memory: Memory) -> Tensor:
+        """See `Compressor.stands_for`: an anchor stands for the `ratio` tokens around it, in its chunk."""
+        spans = torch.zeros(memory.batch_size, memory.num_tokens, 2, dtype=torch.int64)
+        ratio = int(self.options.ratio)
+        for row, context in zip(spans, memory.context_lengths, strict=True):
+            places = anchors(context, self.chunk, ratio)
+            starts = places - places % self.chunk % ratio
+            # Tokens behind a chunk's last window of several have no anchor of their own.
+            ends = np.append(starts[1:], context)
+            row[: len(places)] = torch.from_numpy(np.stack([starts, ends], -1))
+        return spans
+
+
+@lru_cache(maxsize=64)
+def _plan(contexts: tuple[int, ...], chunk: int, ratio: int, windows: tuple[int, ...], device: str) -> Plan:
+    """The pass in the order of the text, for rows of these lengths."""
+    made = {context: layouts.sac(context, chunk, ratio) for context in {*contexts}}
+    # What is kept outlives the call.
+    with torch.inference_mode(False):
+        if len(made) == 1:
+            return made[contexts[0]].compile(grouped=False, windows=windows, device=device)
+        return layouts.compile_batch(
+            [made[context] for context in contexts], grouped=False, windows=windows, device=device
+        )

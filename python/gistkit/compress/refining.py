@@ -1,0 +1,243 @@
+"""refine: a memory's numbers train for its text, until the model says with them what it says with the whole text."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gistkit.common.checks import POSITIONS, number, whole
+from gistkit.compress.compressor import Compressor
+from gistkit.compress.generation import stop_ids
+from gistkit.compress.losses import divergence_loss
+from gistkit.compress.memory import Memory, check_memory
+from gistkit.compress.methods.select import Select
+from gistkit.compress.scores.kvzip import KVzip
+from gistkit.compress.tokens import QUESTION, Rows, batches, filled_ids, pad, text_ids, texts_of
+
+# How the model's own questions begin.
+OPENINGS = ("What", "Which", "Who", "When", "Where", "Why", "How many", "What does")
+# Tokens of a passage; passages that are recited, questions and continuations at most; tokens of a step.
+PIECE, PASSAGES, QUESTIONS, CONTINUATIONS, STEP = 64, 64, 32, 4, 128
+# Passages that are asked about at a time.
+TOGETHER = 4
+# The part of the seconds in which questions are written.
+WRITING = 0.4
+STEPS = 100
+
+
+class Exercise(NamedTuple):
+    """A text that is read with the memory: its tokens, from which of them on they are predicted, and how well.
+
+    Args:
+        states: [len(ids) - first, d], the hidden states that predict them behind the whole text.
+    """
+
+    ids: list[int]
+    first: int
+    states: Tensor
+
+
+@dataclass(frozen=True)
+class Refined:
+    """What `refine` returns.
+
+    Args:
+        memory: the trained one.
+        before, after: mean KL(whole text || memory) in nats a token, of questions, answers and continuations that the
+            training did not see.
+        steps: that were taken.
+        texts: that were trained on.
+    """
+
+    memory: Memory
+    before: float
+    after: float
+    steps: int
+    texts: int
+
+
+def refine(
+    compressor: Compressor,
+    memory: Memory,
+    text: str | Sequence[int],
+    *,
+    seconds: float | None = None,
+    steps: int | None = None,
+    rate: float = 2e-2,
+    seed: int = 0,
+    progress: Callable[[float], None] | None = None,
+) -> Refined:
+    """Trains what a memory holds, as Cartridges do (Eyuboglu et al., arXiv 2506.06266), from where it stands.
+
+    The model reads the whole text and then recites passages, goes on with the text, and answers questions that it has
+    written itself from passages. The memory's keys and values, or embeddings, train until the model says the same with
+    them: Adam on the Kullback-Leibler divergence of the next tokens. The compressor does not change, and the memory is
+    one like all others. With `steps` alone the result is the same each time.
+
+    Args:
+        compressor: it reads the memory, and the whole text with the adapter that it reads memories with.
+        memory: of one row, such as `Select` makes, of this text.
+        text: as `compress` or `encode` got it. The compressor needs its tokenizer.
+        seconds: at least 1, in which all this is done, the writing of questions too.
+        steps: of 128 tokens at most. None: 100, or as many as the seconds have.
+        rate: learning rate; it rises over 5 steps and falls to a tenth.
+        seed: of the passages, questions and continuations.
+        progress: is given the part that is done, from 0 to 1.
+
+    Raises:
+        ValueError: for a memory of several rows or of another text, or if there is no tokenizer.
+    """
+    ids = _checked(compressor, memory, text)
+    rate, begun = number("rate", rate, 0), time.monotonic()
+    limit = math.inf if seconds is None else number("seconds", seconds, 1)
+    if steps is None:
+        steps = STEPS if seconds is None else POSITIONS
+    steps = whole("steps", steps)
+    spent = lambda: (time.monotonic() - begun) / limit  # noqa: E731
+    with torch.inference_mode(False), torch.no_grad():
+        exercises, held = _exercises(compressor, ids, random.Random(seed), lambda: spent() > WRITING)
+        before, taken = _divergence(compressor, memory, held), 0
+        trained = [tensor.clone().to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in memory.tensors]
+        adam = torch.optim.Adam([tensor.requires_grad_() for tensor in trained], betas=(0.9, 0.95))
+        order = random.Random(seed)
+        queue: list[list[int]] = []
+        while taken < steps and (done := max(taken / steps, spent())) < 1:
+            if not queue:
+                queue = list(batches([len(exercise.ids) for exercise in exercises], STEP))
+                order.shuffle(queue)
+            adam.param_groups[0]["lr"] = rate * min((taken + 1) / 5, max(0.1, 1 - done))
+            batch = [exercises[index] for index in queue.pop()]
+            with torch.enable_grad():
+                loss = _loss(compressor, _holding(memory, trained), batch)
+                loss.backward(inputs=trained)
+            adam.step()
+            adam.zero_grad()
+            taken += 1
+            if progress is not None:
+                progress(min(1.0, max(taken / steps, spent())))
+        result = _holding(memory, [tensor.detach() for tensor in trained])
+        return Refined(result, before, _divergence(compressor, result, held), taken, len(exercises))
+
+
+def _checked(compressor: Compressor, memory: Memory, text: str | Sequence[int]) -> list[int]:
+    """The text's token ids, without padding."""
+    check_memory(memory)
+    if memory.batch_size != 1:
+        raise ValueError(f"memory: expected one row, of the text, got {memory.batch_size} rows")
+    compressor.check_readable(memory)
+    ids = text_ids(texts_of("text", text)[0], compressor.tokenizer) if isinstance(text, str) else text
+    (row,) = compressor.contexts(ids).lists()
+    expected = memory.context_lengths[0] + len(memory.rest[0])
+    if len(row) != expected:
+        raise ValueError(f"text: expected the {expected} tokens that the memory is of, got {len(row)}")
+    return row
+
+
+def _holding(memory: Memory, tensors: Sequence[Tensor]) -> Memory:
+    """The memory with other numbers."""
+    tensors = [tensor.to(memory.dtype) for tensor in tensors]
+    if memory.embeddings is not None:
+        return replace(memory, embeddings=tensors[0])
+    return replace(memory, layers=tuple(zip(tensors[::2], tensors[1::2], strict=True)))
+
+
+def _exercises(
+    compressor: Compressor, ids: list[int], draw: random.Random, late: Callable[[], bool]
+) -> tuple[list[Exercise], list[Exercise]]:
+    """What trains the memory, and what measures it, with the states of the model that reads the whole text."""
+    rows = compressor.uncompressed(pad([ids], compressor.device))
+    # It keeps all keys of a context, which has its first token already.
+    teacher = Select(compressor.model, ratio=1, by="even", bos_token=int(rows.known[0, 0])).eval()
+    teacher.tokenizer = compressor.tokenizer
+    with compressor.using(compressor.reader):
+        whole_text = teacher.compress_rows(rows)[0]
+        recited = list(_passages(ids, draw, compressor.tokenizer))
+        written = [*_continuations(teacher, whole_text, draw), *_questions(teacher, rows, draw, late)]
+        # One in four of what the model wrote is kept apart.
+        apart = range(0, len(written), 4)
+        groups = [*recited, *(one for index, one in enumerate(written) if index not in apart)]
+        return _read_whole(teacher, whole_text, groups), _read_whole(teacher, whole_text, written[::4])
+
+
+def _passages(ids: list[int], draw: random.Random, tokenizer: Any) -> Iterator[tuple[list[int], int]]:
+    """Passages of the text behind the request to repeat them."""
+    found = list(KVzip(chunk=PIECE).repetitions(ids, tokenizer))
+    for part, words in draw.sample(found, min(PASSAGES, len(found))):
+        yield words, len(words) - (part.stop - part.start)
+
+
+def _continuations(teacher: Select, memory: Memory, draw: random.Random) -> Iterator[tuple[list[int], int]]:
+    """What the model says next, drawn from all that it might."""
+    generator = torch.Generator(teacher.device).manual_seed(draw.randrange(2**31))
+    memory = memory.repeat(CONTINUATIONS)
+    options: dict[str, Any] = {"do_sample": True, "max_new_tokens": PIECE, "stop_tokens": (), "generator": generator}
+    yield from ((row, 1) for row in teacher.generate(memory, **options).tolist())
+
+
+def _questions(
+    teacher: Select, rows: Rows, draw: random.Random, late: Callable[[], bool]
+) -> Iterator[tuple[list[int], int]]:
+    """Questions and answers that the model writes with one passage before it."""
+    (ids,), tokenizer = rows.lists(), teacher.tokenizer
+    starts = range(0, len(ids), PIECE)
+    chosen = draw.sample(starts, min(QUESTIONS // 4, len(starts)))
+    each = QUESTIONS // len(chosen)
+    head = QUESTION.partition("{question}")[0]
+    generator = torch.Generator(teacher.device).manual_seed(draw.randrange(2**31))
+    ends = {*stop_ids(teacher.lm, None), tokenizer.eos_token_id} - {None}
+    for first in range(0, len(chosen), TOGETHER):
+        if late():
+            return
+        pieces = [ids[start : start + PIECE] for start in chosen[first : first + TOGETHER] for _ in range(each)]
+        openings = [draw.choice(OPENINGS) for _ in pieces]
+        memory = teacher.compress_rows(pad(pieces, teacher.device))[0]
+        begun = [text_ids(head + opening, tokenizer, special_tokens=False) for opening in openings]
+        drawn = teacher.generate(
+            memory, begun, task="qa", do_sample=True, temperature=0.7, max_new_tokens=24, generator=generator
+        )
+        said = tokenizer.batch_decode(drawn, skip_special_tokens=True)
+        lines = [(opening + words).splitlines()[0] for opening, words in zip(openings, said, strict=True)]
+        asked = [filled_ids(QUESTION, "{question}", line.partition("?")[0] + "?", tokenizer) for line in lines]
+        answers = teacher.generate(memory, asked, task="qa", max_new_tokens=32, stop_tokens=ends).tolist()
+        for question, answer in zip(asked, answers, strict=True):
+            end = next((place + 1 for place, token in enumerate(answer) if token in ends), len(answer))
+            yield question + answer[:end], len(question)
+
+
+def _read_whole(teacher: Select, memory: Memory, texts: Sequence[tuple[list[int], int]]) -> list[Exercise]:
+    """Texts with the states that predict them."""
+    found: dict[int, Exercise] = {}
+    for batch in batches([len(ids) for ids, _ in texts], 4 * STEP):
+        parts = _states(teacher, memory, [texts[index] for index in batch])
+        found |= {index: Exercise(*texts[index], part) for index, part in zip(batch, parts, strict=True)}
+    return [found[index] for index in sorted(found)]
+
+
+def _states(reader: Compressor, memory: Memory, texts: Sequence[Any]) -> list[Tensor]:
+    """The hidden states that predict each text's tokens from its first predicted one on."""
+    rows = pad([text[0][:-1] for text in texts], reader.device)
+    states = reader.read(memory.repeat(len(texts)), "qa", rows)
+    return [row[text[1] : len(text[0])] for row, text in zip(states, texts, strict=True)]
+
+
+def _loss(compressor: Compressor, memory: Memory, batch: Sequence[Exercise]) -> Tensor:
+    """Mean KL(whole text || memory) of the predicted tokens."""
+    student, teacher = _states(compressor, memory, batch), [exercise.states for exercise in batch]
+    both = (compressor.lm.readout(torch.cat(states)) for states in (student, teacher))
+    return divergence_loss(*both, **compressor.output_embedding)
+
+
+def _divergence(compressor: Compressor, memory: Memory, exercises: Sequence[Exercise]) -> float:
+    """`_loss` over any number of exercises."""
+    total = 0.0
+    for batch in batches([len(exercise.ids) for exercise in exercises], 4 * STEP):
+        chosen = [exercises[index] for index in batch]
+        total += float(_loss(compressor, memory, chosen)) * sum(len(one.states) for one in chosen)
+    return total / sum(len(exercise.states) for exercise in exercises)

@@ -1,0 +1,152 @@
+"""KV-Distill against the same written out on transformers' own attention: adapters of the selected tokens alone."""
+
+import contextlib
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import DynamicCache
+
+from gistkit.compress import Compressor, KVDistill, MixedResolution
+from gistkit.compress.losses import divergence_loss
+from gistkit.hf import CACHE
+from tests.helpers.dodo_oracle import best, scores_of
+from tests.helpers.in_place_oracle import merged, unsettle
+from tests.helpers.models import eager, tiny_llama
+
+BOS = 1
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
+
+
+def made(**options):
+    return unsettle(KVDistill(tiny_llama(), **{"ratio": 3, "layer": 1, "bos_token": BOS, "lora": 2} | options).double())
+
+
+def tokens(*shape):
+    return torch.randint(2, 50, shape)
+
+
+@contextlib.contextmanager
+def adapted(compressor, chosen):
+    """Each map with its adapter where `chosen`, bool [N], is True, and as the base model has it elsewhere."""
+    (name,) = compressor.adapters.names.values()
+    layers = [layer for layer in compressor.model.modules() if name in getattr(layer, "lora_A", ())]
+    for layer in layers:
+        whole, base = merged(layer, name), layer.base_layer
+        layer.forward = lambda x, a=whole, b=base: torch.where(
+            chosen[: x.shape[1], None], a(x), F.linear(x, b.weight, b.bias)
+        )
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def read(compressor, ids, kept, text):
+    """Hidden states [T + 1, d] after the tokens at `kept` and at each of `text`; `ids` begin with BOS."""
+    model, cache, reading = compressor.model, DynamicCache(), DynamicCache()
+    chosen = torch.zeros(len(ids), dtype=torch.bool)
+    chosen[kept[1:]] = True
+    with adapted(compressor, chosen), eager(model):
+        first = model.get_decoder()(torch.tensor([ids]), **{CACHE: cache}).last_hidden_state
+    for index, layer in enumerate(cache.layers):
+        reading.update(layer.keys[:, :, kept], layer.values[:, :, kept], index)
+    where = len(ids) + torch.arange(len(text))[None]
+    with adapted(compressor, torch.zeros(len(text), dtype=torch.bool)), eager(model):
+        out = model.get_decoder()(torch.tensor([text]), position_ids=where, **{CACHE: reading}).last_hidden_state
+    return torch.cat([first[:, -1:], out], 1)[0]
+
+
+def test_reading_selected_tokens_equals_the_method_written_out():
+    compressor, text = made(), tokens(1, 5)
+    for length in (13, 1, 7):
+        ids = [BOS, *tokens(length).tolist()]
+        kept = best(scores_of(compressor, ids), 3)
+        memory = compressor.encode([ids])
+        assert memory.positions[0].tolist() == kept
+        expected = read(compressor, ids, kept, text[0].tolist())
+        torch.testing.assert_close(compressor.decode(memory, "lm", text)[0], expected, **TOLERANCE)
+
+
+def test_ragged_rows_are_as_they_are_alone():
+    compressor, text = made(), tokens(3, 4)
+    contexts = [tokens(length).tolist() for length in (13, 2, 8)]
+    memory = compressor.encode(contexts)
+    assert memory.lengths == (6, 2, 4)
+    together = compressor.decode(memory, "qa", text)
+    for row, context in enumerate(contexts):
+        alone = compressor.decode(compressor.encode([context]), "qa", text[row : row + 1])
+        torch.testing.assert_close(together[row], alone[0], **TOLERANCE)
+
+
+def test_gradients_of_the_adapter_are_those_of_the_method_written_out():
+    compressor, text = made(), tokens(1, 5)
+    ids = [BOS, *tokens(11).tolist()]
+    parameters = {name: p for name, p in compressor.trainable() if "lora_" in name}
+    upstream = torch.randn(6, 48, dtype=torch.float64)
+    ours = compressor.decode(compressor.encode([ids], gradient=True), "lm", text)[0]
+    expected = read(compressor, ids, best(scores_of(compressor, ids), 3), text[0].tolist())
+    found = torch.autograd.grad((ours * upstream).sum(), parameters.values())
+    for a, b in zip(found, torch.autograd.grad((expected * upstream).sum(), parameters.values()), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_the_losses_are_the_divergences_from_the_base_model_in_both_directions():
+    compressor = made(losses={"kl": 0.6, "reverse_kl": 0.4})
+    contexts, questions, answers = tokens(2, 9), tokens(2, 3), tokens(2, 4)
+    losses = compressor(contexts, question_ids=questions, answer_ids=answers)
+    text = torch.cat([questions, answers], 1)
+    with torch.no_grad():
+        memory = compressor.encode(contexts)
+        q = compressor.logits(compressor.decode(memory, "qa", text))[:, 3:-1].log_softmax(-1)
+        with adapted(compressor, torch.zeros(99, dtype=torch.bool)), eager(compressor.model):
+            p = compressor.model(torch.cat([torch.full((2, 1), BOS), contexts, text], 1)).logits[:, 12:-1]
+        p = p.log_softmax(-1)
+    forward, reverse = (p.exp() * (p - q)).sum(-1).mean(), (q.exp() * (q - p)).sum(-1).mean()
+    torch.testing.assert_close(losses["kl"], forward.float(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(losses["reverse_kl"], reverse.float(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(losses["loss"], (0.6 * forward + 0.4 * reverse).float(), rtol=1e-4, atol=1e-5)
+    # A continuation is an answer without a question.
+    assert compressor(contexts, question_ids=tokens(2, 0), answer_ids=answers)["loss"] > 0
+
+
+def test_the_reverse_divergence_has_its_own_gradient():
+    torch.manual_seed(0)
+    student, teacher = torch.randn(2, 5, 8, dtype=torch.float64)
+    weight = torch.randn(20, 8, dtype=torch.float64)
+    student.requires_grad_()
+    (found,) = torch.autograd.grad(divergence_loss(teacher, student, weight, chunk=2), student)
+    q, p = ((states @ weight.T).log_softmax(-1) for states in (student, teacher))
+    (expected,) = torch.autograd.grad((q.exp() * (q - p)).sum(-1).mean(), student)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_it_learns_and_its_files_read_back(tmp_path):
+    torch.manual_seed(0)
+    compressor = made(lora=8, ratio=4)
+    contexts, answers = tokens(4, 12), tokens(4, 8)
+    optimizer = torch.optim.Adam([parameter for _, parameter in compressor.trainable()], 1e-2)
+    losses = []
+    for _ in range(60):
+        loss = compressor(contexts, question_ids=tokens(4, 0), answer_ids=answers)["loss"]
+        loss.backward()
+        assert compressor.scorer.up.weight.grad.abs().max() > 0
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert min(losses[-10:]) < losses[0] / 2
+    compressor.save_pretrained(tmp_path / "it")
+    loaded = Compressor.from_pretrained(tmp_path / "it", tiny_llama())
+    text = tokens(4, 3)
+    ours, theirs = (one.decode(one.encode(contexts), "lm", text) for one in (compressor, loaded))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_what_it_cannot_do_is_refused_by_name():
+    with pytest.raises(ValueError, match="lora: expected a rank"):
+        made(lora=None)
+    with pytest.raises(TypeError, match="separate: expected some of"):
+        made(separate=False)
+    with pytest.raises(TypeError, match="compressor: expected a Dodo, got KVDistill"):
+        MixedResolution(made())
