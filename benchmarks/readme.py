@@ -23,10 +23,10 @@ from masks import FEW
 from roof import UNRATED, Roof
 
 from gistkit.compress.scores import SCORES
-from gistkit.evaluate.press_report import pairs_table, parts_table, percent, presses_table, trained_names
-from gistkit.evaluate.presses import FULL, NONE, PLAIN, Comparison, shown
 from gistkit.evaluate.report import format_table
 from gistkit.train.presets import find_preset
+from gistkit_lab.presses.comparison import FULL, NONE, PLAIN, Comparison, shown
+from gistkit_lab.presses.report import pairs_table, parts_table, percent, presses_table, trained_names
 from gistkit_lab.studies.pages import committed, machine_line, machines_line
 from gistkit_lab.studies.registry import STUDIES, find
 
@@ -34,6 +34,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 # Of `gistkit evaluate --against presses`.
 PRESSES = sorted(RESULTS.glob("presses-*.jsonl"))
+# Whose summary README.md has.
+BY_HAND = RESULTS / "presses-smollm2-by-hand.jsonl"
 Content = Mapping[str, Any]
 """A suite's figures."""
 
@@ -71,34 +73,31 @@ def presses_tables() -> str:
 def presses_note(found: Comparison) -> str:
     """What the figures of a comparison are of."""
     short, long = min(found.lengths), max(found.lengths)
-    said = f"{len(found.sets)} questions about {len(found.lengths)} contexts of {short} to {long:,} tokens"
+    kinds = ", ".join(dict.fromkeys(found.sets))
+    said = f"{len(found.sets)} questions ({kinds}) about {len(found.lengths)} contexts of {short} to {long:,} tokens"
     given = found.settings
     return f"{given['model']} in {given['dtype']}; {said}; in brackets 95% intervals. {machine_line(given['machine'])}."
 
 
 def presses_summary() -> str:
-    """Full and no context, the trained compressors, and the best selections made without the question."""
-    parts = []
-    for path in PRESSES:
-        found = Comparison.load(path)
-        rows = [["SmolLM2-135M reads", "tokens kept", "exact match, %", "contains the answer, %"]]
-        adapters = {one.entry.reader for one in found.outcomes} - {PLAIN}
-        for reader in (*sorted(adapters), PLAIN):
-            ours = [one for one in found.outcomes if one.entry.reader == reader]
-            chosen = [one for one in ours if one.entry.memory in (FULL, NONE, *trained_names(found))]
-            for ratio in (2, 4, 8, 16):
-                selected = [one for one in ours if one.entry.ratio == ratio and one.entry.memory in SCORES]
-                unasked = [one for one in selected if not one.entry.aware]
-                chosen += sorted(unasked, key=lambda one: -sum(one.exact))[:1] if reader != PLAIN else []
-            for one in chosen:
-                name = shown(one.entry) + ("" if reader == PLAIN else ", with the adapter")
-                name += ", no training" if one.entry.memory in SCORES else ""
-                kept = sum(one.tokens[owner] for owner in found.contexts) / len(found.contexts)
-                exact, within = (percent(found, values) for values in (one.exact, one.within))
-                cells = [f"{each.mean:.0f} ({each.low:.0f}-{each.high:.0f})" for each in (exact, within)]
-                rows.append([name, f"{kept:.0f}", *cells])
-        parts.append(f"{format_table(rows)}\n\n{presses_note(found)}")
-    return "\n\n".join(parts)
+    """Of questions by hand: full and no context, the trained compressors, and the best selections made without them."""
+    found = Comparison.load(BY_HAND)
+    rows = [["SmolLM2-135M reads", "tokens kept", "exact match, %", "contains the answer, %"]]
+    adapters = {one.entry.reader for one in found.outcomes} - {PLAIN}
+    for reader in (*sorted(adapters), PLAIN):
+        ours = [one for one in found.outcomes if one.entry.reader == reader]
+        chosen = [one for one in ours if one.entry.memory in (FULL, NONE, *trained_names(found))]
+        for ratio in (2, 4, 8, 16):
+            selected = [one for one in ours if one.entry.ratio == ratio and one.entry.memory in SCORES]
+            unasked = [one for one in selected if not one.entry.aware]
+            chosen += sorted(unasked, key=lambda one: -sum(one.exact))[:1] if reader != PLAIN else []
+        for one in chosen:
+            name = shown(one.entry) + ("" if reader == PLAIN else ", with the adapter")
+            kept = sum(one.tokens[owner] for owner in found.contexts) / len(found.contexts)
+            exact, within = (percent(found, values) for values in (one.exact, one.within))
+            cells = [f"{each.mean:.0f} ({each.low:.0f}-{each.high:.0f})" for each in (exact, within)]
+            rows.append([name, f"{kept:.0f}", *cells])
+    return f"{format_table(rows)}\n\n{presses_note(found)}"
 
 
 def in_milliseconds(value: float) -> str:
@@ -419,7 +418,7 @@ def pages() -> dict[Path, dict[str, Callable[[str], str]]]:
         tables["lengths"] = lambda _: lengths_table()
     tables["demo"] = lambda _: find("epl").page(committed(RESULTS, "epl"))
     readme: dict[str, Callable[[str], str]] = {"overview": overview_table}
-    if PRESSES:
+    if BY_HAND.exists():
         readme["presses"] = lambda _: presses_summary()
     speed: dict[str, Callable[[str], str]] = {"summary": summary_table, "gpu": lambda _: gpu_table(GPU_SUMMARY)}
     return {

@@ -1,4 +1,4 @@
-"""Compress a text to half of its tokens, then ask questions about it.
+"""Compress a text to a quarter of its tokens, then ask questions about it.
 
 SmolLM2-135M answers, with the trained compressor that comes with gistkit.
 
@@ -24,11 +24,11 @@ text = Path(sys.argv[1]).read_text() if len(sys.argv) > 1 else REPORT.read_text(
 questions = sys.argv[2:] or QUESTIONS
 
 model, tokenizer = load_smollm2()
-compressor = Compressor.from_pretrained("smollm2-avgpool-2x", model).eval()
+compressor = Compressor.from_pretrained("smollm2-select-4x", model).eval()
 
 start = time.perf_counter()
 memory = compressor.compress(text)
-print(f"{memory.context_lengths[0]} tokens -> {memory.lengths[0]} memory tokens")
+print(f"{memory.context_lengths[0]} tokens -> {memory.sizes[0]} memory tokens")
 
 # Only the memory is read from here on.
 for question, answer in zip(

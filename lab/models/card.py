@@ -11,9 +11,8 @@ from typing import Any
 from text import OUT as TEXT
 
 from gistkit.common.trained import DEFAULTS
-from gistkit.evaluate.press_report import presses_table
-from gistkit.evaluate.presses import Comparison
 from gistkit.evaluate.report import format_table
+from gistkit_lab.presses import Comparison, presses_table
 
 # Comparisons of `gistkit evaluate --against presses`.
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
@@ -88,7 +87,7 @@ autocast. Stages: {stages}. It is in stage {len(reached)} of {len(model.stages)}
 
 {format_table(rows)}
 
-{_figures(measured)}{_beside(name)}## Data
+{_figures(measured)}{beside(name)}## Data
 
 Pages of Debian's documentation packages, read where apt puts them ({sum(found["bytes"].values()) / 1e6:.0f} MB,
 {sum(found["pages"].values())} pages): {packages}. A tenth of the pages is held out, each as a whole, and homebank-data
@@ -99,14 +98,17 @@ is not trained on at all. Each context has a made-up fact in it, about which a q
     (folder / "README.md").write_text(text)
 
 
-def _beside(name: str) -> str:
-    """What was read with the adapter of a model in the committed comparisons, if it is in one."""
+def beside(name: str) -> str:
+    """What was read with the adapter of a model in the committed comparisons, if it is in some."""
+    parts = []
     for path in sorted(RESULTS.glob("presses-*.jsonl")):
         found = Comparison.load(path)
         if own := [one for one in found.outcomes if one.entry.reader == name]:
-            count = f"{len(found.sets)} questions about {len(found.lengths)} contexts, in {found.settings['dtype']}"
-            return f"{presses_table(replace(found, outcomes=own))}\n\n{count}; in brackets 95% intervals.\n\n"
-    return ""
+            kinds = ", ".join(dict.fromkeys(found.sets))
+            count = f"{len(found.sets)} questions ({kinds}) about {len(found.lengths)} contexts"
+            table = presses_table(replace(found, outcomes=own))
+            parts.append(f"{table}\n\n{count}, in {found.settings['dtype']}; in brackets 95% intervals.\n\n")
+    return "".join(parts)
 
 
 def _figures(measured: dict[str, dict[str, float]]) -> str:

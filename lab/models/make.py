@@ -145,11 +145,13 @@ def history(folder: Path) -> list[Sitting]:
     return [Sitting(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def new_compressor(model: Model) -> Compressor:
+def new_compressor(model: Model, losses: Sequence[str] = ("ae",)) -> Compressor:
     """The untrained compressor, the same at every call."""
     torch.manual_seed(0)
     lora = LoraConfig(r=model.rank, lora_alpha=2 * model.rank, target_modules=MAPS)
-    return METHODS[model.method](load_smollm2()[0], losses=("ae",), lora=lora, **model.settings)  # type: ignore[no-any-return]
+    made: Compressor = METHODS[model.method](load_smollm2()[0], losses=losses, lora=lora, **model.settings)
+    made.languages = ("en",)
+    return made
 
 
 def save(compressor: Compressor, folder: Path) -> None:

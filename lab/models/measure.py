@@ -22,10 +22,10 @@ from texts import manuals, other_domain
 from gistkit.compress import Compressor
 from gistkit.evaluate import Example
 from gistkit.evaluate.metrics import perplexity
-from gistkit.evaluate.presses import FULL, NONE, PLAIN, Entry, Outcome, against_presses, entries
 from gistkit.evaluate.run import run
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.train import Corpus
+from gistkit_lab.presses.comparison import FULL, NONE, PLAIN, Entry, Outcome, against_presses, entries
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 # What `compared` calls the compressor.

@@ -20,6 +20,7 @@ import card
 import make
 import manual_questions
 import measure
+import selection
 import text
 import texts
 from passages import Passages
@@ -27,8 +28,9 @@ from questions import draw_fact, plant
 
 from gistkit.common.signals import Interrupted
 from gistkit.compress import AvgPool, Compressor
-from gistkit.evaluate import Comparison, Entry, Example, Outcome
+from gistkit.evaluate import Example
 from gistkit.train import Corpus, Trainer
+from gistkit_lab.presses import Comparison, Entry, Outcome
 from tests.cli.test_cli import small_llama
 from tests.helpers.models import byte_tokenizer
 
@@ -349,12 +351,14 @@ def test_what_is_measured(untrained, with_adapter, place, corpus, monkeypatch):
 
 def test_a_card_has_what_was_read_with_its_adapter_in_a_comparison(tmp_path, monkeypatch):
     monkeypatch.setattr(card, "RESULTS", tmp_path)
-    assert card._beside("mine") == ""
+    assert card.beside("mine") == ""
     figures = [9.0], [9.0], [1.0], [1.0], [1.0], [1.0], [2]
     rows = [Outcome(Entry(reader, "full context", 1), *figures) for reader in ("mine", "other")]
     Comparison({"dtype": "bfloat16"}, ["doors"], [0], [8], rows).save(tmp_path / "presses-some.jsonl")
-    page = card._beside("mine")
-    assert "| with the adapter of mine" in page and "other" not in page and "1 questions about 1 contexts" in page
+    page = card.beside("mine")
+    assert (
+        "| with the adapter of mine" in page and "other" not in page and "1 questions (doors) about 1 contexts" in page
+    )
 
 
 @pytest.mark.parametrize(("last", "stage", "answers"), [(1, 1, False), (2, 1, False), (3, 2, True), (9, 2, True)])
@@ -368,3 +372,46 @@ def test_the_card_says_what_has_been_learned(place, last, stage, answers):
     page = (folder / "README.md").read_text()
     assert f"It is in stage {stage} of 2." in page
     assert ("has not learned to answer" not in page) is answers
+
+
+def test_a_selection_has_the_adapter_of_a_trained_one_byte_for_byte(place, monkeypatch):
+    model = make.Model("avgpool", {"ratio": 2}, make.MODELS["tiny"].stages, rank=2, precision="no")
+    monkeypatch.setattr(make, "MODELS", {"means": model})
+    for name in ("MODELS", "FOLDER", "load_smollm2"):
+        monkeypatch.setattr(selection, name, getattr(make, name))
+    trained = make.new_compressor(model)
+    with torch.no_grad():
+        for _, parameter in trained.trainable():
+            parameter.add_(0.1)
+    trained.trained_length = 77
+    make.save(trained, make.FOLDER / "means")
+    monkeypatch.setattr(
+        selection, "SELECTIONS", {"chosen": selection.Selection("means", {"ratio": 8, "by": "kvzip", "shares": "all"})}
+    )
+    folder = selection.build("chosen")
+    selection.write_card("chosen")
+    own, other = ((path / "gistkit_0_text").iterdir() for path in (folder, make.FOLDER / "means"))
+    assert {path.name: path.read_bytes() for path in own} == {path.name: path.read_bytes() for path in other}
+    made = Compressor.from_pretrained(folder, small_llama())
+    assert (made.method, made.ratio, made.shares, made.trained_length, made.languages) == (
+        "select",
+        8,
+        "all",
+        77,
+        ("en",),
+    )
+    page = (folder / "README.md").read_text()
+    assert "# chosen\n" in page and "1/8 of the context's own keys" in page and "--compressor chosen" in page
+
+
+def test_the_selections_in_models_are_those_that_are_made():
+    from gistkit.common.trained import DEFAULTS, trained
+
+    assert set(DEFAULTS.values()) <= set(selection.SELECTIONS) <= set(trained())
+    for name, one in selection.SELECTIONS.items():
+        folder, source = trained()[name], trained()[one.adapter]
+        written = json.loads((folder / "compressor.json").read_text())
+        assert one.settings.items() <= written["settings"].items() and written["languages"] == ["en"]
+        for file in ("adapter_config.json", "adapter_model.safetensors"):
+            assert (folder / "gistkit_0_text" / file).read_bytes() == (source / "gistkit_0_text" / file).read_bytes()
+        assert card.beside(one.adapter) in (folder / "README.md").read_text()

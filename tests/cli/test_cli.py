@@ -16,13 +16,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 import gistkit
 from gistkit import cli
-from gistkit.cli import against, overview
+from gistkit.cli import overview
 from gistkit.compress import Compressor, Dodo, FiveHundredX, Memory, Select, language_model
-from gistkit.compress.scores import SCORES
 from gistkit.compress.tokens import batches
-from gistkit.evaluate import Comparison, Markers, SummaryContext
+from gistkit.evaluate import Markers, SummaryContext
 from gistkit.evaluate.data import QUESTION
-from gistkit.evaluate.presses import RATIOS
 from gistkit.layouts.positions import SCHEMES
 from gistkit.options import arguments
 from gistkit.options.models import new_compressor
@@ -698,34 +696,6 @@ def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsy
     assert read == [len(tokenizer(f"<u>{summary}")["input_ids"]) for summary in summaries]
 
 
-def test_evaluate_against_presses_writes_rows_tables_and_a_picture_and_goes_on(run, tmp_path):
-    assert tuple(SCORES) == against.SCORES and against.RATIOS == RATIOS
-    questions, book, out = tmp_path / "doors.jsonl", tmp_path / "book.txt", tmp_path / "out" / "found.jsonl"
-    rows = [{"context": TEXT, "question": f"Which is {n}?", "answers": [str(n)]} for n in range(3)]
-    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    book.write_text(" ".join(f"{TEXT}{number}." for number in range(400)))
-    words = ("--against", "presses", "--questions", questions, "--examples", 2, "--max-new-tokens", 2, "--out", out)
-    status, shown, complaints = run("evaluate", *words, "--ratios", 2, "--by", "even")
-    found = Comparison.load(out)
-    assert status == 0 and found.sets == ["doors"] * 2, complaints
-    memories = ["full context", "no context", "even", "newest tokens", "oldest tokens", "AvgPool, untrained"]
-    assert [one.entry.memory for one in found.outcomes] == memories
-    assert "| even 2x " in shown and "| even 2x " in out.with_suffix(".md").read_text()
-    assert out.with_suffix(".png").read_bytes()[1:4] == b"PNG"
-    # Another ratio and score are added; other questions are not mixed with these.
-    assert run("evaluate", *words, "--ratios", "2,4", "--by", "even")[0] == 0
-    again = Comparison.load(out)
-    assert again.outcomes[:6] == found.outcomes and [one.entry.ratio for one in again.outcomes[6:]] == [4] * 4
-    status, _, complaints = run("evaluate", *words, "--text", book, "--context", 300)
-    assert status == 2 and one_line(
-        complaints.splitlines()[-1:], f"--out: {out}: done: expected a comparison of the same"
-    )
-    # Facts in passages of a text, of the plain model alone.
-    words = ("--against", "presses", "--text", book, "--context", 300, "--examples", 2, "--max-new-tokens", 2)
-    assert run("evaluate", *words, "--ratios", 8, "--by", "random", "--out", tmp_path / "facts.jsonl")[0] == 0
-    assert "not in the text" in Comparison.load(tmp_path / "facts.jsonl").sets
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -749,8 +719,6 @@ def test_evaluate_against_presses_writes_rows_tables_and_a_picture_and_goes_on(r
         (["evaluate", "--segment", "4"], "--segment: not allowed without --tau, got 4"),
         (["evaluate", "--tau", "4", "--keep-examples"], "--keep-examples: not allowed with --tau, got True"),
         (["evaluate", "--tau", "4", "--tasks", "lm"], "--tasks: not allowed with --tau, got ['lm']"),
-        (["evaluate", "--by", "kvzip"], "--by: expected none without --against, got ['kvzip']"),
-        (["evaluate", "--against", "presses", "--tau", "4"], "--tau: expected none beside --against, got 4"),
         (["evaluate", "--cut"], "--questions: required with --writer"),
         (["evaluate", "--writer-model", "large", "--ratio", "9"], "--ratio: not allowed with --writer, got 9"),
         (["evaluate", "--written-ratio", "9", "--baselines", "full"], "--baselines: not allowed with --writer"),

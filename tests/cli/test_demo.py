@@ -50,6 +50,16 @@ def test_answers_sizes_and_a_picture(asked, tmp_path, capsys):
     assert (tmp_path / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
+def test_heads_that_share_have_columns_for_the_head_with_most(asked, tmp_path, capsys):
+    assert main([*asked, *QUESTIONS, "--option", "shares=all", "--option", "by=snapkv"]) == 0
+    shown = capsys.readouterr().out
+    memory = Memory.load(tmp_path / "out" / "report.gist")
+    assert "301 tokens -> 75 memory tokens" in shown and memory.lengths[0] > 75
+    columns = 2 * 2 * memory.lengths[0] * 64 * 4 / 1e6
+    assert f"In RAM each head of the memory has columns for the head with most: {columns:.1f} MB." in shown
+
+
 def test_own_text_and_own_questions_come_together(asked, capsys):
     assert main(asked) == 2
     assert "--question: expected it with --text and only then" in capsys.readouterr().err

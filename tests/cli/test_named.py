@@ -4,6 +4,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import torch
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
@@ -71,6 +72,27 @@ def test_ask_takes_the_one_that_made_the_memory(folder, place, run, report, tmp_
         assert maker_of(Memory.load(memory).source) == name
     # None of them is of another model.
     assert maker_of(replace(Memory.load(memory).source, structure="another")) is None
+
+
+@pytest.mark.slow
+def test_a_selection_with_an_adapter_and_one_without_are_told_apart(folder, place, run, report):  # noqa: F811
+    settings = {"ratio": 4, "by": "kvzip", "shares": "all"}
+    select = METHODS["select"](load(folder)[0].model, lora=2, **settings)
+    with torch.no_grad():
+        for name, parameter in select.trainable():
+            parameter.add_(0.3 * ("lora_B" in name))
+    select.save_pretrained(place / "select-4x")
+    memory, questions = report.with_suffix(".gist"), ("Who asks?", "--max-new-tokens", 4)
+    shares = ("--method", "select", "--option", "shares=all")
+    for words in (("--compressor", "select-4x"), shares, shares[:2], (*shares, "--option", "part=90")):
+        assert run("compress", report, *words)[0] == 0
+        status, shown, complaints = run("ask", memory, *questions)
+        assert status == 0 and "gistkit:" not in complaints, (words, complaints)
+        own = maker_of(Memory.load(memory).source)
+        # Heads that keep as many are another method's memory.
+        assert own == (None if words == shares[:2] else "select-4x")
+        if words[0] == "--compressor":
+            assert shown == run("ask", memory, *questions, *words)[1]
 
 
 @pytest.mark.slow

@@ -322,3 +322,38 @@ def test_texts_longer_than_any_in_training_are_told(tmp_path):
         (tmp_path / "compressor.json").write_text(json.dumps(settings | {"trained_length": length}))
         with pytest.raises(ValueError, match=r"expected trained_length to be a whole number >= 1, got .{1,80}$"):
             Compressor.from_pretrained(tmp_path, tiny_llama())
+
+
+PROSE = "The survey of the quay was begun in May, and it is the city that pays for the repair of the piles in it. " * 2
+TABLE = "name,berth,width,depth\n" + "Halvorsen,ferry,forty,eleven\nMoreau,crane,ninety,seven\n" * 6
+DEUTSCH = "Die Stadt bezahlt die Arbeiten am Kai, und die Reederei bezahlt alles, was dort noch gebaut wird. " * 3
+RUSSIAN, JAPANESE = "Городу принадлежит набережная. " * 6, "港の調査は三月に始まった" * 13
+
+
+@pytest.mark.parametrize("method", ["avgpool", "x500"])
+def test_texts_unlike_those_of_training_are_told(method, tmp_path):
+    sizes = {"vocab_size": 257, "bos_token_id": 1, "eos_token_id": 256}
+    compressor = made(method, tiny_llama(**sizes), lora=2)
+    compressor.languages, compressor.tokenizer = ("en",), byte_tokenizer()
+    compressor.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "compressor.json").read_text())
+    read = Compressor.from_pretrained(tmp_path, tiny_llama(**sizes), tokenizer=byte_tokenizer()).eval()
+    assert read.languages == ("en",) and settings["languages"] == ["en"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # A few words may be of any language.
+        for text in (PROSE, TABLE[:60], DEUTSCH[:90]):
+            read.compress(text)
+        for text in (TABLE, DEUTSCH, [PROSE, DEUTSCH], RUSSIAN, JAPANESE):
+            with pytest.raises(UserWarning, match="input_ids: expected prose in en, as the compressor was trained on"):
+                read.compress(text)
+        # Of others nothing is known, nor without a tokenizer.
+        read.languages = ("en", "nn")
+        read.compress(DEUTSCH)
+        bare = made(method, tiny_llama(**sizes), lora=2)
+        bare.languages = ("en",)
+        bare.encode([byte_tokenizer()(DEUTSCH)["input_ids"]])
+    for languages in ("en", [], [3], ["english language"], [""]):
+        (tmp_path / "compressor.json").write_text(json.dumps(settings | {"languages": languages}))
+        with pytest.raises(ValueError, match=r"expected languages to be a list such as \[\"en\"\], got"):
+            Compressor.from_pretrained(tmp_path, tiny_llama(**sizes))

@@ -70,7 +70,7 @@ def test_the_client_of_openai_asks_as_it_shows(live, same, monkeypatch):
     monkeypatch.chdir(ROOT)
     with live() as client:
         code = code.replace("http://127.0.0.1:8000", str(client.base_url).rstrip("/")).replace(
-            "smollm2-avgpool-2x", "tiny"
+            "smollm2-select-4x", "tiny"
         )
         text = "The gate code is 4471."
         code = code.replace('open("docs/report.txt").read()', repr(text))

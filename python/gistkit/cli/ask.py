@@ -265,13 +265,16 @@ def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: M
     source = memory.source
     from gistkit.compress.config import REGISTRY
 
-    if (name := maker_of(source)) is not None:
+    name, kind = maker_of(source), REGISTRY.get(source.method)
+    if name is not None and (kind is None or kind.needs_training):
         return load_compressor(Path(name), model)
-    if source.method not in REGISTRY:
+    if kind is None:
         raise ValueError(f"MEMORY: expected one made by {' or '.join(REGISTRY)}, got method {source.method!r}")
     try:
-        sizes = REGISTRY[source.method].sizes(source.chunk, source.memory_tokens)
-        return new_compressor(model, source.method, **sizes, **source.options)
+        sizes = kind.sizes(source.chunk, source.memory_tokens)
+        made = new_compressor(model, source.method, **sizes, **source.options)
+        # Made with an adapter, or by the model as it is: its weights tell.
+        return made if name is None or memory.maker == made.own_fingerprint() else load_compressor(Path(name), model)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"MEMORY: expected one whose compressor can be made again, got {source.method}: {error}"

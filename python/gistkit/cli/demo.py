@@ -83,12 +83,16 @@ def _run(arguments: argparse.Namespace) -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     saved = arguments.out / "report.gist"
     memory.to(dtype=memory_dtype(None, model)).save(saved)
-    tokens = memory.context_lengths[0]
-    print(f"{tokens} tokens -> {memory.lengths[0]} memory tokens ({compressor.title}) in {seconds:.1f} s: {saved}\n")
+    tokens, kept = memory.context_lengths[0], memory.sizes[0]
+    print(f"{tokens} tokens -> {kept} memory tokens ({compressor.title}) in {seconds:.1f} s: {saved}\n")
 
     ways = _ways(compressor, memory, text, questions)
     print(_answers(questions, ways))
-    print(_savings(ways, tokens, memory.lengths[0]))
+    print(_savings(ways, tokens, kept))
+    if memory.lengths[0] > kept:
+        # What a file leaves out.
+        columns = sum(tensor.nbytes for tensor in memory.tensors)
+        print(f"\nIn RAM each head of the memory has columns for the head with most: {columns / 1e6:.1f} MB.")
     picture = arguments.out / "demo.png"
     draw_savings({name: (way.seconds, way.nbytes) for name, way in ways.items()}).savefig(picture)
     print(f"\n{picture} shows the same.")

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.cli import against
+from gistkit.cli.plugins import add_against
 from gistkit.common.processes import Processes, launched
 from gistkit.options.arguments import add_command, add_questions, device, names, number, path, positive
 from gistkit.options.endpoints import add_endpoint, chosen_endpoint
@@ -118,7 +118,8 @@ def add(commands: Any) -> None:
     fields = "{question}, {reference}, {answer} and perhaps {context}"
     add_endpoint(parser.add_argument_group("judge of answers"), "judge", "scores answers", fields)
     _add_writer(parser.add_argument_group("writer of shortened contexts"))
-    against.add(parser.add_argument_group("comparison with training-free selection"))
+    presses = add_against(parser.add_argument_group("comparison with training-free selection"))
+    parser.set_defaults(presses=presses)
     parser.add_argument("--trained-on", metavar="NAME", help="the compressor's training set, for gistkit view matrix")
     parser.add_argument("--tested-on", metavar="NAME", help="this test set, for gistkit view matrix")
     parser.add_argument(
@@ -148,8 +149,8 @@ def _add_writer(group: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     check_file("--out", arguments.out)
-    if against.asked(arguments):
-        return against.run(arguments)
+    if arguments.presses is not None and arguments.presses.asked(arguments):
+        return int(arguments.presses.run(arguments))
     if any(getattr(arguments, name) is not None for name in WRITER) or arguments.cut:
         return _written(arguments)
     if arguments.questions is None and arguments.split == "train":

@@ -76,7 +76,7 @@ def compressed(read: dict[Path, Memory | str], compressor: Compressor, tokenizer
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         print(
-            f"{path}: {len(ids)} tokens compressed to {memory.lengths[0]} memory tokens ({compressor.title}); "
+            f"{path}: {len(ids)} tokens compressed to {memory.sizes[0]} memory tokens ({compressor.title}); "
             f"to keep them: gistkit compress {path}",
             file=sys.stderr,
         )

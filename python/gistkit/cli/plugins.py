@@ -1,4 +1,4 @@
-"""Commands of other distributions, found by entry points: the lab's, the server's and vLLM's."""
+"""Commands and options of other distributions, found by entry points: the lab's, the server's and vLLM's."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from gistkit.common.messages import one_line
 BROUGHT = {
     "gistkit.commands": {"study": "lab", "serve": "apps/serve", "export": "apps/vllm"},
     "gistkit.view": {"results": "lab"},
+    "gistkit.evaluate": {"presses": "lab"},
     "gistkit.stores": {"stores": "apps/serve"},
 }
 
@@ -37,6 +38,28 @@ def add_plugins(commands: Any, group: str) -> None:
 def stores() -> Any:
     """The store functions of `gistkit compress` and `gistkit ask`; None if they are not installed."""
     return next((entry.load() for entry in entry_points(group="gistkit.stores")), None)
+
+
+def add_against(group: Any) -> Any:
+    """Adds the lab's `--against` to `gistkit evaluate`; returns its module, None where it is not installed."""
+    ((name, folder),) = BROUGHT["gistkit.evaluate"].items()
+    for entry in entry_points(group="gistkit.evaluate"):
+        try:
+            command = entry.load()
+        except Exception as error:
+            reason = ValueError(f"--against {name}: cannot be loaded: {one_line(error)}")
+            break
+        command.add(group)
+        return command
+    else:
+        reason = missing(f"--against {name}", folder)
+
+    class Refuse(argparse.Action):
+        def __call__(self, *arguments: Any) -> None:
+            raise reason
+
+    group.add_argument("--against", choices=(name,), action=Refuse, help=f"not installed: pip install ./{folder}")
+    return None
 
 
 def missing(name: str, folder: str) -> ValueError:

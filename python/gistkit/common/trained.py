@@ -8,7 +8,7 @@ from pathlib import Path
 # In an installed package, and in the sources.
 PLACES = (Path(__file__).parents[1] / "trained", Path(__file__).parents[3] / "models")
 # The one that commands take where none is named, for a model as `--model` names it.
-DEFAULTS: Mapping[str, str] = {"smollm2": "smollm2-avgpool-2x"}
+DEFAULTS: Mapping[str, str] = {"smollm2": "smollm2-select-4x"}
 SETTINGS = "compressor.json"
 
 

@@ -6,7 +6,7 @@ import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from gistkit.common.checks import whole
+from gistkit.common.languages import unlike
 from gistkit.common.trained import find
 from gistkit.compress import decode, training
 from gistkit.compress.config import Config
@@ -34,6 +35,9 @@ from gistkit.layouts import Plan
 if TYPE_CHECKING:
     from peft import LoraConfig
     from transformers import PreTrainedModel
+
+# Tokens of a context that tell its language.
+LANGUAGE = 512
 
 
 class Compressor(nn.Module, ABC):
@@ -91,6 +95,8 @@ class Compressor(nn.Module, ABC):
         self._home: Path | None = None
         # Tokens of the longest context that `forward` has trained on, also before it was saved; None: unknown.
         self.trained_length: int | None = None
+        # Those of its training's texts, such as "en"; None: unknown.
+        self.languages: tuple[str, ...] | None = None
         end_token = getattr(config, "end_token", None)
         if end_token is not None:
             self.lm.first_token("end_token", end_token)
@@ -389,14 +395,27 @@ class Compressor(nn.Module, ABC):
         # Not inference mode, whose tensors no later graph could use.
         with torch.set_grad_enabled(gradient and torch.is_grad_enabled()):
             memory, _, compressed = at_ratio.compress_rows(self.contexts(input_ids, attention_mask))
-        if self.trained_length is not None and max(compressed.lengths) > self.trained_length:
-            warnings.warn(
-                f"input_ids: expected at most {self.trained_length} tokens, as the longest context that the compressor "
-                f"was trained on has, got {max(compressed.lengths)}: answers from its memory may be worse",
-                stacklevel=2,
-            )
+        self._tell_limits(compressed)
         fingerprint, maker = self.fingerprints()
         return replace(memory, fingerprint=fingerprint, maker=maker, model=self.identity.model)
+
+    def _tell_limits(self, rows: Rows) -> None:
+        """Warns of contexts unlike those that the compressor was trained on."""
+        if self.trained_length is not None and max(rows.lengths) > self.trained_length:
+            warnings.warn(
+                f"input_ids: expected at most {self.trained_length} tokens, as the longest context that the compressor "
+                f"was trained on has, got {max(rows.lengths)}: answers from its memory may be worse",
+                stacklevel=3,
+            )
+        if self.languages is None:
+            return
+        with suppress(ValueError), self.lm.turn():
+            if any(unlike(self.tokenizer.decode(row[:LANGUAGE]), self.languages) for row in rows.lists()):
+                warnings.warn(
+                    f"input_ids: expected prose in {', '.join(self.languages)}, as the compressor was trained on, got "
+                    "a text with few common words of it: answers from its memory may be worse",
+                    stacklevel=3,
+                )
 
     def compress(
         self,

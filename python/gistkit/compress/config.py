@@ -212,6 +212,12 @@ class Config:
             raise TypeError(f"{unknown[0]}: expected some of {', '.join(sorted(cls.names()))}, got {unknown[0]}")
 
     @classmethod
+    def unnamed(cls) -> dict[str, Any]:
+        """The settings that `of_memory` leaves out, with the values that it leaves out."""
+        return {each.name: cls.added()[each.name] for each in fields(cls)
+                if each.name in cls.added() and each.metadata.get("in_memory", True)}  # fmt: skip
+
+    @classmethod
     def signature(cls) -> Signature:
         """That of a compressor's constructor: the model, and the fields as keyword arguments."""
         keywords = [

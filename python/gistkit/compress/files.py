@@ -25,6 +25,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from gistkit import hf
 from gistkit.common.checks import POSITIONS
 from gistkit.common.files import read_json, read_tensors, replacing_files, write_tensors, write_text
+from gistkit.common.languages import is_language
 from gistkit.common.messages import one_line, shown
 from gistkit.compress.config import ADDED_SETTINGS as ADDED_SETTINGS
 from gistkit.compress.config import OF_ADAPTERS, REGISTRY, Config
@@ -112,6 +113,7 @@ def _write(compressor: Any, folder: Path, fingerprints: tuple[str, str] | None) 
         "float16": of_float16,
         "model": hf.identity(compressor.model),
         "trained_length": compressor.trained_length,
+        "languages": compressor.languages,
     }
     write_text(folder / SETTINGS, json.dumps(settings, indent=2) + "\n")
 
@@ -148,6 +150,7 @@ def load_compressor(cls: type[Any], folder: Path, model: PreTrainedModel | None,
         if HEAD in names & shapes.keys() and compressor.compression_head is None:
             compressor.add_compression_head()
     compressor.trained_length = settings["trained_length"]
+    compressor.languages = None if settings["languages"] is None else tuple(settings["languages"])
     if settings["fingerprint"] is not None:
         compressor.identity.known_as(settings["fingerprint"])
     try:
@@ -376,6 +379,11 @@ def _read_settings(folder: Path) -> dict[str, Any]:
     length = settings.setdefault("trained_length", None)
     if length is not None and (type(length) is not int or not 1 <= length < POSITIONS):
         raise ValueError(f"{path}: expected trained_length to be a whole number >= 1, got {shown(length)}")
+    languages = settings.setdefault("languages", None)
+    if languages is not None and not (
+        isinstance(languages, list) and 0 < len(languages) < 100 and all(map(is_language, languages))
+    ):
+        raise ValueError(f'{path}: expected languages to be a list such as ["en"], got {shown(languages)}')
     for field in ("settings", "adapters"):
         if not isinstance(settings[field], dict) and (field == "settings" or settings[field] is not None):
             raise ValueError(f"{path}: expected settings and adapters by name, got {shown(settings[field])}")

@@ -6,9 +6,7 @@ from gistkit.evaluate.baselines import NoContextBaseline as NoContext
 from gistkit.evaluate.cross import CrossTable, cross_table
 from gistkit.evaluate.data import QUESTION, Example, cloze_questions, iter_questions, load_questions, passages
 from gistkit.evaluate.evaluation import compare, evaluate
-from gistkit.evaluate.facts import fact_questions
 from gistkit.evaluate.images import evaluate_images
-from gistkit.evaluate.intervals import Interval, interval
 from gistkit.evaluate.judge import Answered, Judge, JudgeError, OpenAIJudge, judged
 from gistkit.evaluate.lengths import LengthBleu, bleu_by_length
 from gistkit.evaluate.metrics import (
@@ -26,8 +24,6 @@ from gistkit.evaluate.metrics import (
     vqa_accuracy,
 )
 from gistkit.evaluate.pairs import OpenAIPairJudge, Pair, compare_answers, compared
-from gistkit.evaluate.press_report import curves, pairs_table, parts_table, presses_table, trained_names
-from gistkit.evaluate.presses import Comparison, Entry, Outcome, against_presses, entries
 from gistkit.evaluate.prompts import (
     INST,
     Markers,
@@ -54,12 +50,9 @@ __all__ = [
     "INST",
     "QUESTION",
     "Answered",
-    "Comparison",
     "CrossTable",
-    "Entry",
     "Example",
     "FullContext",
-    "Interval",
     "Judge",
     "JudgeError",
     "LengthBleu",
@@ -68,7 +61,6 @@ __all__ = [
     "OpenAIJudge",
     "OpenAIPairJudge",
     "OpenAIWriter",
-    "Outcome",
     "Pair",
     "Prompt",
     "Report",
@@ -78,7 +70,6 @@ __all__ = [
     "SummaryContext",
     "WordLoss",
     "WriterError",
-    "against_presses",
     "bleu4",
     "bleu_by_length",
     "chat_markers",
@@ -89,25 +80,18 @@ __all__ = [
     "compared",
     "contains_answer",
     "cross_table",
-    "curves",
-    "entries",
     "evaluate",
     "evaluate_images",
     "evaluate_written",
     "exact_match",
-    "fact_questions",
-    "interval",
     "iter_questions",
     "judged",
     "load_baseline",
     "load_questions",
     "normalise_answer",
     "normalise_output",
-    "pairs_table",
-    "parts_table",
     "passages",
     "perplexity",
-    "presses_table",
     "question_prompt",
     "question_template",
     "read_on",
@@ -122,7 +106,6 @@ __all__ = [
     "token_losses",
     "token_texts",
     "token_types",
-    "trained_names",
     "vqa_accuracy",
     "word_loss",
     "word_summary_prompt",

@@ -275,8 +275,9 @@ def _may_have_made(name: str, source: Source) -> bool:
     if source.method not in REGISTRY:
         return False
     content = json.loads((find(name) / SETTINGS).read_text())
-    made = REGISTRY[source.method].sizes(source.chunk, source.memory_tokens) | dict(source.options)
-    settings = content["settings"]
+    kind, settings = REGISTRY[source.method], content["settings"]
+    # What a memory does not name has the value from before it could.
+    made = kind.sizes(source.chunk, source.memory_tokens) | kind.unnamed() | dict(source.options)
     same = content["method"] == source.method and content["structure"] == source.structure
     return same and all(settings.get(key) == value for key, value in made.items())
 

@@ -15,7 +15,6 @@ from gistkit.viz.gallery import draw_gallery
 from gistkit.viz.layout import draw_layout
 from gistkit.viz.learned_positions import draw_position_similarity, draw_relative_bias
 from gistkit.viz.nuggets import draw_attention_to_nuggets, draw_bleu_by_length, draw_perplexity, draw_token_types
-from gistkit.viz.presses import draw_presses
 from gistkit.viz.run import draw_training_run
 from gistkit.viz.savings import draw_savings
 from gistkit.viz.seqpe import draw_grid_similarity, draw_similarity
@@ -32,7 +31,6 @@ __all__ = [
     "draw_memory_map",
     "draw_perplexity",
     "draw_position_similarity",
-    "draw_presses",
     "draw_relative_bias",
     "draw_savings",
     "draw_similarity",

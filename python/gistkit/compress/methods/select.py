@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
@@ -192,26 +192,39 @@ class Select(InPlace, config=SelectConfig):
         )
         if isinstance(keep, Whole):
             keep.select(self.repetition(input_rows, keep.layers) if self.score.reads_again else keep.scores)
+        # A BOS of the context's own is one of its tokens.
+        own_bos = torch.tensor(self._begins_with_bos(rows))
+        memory = self.memory_of(keep, rows.lengths, out.last_hidden_state, own_bos)
+        return memory, out.last_hidden_state[:, :0]
+
+    def memory_of(
+        self, keep: Selection, context_lengths: tuple[int, ...], hidden_states: Tensor, own_bos: Tensor
+    ) -> Memory:
+        """The memory of what a pass has kept.
+
+        Args:
+            keep: after the pass.
+            context_lengths: tokens of each context.
+            hidden_states: [B, n, d], outputs of the pass.
+            own_bos: bool [B], which contexts begin with a BOS of their own.
+        """
+        lengths = tuple(keep.lengths)
         width = max(index.shape[-1] for index in keep.places.values())
         places = torch.cat([_wider(keep.places[layer], width, 2, -1) for layer in sorted(keep.places)], 1).mT.cpu()
         most = (places >= 0).any(-1).sum(-1)
         columns, length = torch.arange(width), torch.tensor(lengths)[:, None]
         first = 0 if self.closed else length - most[:, None]
-        hidden_states = out.last_hidden_state
-        # A BOS of the context's own is one of its tokens.
-        own_bos = torch.tensor(self._begins_with_bos(rows))[:, None, None]
-        memory = Memory(
+        return Memory(
             source=self.source,
             lengths=tuple(most.tolist()),
-            context_lengths=rows.lengths,
-            positions=(places + 1 + own_bos).where(places >= 0, 0),
+            context_lengths=context_lengths,
+            positions=(places + 1 + own_bos[:, None, None]).where(places >= 0, 0),
             # Those of the last tokens, which layers with a sliding window keep; other layers see all keys anyway.
             ordinals=(first + columns).where(columns < most[:, None], 0),
             starts=tuple(most.tolist()) if self.closed else lengths,
             layers=tuple((_wider(key, width, 2, 0), _wider(value, width, 2, 0)) for key, value in keep.close()),
-            last=hidden_states[torch.arange(rows.batch_size), placed(lengths, self.device) - 1],
+            last=hidden_states[torch.arange(len(lengths)), placed(lengths, hidden_states.device) - 1],
         )
-        return memory, hidden_states[:, :0]
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
         """See `Compressor.ordinals`."""
@@ -369,6 +382,32 @@ class Selection(hf.Keeper):
         index = (length - count + columns).where(columns < count, -1)
         return index.expand(-1, key.shape[1], -1).to(key.device)
 
+    def choose(
+        self,
+        layers: Mapping[int, tuple[Tensor, Tensor]],
+        scores: Sequence[Mapping[int, Tensor]],
+        windows: Container[int] = (),
+        inv_freqs: Mapping[int, Tensor | None] | None = None,
+    ) -> None:
+        """Keeps what scores choose of the keys and values that a pass has left, all heads at once.
+
+        Args:
+            layers: key and value of each.
+            scores: [Hk, n] of each row and layer.
+            windows: layers with a sliding window, which keep the last tokens.
+            inv_freqs: of each layer's RoPE, to close up positions.
+        """
+        full = [layer for layer in sorted(layers) if layer not in windows]
+        pools = [full] if self.shares == "all" else [[layer] for layer in full]
+        stay: dict[int, list[Tensor]] = {layer: [] for layer in full}
+        for row, count in zip(scores, self.counts, strict=True):
+            for pool in pools:
+                for layer, own in zip(pool, self._chosen([row[layer] for layer in pool], count), strict=True):
+                    stay[layer].append(own)
+        for layer, (key, value) in layers.items():
+            index = _places(stay[layer]) if layer in stay else self._last(key)
+            self._take(layer, key, value, index, (inv_freqs or {}).get(layer))
+
     def _take(self, layer_idx: int, key: Tensor, value: Tensor, index: Tensor, inv_freq: Tensor | None) -> None:
         self.places.setdefault(layer_idx, index)
         source, none = index.clamp(min=0), (index < 0)[..., None]
@@ -404,13 +443,5 @@ class Whole(Selection):
     def select(self, scores: Sequence[Mapping[int, Tensor]]) -> None:
         """Keeps what the scores [Hk, n] of each row and layer choose."""
         layers, self._layers = self._layers, {}
-        full = [layer for layer in sorted(layers) if self._about[layer][0] is None]
-        pools = [full] if self.shares == "all" else [[layer] for layer in full]
-        stay: dict[int, list[Tensor]] = {layer: [] for layer in full}
-        for row, count in zip(scores, self.counts, strict=True):
-            for pool in pools:
-                for layer, own in zip(pool, self._chosen([row[layer] for layer in pool], count), strict=True):
-                    stay[layer].append(own)
-        for layer, (key, value) in layers.items():
-            index = _places(stay[layer]) if layer in stay else self._last(key)
-            self._take(layer, key, value, index, self._about[layer][1])
+        windows = {layer for layer, (window, _) in self._about.items() if window is not None}
+        self.choose(layers, scores, windows, {layer: inv_freq for layer, (_, inv_freq) in self._about.items()})

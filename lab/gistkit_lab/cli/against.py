@@ -10,7 +10,8 @@ from gistkit.options.arguments import device, names, positive, several
 from gistkit.options.models import load_compressor, load_model
 
 if TYPE_CHECKING:
-    from gistkit.evaluate import Comparison, Example
+    from gistkit.evaluate import Example
+    from gistkit_lab.presses import Comparison
 
 # Of `gistkit.compress.scores.SCORES`, which is read only where it is needed; a test compares the two.
 SCORES = ("kvzip", "expected_attention", "snapkv", "key_diff", "key_norm", "streaming", "even", "random")
@@ -39,6 +40,11 @@ def add(group: Any) -> None:
         help=f"context tokens for each that is kept (default: {','.join(map(str, RATIOS))})",
     )  # fmt: skip
     group.add_argument("--by", type=names(*SCORES), help=f"some of {','.join(SCORES)} (default: all)")
+    group.add_argument(
+        "--shares", type=names("equal", "heads", "all"),
+        help="how heads share what a score keeps, some of equal,heads,all: as many each, by layer, or all together "
+        "(default: equal)",
+    )  # fmt: skip
 
 
 def asked(arguments: argparse.Namespace) -> bool:
@@ -47,7 +53,7 @@ def asked(arguments: argparse.Namespace) -> bool:
     Raises:
         ValueError: if they have only its options.
     """
-    for name in ("ratios", "by"):
+    for name in ("ratios", "by", "shares"):
         if arguments.against is None and getattr(arguments, name) is not None:
             raise ValueError(f"--{name}: expected none without --against, got {getattr(arguments, name)}")
     return arguments.against is not None
@@ -59,9 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
         if getattr(arguments, name) != value:
             word = name.replace("_", "-")
             raise ValueError(f"--{word}: expected none beside --against, got {getattr(arguments, name)}")
-    from gistkit import evaluate
     from gistkit.common.trained import default_for
     from gistkit.evaluate.metrics import need
+    from gistkit_lab import presses
 
     # Missing packages raise an error before an hour of work.
     for module in ("text_to_num", "rouge_score.rouge_scorer", "tqdm"):
@@ -70,10 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
     model, tokenizer = load_model(arguments.model, arguments.dtype, device(arguments.device))
     folder = arguments.compressor or default_for(arguments.model)
     trained = {} if folder is None else {Path(folder).name: load_compressor(Path(folder), model)}
-    by, ratios = arguments.by or SCORES, arguments.ratios or RATIOS
+    by, ratios, shares = arguments.by or SCORES, arguments.ratios or RATIOS, arguments.shares or ("equal",)
     sets = _sets(arguments, tokenizer, model)
-    entries = evaluate.entries(trained, ratios=ratios, by=by)
-    done = evaluate.Comparison.load(out) if out.exists() else None
+    entries = presses.entries(trained, ratios=ratios, by=by, shares=shares)
+    done = presses.Comparison.load(out) if out.exists() else None
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
         with need("tqdm").tqdm(total=len(entries), unit="row") as bar:
@@ -82,8 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
                 comparison.save(out)
                 bar.update()
 
-            found = evaluate.against_presses(
-                model, tokenizer, sets, trained=trained, ratios=ratios, by=by, done=done,
+            found = presses.against_presses(
+                model, tokenizer, sets, trained=trained, ratios=ratios, by=by, shares=shares, done=done,
                 max_new_tokens=arguments.max_new_tokens or 16, on_outcome=keep, on_step=bar.set_description,
             )  # fmt: skip
     except ValueError as error:
@@ -98,9 +104,9 @@ def _sets(arguments: argparse.Namespace, tokenizer: Any, model: Any) -> dict[str
     from itertools import islice
 
     from gistkit import evaluate, train
-    from gistkit.evaluate.facts import LENGTHS
     from gistkit.formats import question_sets
     from gistkit.train.data import CACHE
+    from gistkit_lab.presses.facts import LENGTHS, fact_questions
 
     limit = arguments.examples
     sets = {
@@ -117,27 +123,24 @@ def _sets(arguments: argparse.Namespace, tokenizer: Any, model: Any) -> dict[str
     lengths = {length: count for length, count in LENGTHS.items() if length <= most // 2}
     if arguments.context is not None:
         lengths = {arguments.context: limit}
-    facts = evaluate.fact_questions(
-        corpus.held_out.tolist(), tokenizer, lengths, continuation=arguments.continuation or 64
-    )
+    facts = fact_questions(corpus.held_out.tolist(), tokenizer, lengths, continuation=arguments.continuation or 64)
     return sets | {kind: examples[:limit] for kind, examples in facts.items()}
 
 
 def _show(found: Comparison, out: Path) -> None:
-    from gistkit import evaluate
     from gistkit.common.files import write_text
+    from gistkit_lab import presses
 
-    page = "\n\n".join(
-        filter(None, (evaluate.presses_table(found), evaluate.pairs_table(found), evaluate.parts_table(found)))
-    )
+    tables = presses.presses_table(found), presses.pairs_table(found), presses.parts_table(found)
+    page = "\n\n".join(filter(None, tables))
     write_text(out.with_suffix(".md"), page + "\n")
     print(page)
     written = [out, out.with_suffix(".md")]
     try:
-        from gistkit.viz import draw_presses
+        from gistkit_lab.viz.presses import draw_presses
     except ImportError as error:
         print(f"\nNo picture: {error}")
     else:
         written.append(out.with_suffix(".png"))
-        draw_presses(evaluate.curves(found), marked=evaluate.trained_names(found)).savefig(written[-1])
+        draw_presses(presses.curves(found), marked=presses.trained_names(found)).savefig(written[-1])
     print("\nWritten: " + ", ".join(map(str, written)))

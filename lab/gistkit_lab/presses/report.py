@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from gistkit.compress.scores import SCORES
-from gistkit.evaluate.intervals import Interval, interval
 from gistkit.evaluate.metrics import perplexity
-from gistkit.evaluate.presses import FULL, NEWEST, NONE, OLDEST, PLAIN, POOLED, Comparison, Outcome, shown
 from gistkit.evaluate.report import format_table
+from gistkit_lab.presses.comparison import (
+    FULL,
+    NEWEST,
+    NONE,
+    OLDEST,
+    PLAIN,
+    POOLED,
+    Comparison,
+    Outcome,
+    shown,
+)
+from gistkit_lab.presses.intervals import Interval, interval
 
 # Shortest and longest contexts of a column, in tokens.
 LENGTHS = ((0, 128), (129, 512), (513, 1024), (1025, 1 << 31))
@@ -108,7 +119,7 @@ def curves(comparison: Comparison) -> Curves:
     for reader, outcomes in _readers(comparison):
         title = "the model as it is" if reader == PLAIN else f"with the adapter of {reader}"
         for one in outcomes:
-            name = f"{one.entry.memory}{', question known' if one.entry.aware else ''}"
+            name = shown(replace(one.entry, ratio=None))
             share = _mean_tokens(comparison, one) / total
             point = (share, *percent(comparison, one.exact))
             found.setdefault(title, {}).setdefault(name, []).append(point)

@@ -26,9 +26,9 @@ from gistkit.compress.tokens import pad
 from gistkit.evaluate.data import Example, Prepared, prepare, words_of
 from gistkit.evaluate.evaluation import display_name
 from gistkit.evaluate.metrics import contains_answer, exact_match, token_f1
-from gistkit.evaluate.press_reader import PressReader, Text
 from gistkit.evaluate.runner import end_tokens, evaluating, greedy_rows, scored_tokens
 from gistkit.info import machine
+from gistkit_lab.presses.reader import PressReader, Text
 
 RATIOS = (2, 4, 8, 16)
 PLAIN = "plain"
@@ -53,12 +53,14 @@ class Entry:
             trained compressor, or the name of a score.
         ratio: context tokens for each that is kept; None where that is not chosen.
         aware: whether the question was there when the memory was made.
+        shares: of a score, as of `Select`: each head keeps as many tokens, or all share what they keep.
     """
 
     reader: str
     memory: str
     ratio: float | None = None
     aware: bool = False
+    shares: str = "equal"
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,11 @@ def kept(length: int, ratio: float) -> int:
 
 
 def entries(
-    trained: Mapping[str, Compressor], *, ratios: Sequence[int] = RATIOS, by: Sequence[str] = tuple(SCORES)
+    trained: Mapping[str, Compressor],
+    *,
+    ratios: Sequence[int] = RATIOS,
+    by: Sequence[str] = tuple(SCORES),
+    shares: Sequence[str] = ("equal",),
 ) -> list[Entry]:
     """The rows of each reader: the whole context, none of it, the trained compressor, then those of each ratio."""
     adapted = {name: one for name, one in trained.items() if _adapts(one)}
@@ -151,7 +157,7 @@ def entries(
             if name == reader or (reader == PLAIN and name not in adapted)
         ]
         for ratio in ratios:
-            found += [Entry(reader, score, ratio) for score in by]
+            found += [Entry(reader, score, ratio, shares=each) for each in shares for score in by]
             found += [Entry(reader, score, ratio, aware=True) for score in by if SCORES[score].reads_question]
             found += [Entry(reader, NEWEST, ratio), Entry(reader, OLDEST, ratio)]
             own = adapted.get(reader)
@@ -175,6 +181,7 @@ def against_presses(
     trained: Mapping[str, Compressor] | None = None,
     ratios: Sequence[int] = RATIOS,
     by: Sequence[str] = tuple(SCORES),
+    shares: Sequence[str] = ("equal",),
     rows: Sequence[Entry] | None = None,
     max_new_tokens: int = 24,
     done: Comparison | None = None,
@@ -193,6 +200,7 @@ def against_presses(
         trained: compressors around `model`, by name.
         ratios: whole numbers of at least 1.
         by: names of `gistkit.compress.scores.SCORES`.
+        shares: how heads share what scores keep, as of `Select`.
         rows: the entries to measure; None: all of `entries`.
         max_new_tokens: of an answer.
         done: a comparison whose entries need not be measured again.
@@ -215,7 +223,7 @@ def against_presses(
     if done is not None:
         _check_same(done, found)
     have = {outcome.entry for outcome in found.outcomes}
-    left = [entry for entry in rows or entries(trained, ratios=ratios, by=by) if entry not in have]
+    left = [entry for entry in rows or entries(trained, ratios=ratios, by=by, shares=shares) if entry not in have]
     for name in dict.fromkeys(entry.reader for entry in left):
         own = [entry for entry in left if entry.reader == name]
         scores = {score: SCORES[score]() for score in SCORES if score in {entry.memory for entry in own}}
@@ -235,7 +243,8 @@ def against_presses(
 def shown(entry: Entry) -> str:
     """What a table calls a memory."""
     times = "" if entry.ratio is None or entry.memory == FULL else f" {entry.ratio:g}x"
-    return f"{entry.memory}{times}{', question known' if entry.aware else ''}"
+    shares = "" if entry.shares == "equal" else ", heads share"
+    return f"{entry.memory}{times}{shares}{', question known' if entry.aware else ''}"
 
 
 def _check_same(done: Comparison, now: Comparison) -> None:
@@ -309,7 +318,7 @@ class _Measure:
             return presses.first(text, 1)
         if self.entry.aware:
             return presses.asked(text, self.entry.memory, question, count)
-        return presses.scored(text, self.entry.memory, count)
+        return presses.scored(text, self.entry.memory, count, self.entry.shares)
 
     def __call__(self, tokenizer: Any) -> Outcome:
         """The outcome."""
@@ -357,7 +366,7 @@ class _Measure:
             owner = asked.owners[index]
             if self.entry.aware or owner not in memories:
                 memories[owner] = self.memory(owner, asked.questions[index].question)
-                found.tokens[owner], found.bytes[owner] = memories[owner].lengths[0], memories[owner].nbytes
+                found.tokens[owner], found.bytes[owner] = memories[owner].sizes[0], memories[owner].nbytes
                 if self._goes_on(owner):
                     self._continue(owner, memories[owner])
             rows.append(memories[owner])

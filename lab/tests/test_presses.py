@@ -2,6 +2,7 @@
 
 import math
 import random
+from itertools import product
 from statistics import NormalDist
 
 import numpy as np
@@ -10,11 +11,10 @@ import torch
 
 from gistkit.compress import AvgPool, FiveHundredX, Select
 from gistkit.compress.scores import SCORES
-from gistkit.evaluate import QUESTION, Example, compare, facts
-from gistkit.evaluate.intervals import interval
-from gistkit.evaluate.press_reader import PressReader
-from gistkit.evaluate.press_report import curves, pairs_table, parts_table, presses_table
-from gistkit.evaluate.presses import (
+from gistkit.evaluate import QUESTION, Example, compare
+from gistkit.evaluate.runner import evaluating
+from gistkit_lab.presses import curves, facts, interval, pairs_table, parts_table, presses_table
+from gistkit_lab.presses.comparison import (
     FULL,
     NONE,
     PLAIN,
@@ -26,7 +26,7 @@ from gistkit.evaluate.presses import (
     entries,
     kept,
 )
-from gistkit.evaluate.runner import evaluating
+from gistkit_lab.presses.reader import PressReader
 from tests.helpers.models import byte_tokenizer, tiny, tiny_llama
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -63,15 +63,15 @@ def test_a_memory_of_one_pass_is_what_select_makes_by_itself(family):
     reader = PressReader(model, byte_tokenizer(), {by: score() for by, score in SCORES.items()})
     with evaluating(reader.select):
         text = reader.read(context)
-        for by in SCORES:
-            for count in (5, 20):
-                select = Select(model, budget=count, by=by).eval()
-                select.tokenizer = byte_tokenizer()
-                alone, mine = select.encode([context]), reader.scored(text, by, count)
-                for one, other in zip(alone.tensors, mine.tensors, strict=True):
-                    assert torch.equal(one, other), by
-                assert torch.equal(alone.ordinals, mine.ordinals) and torch.equal(alone.last, mine.last)
-                assert (alone.lengths, alone.starts) == (mine.lengths, mine.starts)
+        for by, count, shares in product(SCORES, (5, 20), ("equal", "all") if family == "llama" else ("equal",)):
+            select = Select(model, budget=count, by=by, shares=shares).eval()
+            select.tokenizer = byte_tokenizer()
+            alone, mine = select.encode([context]), reader.scored(text, by, count, shares)
+            for one, other in zip(alone.tensors, mine.tensors, strict=True):
+                assert torch.equal(one, other), by
+            assert torch.equal(alone.positions, mine.positions) and torch.equal(alone.ordinals, mine.ordinals)
+            assert torch.equal(alone.last, mine.last) and alone.nbytes == mine.nbytes
+            assert (alone.lengths, alone.starts) == (mine.lengths, mine.starts)
 
 
 def test_a_memory_for_a_question_is_what_select_makes_for_it():
@@ -211,12 +211,11 @@ def test_questions_of_one_context_count_as_one_draw():
         interval([])
 
 
-def outcome(reader, memory, ratio, exact, aware=False):
+def outcome(reader, memory, ratio, exact, aware=False, shares="equal"):
     count = len(exact)
     tokens = [9.0 if ratio == 1 else 3.0] * 2
-    return Outcome(
-        Entry(reader, memory, ratio, aware), tokens, tokens, exact, exact, exact, [1.0] * count, [2] * count, [6.0], [3]
-    )
+    entry, nats = Entry(reader, memory, ratio, aware, shares), [1.0] * count
+    return Outcome(entry, tokens, tokens, exact, exact, exact, nats, [2] * count, [6.0], [3])
 
 
 @pytest.fixture
@@ -226,6 +225,7 @@ def made_up():
         outcome("mine", FULL, 1, [1.0, 1, 1, 1]),
         outcome("mine", "kvzip", 4, [0.0, 1, 1, 0]),
         outcome(PLAIN, "kvzip", 2, [0.0, 0, 0, 1], True),
+        outcome(PLAIN, "kvzip", 2, [1.0, 0, 0, 1], shares="all"),
     ]
     return Comparison({}, ["a", "a", "b", "b"], [0, 0, 1, 1], [8, 600], rows)
 
@@ -244,7 +244,10 @@ def test_tables_have_intervals_and_differences_over_the_same_questions(made_up):
     assert parts[0] == ["exact, %", "a (2)", "b (2)", "to 128 tokens (2)", "to 1024 tokens (2)"]
     assert ["adapter + kvzip 4x", "50", "50", "50", "50"] in parts
     lines = curves(made_up)
-    assert lines["the model as it is"]["kvzip, question known"] == [pytest.approx((3 / 305, 25, 0, 50))]
+    plain = lines["the model as it is"]
+    assert plain["kvzip, question known"] == [pytest.approx((3 / 305, 25, 0, 50))]
+    assert plain["kvzip, heads share"] == [pytest.approx((3 / 305, 50, 50, 50))]
+    assert "| kvzip 2x, heads share " in presses_table(made_up)
 
 
 def test_facts_are_in_their_passages_and_what_is_not_asked_is_not():
@@ -280,7 +283,7 @@ def test_sentences_stand_behind_sentences_as_far_apart_as_they_can():
 
 def test_figures_with_presses_are_lines_with_intervals(made_up):
     pytest.importorskip("matplotlib")
-    from gistkit.viz import draw_presses
+    from gistkit_lab.viz.presses import draw_presses
 
     figure = draw_presses(curves(made_up), marked=["mine"])
     first, second = figure.axes

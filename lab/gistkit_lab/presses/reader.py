@@ -13,6 +13,7 @@ from torch import Tensor
 from gistkit import hf
 from gistkit.compress import AvgPool, Compressor, Memory, Select
 from gistkit.compress.methods.in_place import TEXT
+from gistkit.compress.methods.select import Selection
 from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.scores import Even, Heads, Score
 from gistkit.compress.tokens import pad
@@ -89,11 +90,20 @@ class PressReader:
 
     def first(self, text: Text, count: int) -> Memory:
         """The first tokens, behind which the text goes on; all of them are the full context."""
-        layers = tuple((key[:, :, :count].clone(), value[:, :, :count].clone()) for key, value in text.layers)
-        return self._memory(text, layers, count, count)
+        ordinals = torch.arange(count)[None]
+        return Memory(
+            source=self.select.source,
+            lengths=(count,),
+            context_lengths=(text.length - 1,),
+            positions=ordinals,
+            ordinals=ordinals,
+            starts=(count,),
+            layers=tuple((key[:, :, :count].clone(), value[:, :, :count].clone()) for key, value in text.layers),
+            last=text.states[None, count - 1],
+        )
 
-    def scored(self, text: Text, by: str, count: int) -> Memory:
-        """The `count` tokens of each key head that a score chooses, as `Select` does."""
+    def scored(self, text: Text, by: str, count: int, shares: str = "equal") -> Memory:
+        """The `count` tokens of each key head, or of a mean one, that a score chooses, as `Select` does."""
 
         def scores(layer: int) -> Tensor:
             if by in text.scores:
@@ -102,7 +112,7 @@ class PressReader:
             # Of those that look at places alone no other depends on the number.
             return self.scores[by].score(Heads(layer, key, key, value, 1.0, None, count))
 
-        return self._chosen(text, count, scores)
+        return self._chosen(text, count, scores, shares)
 
     def asked(self, text: Text, by: str, question: Sequence[int], count: int) -> Memory:
         """The context's tokens that a score chooses for a question, which has read the context."""
@@ -122,32 +132,14 @@ class PressReader:
 
         return self._chosen(text, count, scores)
 
-    def _chosen(self, text: Text, count: int, scores: Callable[[int], Tensor]) -> Memory:
-        """Keys with the highest scores [Hk, n], of equal ones the first; the last ones in layers with a window."""
-        layers = []
-        for layer, (key, value) in enumerate(text.layers):
-            if text.windows[layer] is not None:
-                index = torch.arange(text.length - count, text.length, device=key.device).expand(key.shape[1], -1)
-            else:
-                best = torch.sort(scores(layer), dim=-1, descending=True, stable=True).indices[:, :count]
-                index = best.sort(-1).values
-            index = index[None, ..., None]
-            layers.append((key.take_along_dim(index, 2), value.take_along_dim(index, 2)))
-        return self._memory(text, tuple(layers), count, text.length)
-
-    def _memory(self, text: Text, layers: tuple[tuple[Tensor, Tensor], ...], count: int, start: int) -> Memory:
-        # Those of the last tokens, which layers with a sliding window keep; other layers see all keys anyway.
-        ordinals = (start - count + torch.arange(count))[None]
-        return Memory(
-            source=self.select.source,
-            lengths=(count,),
-            context_lengths=(text.length - 1,),
-            positions=ordinals,
-            ordinals=ordinals,
-            starts=(start,),
-            layers=layers,
-            last=text.states[None, start - 1],
-        )
+    def _chosen(self, text: Text, count: int, scores: Callable[[int], Tensor], shares: str = "equal") -> Memory:
+        """Keys with the highest scores [Hk, n]; the last ones in layers with a window."""
+        windows = {layer for layer, window in enumerate(text.windows) if window is not None}
+        score = self.select.score
+        keep = Selection((text.length,), (count,), score, False, self.select.frequencies, shares=shares)
+        own = {layer: scores(layer) for layer in range(len(text.layers)) if layer not in windows}
+        keep.choose(dict(enumerate(text.layers)), [own], windows)
+        return self.select.memory_of(keep, (text.length - 1,), text.states[None], torch.tensor([False]))
 
 
 class _Pooled(AvgPool):

@@ -1,0 +1,92 @@
+"""`gistkit evaluate --against presses`: rows, tables and a picture; and what is said where the lab is missing."""
+
+import json
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from gistkit import cli
+from gistkit.compress.scores import SCORES
+from gistkit_lab.cli import against
+from gistkit_lab.presses import Comparison
+from gistkit_lab.presses.comparison import RATIOS
+from tests.cli.test_cli import TEXT, small_llama
+from tests.helpers.models import byte_tokenizer
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    """Runs a command on a small model; returns (status, standard output, standard error)."""
+    folder = tmp_path / "model"
+    small_llama().save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    capsys.readouterr()
+
+    def call(*words):
+        status = cli.main([*map(str, words), "--model", str(folder)])
+        shown = capsys.readouterr()
+        return status, shown.out, shown.err
+
+    return call
+
+
+def test_evaluate_against_presses_writes_rows_tables_and_a_picture_and_goes_on(run, tmp_path):
+    assert tuple(SCORES) == against.SCORES and against.RATIOS == RATIOS
+    questions, book, out = tmp_path / "doors.jsonl", tmp_path / "book.txt", tmp_path / "out" / "found.jsonl"
+    rows = [{"context": TEXT, "question": f"Which is {n}?", "answers": [str(n)]} for n in range(3)]
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    book.write_text(" ".join(f"{TEXT}{number}." for number in range(400)))
+    words = ("--against", "presses", "--questions", questions, "--examples", 2, "--max-new-tokens", 2, "--out", out)
+    status, shown, complaints = run("evaluate", *words, "--ratios", 2, "--by", "even")
+    found = Comparison.load(out)
+    assert status == 0 and found.sets == ["doors"] * 2, complaints
+    memories = ["full context", "no context", "even", "newest tokens", "oldest tokens", "AvgPool, untrained"]
+    assert [one.entry.memory for one in found.outcomes] == memories
+    assert "| even 2x " in shown and "| even 2x " in out.with_suffix(".md").read_text()
+    assert out.with_suffix(".png").read_bytes()[1:4] == b"PNG"
+    # Another ratio and score are added; other questions are not mixed with these.
+    assert run("evaluate", *words, "--ratios", "2,4", "--by", "even", "--shares", "equal,all")[0] == 0
+    again = Comparison.load(out)
+    added = [(one.entry.ratio, one.entry.shares) for one in again.outcomes[6:]]
+    assert again.outcomes[:6] == found.outcomes
+    assert added == [(2, "all"), (4, "equal"), (4, "all"), (4, "equal"), (4, "equal"), (4, "equal")]
+    status, _, complaints = run("evaluate", *words, "--text", book, "--context", 300)
+    told = f"gistkit: --out: {out}: done: expected a comparison of the same"
+    assert status == 2 and complaints.splitlines()[-1].startswith(told)
+    # Facts in passages of a text, of the plain model alone.
+    words = ("--against", "presses", "--text", book, "--context", 300, "--examples", 2, "--max-new-tokens", 2)
+    assert run("evaluate", *words, "--ratios", 8, "--by", "random", "--out", tmp_path / "facts.jsonl")[0] == 0
+    assert "not in the text" in Comparison.load(tmp_path / "facts.jsonl").sets
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--by", "kvzip"], "--by: expected none without --against, got ['kvzip']"),
+        (["--against", "presses", "--tau", "4"], "--tau: expected none beside --against, got 4"),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(words, message, run):
+    assert run("evaluate", *words)[::2] == (2, f"gistkit: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([], " is not installed; pip install ./lab provides it"),
+        (
+            [EntryPoint("presses", "nowhere.at.all", "gistkit.evaluate")],
+            ": cannot be loaded: No module named 'nowhere'",
+        ),
+    ],
+)
+def test_what_is_missing_is_named_and_the_rest_of_the_command_stays(entries, message, run, monkeypatch):
+    monkeypatch.setattr(
+        "gistkit.cli.plugins.entry_points", lambda group: [entry for entry in entries if entry.group == group]
+    )
+    told = f"gistkit: --against presses{message}\n"
+    assert run("evaluate", "--ratios", 4, "--against", "presses")[::2] == (2, told)
+    status, _, complaints = run("evaluate", "--split", "train")
+    assert status == 2 and complaints.startswith("gistkit: --split: expected validation or test")
