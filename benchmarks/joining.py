@@ -1,7 +1,8 @@
 """`gistkit serve`: answers a second at 1 client and at several, and how long a question waits beside a long text.
 
-The documents are those of serving.py; answers are greedy and have 24 tokens. In each round one client asks for a while,
-then several do, so that what else the machine does meets both alike. After the rounds a text is compressed, and until
+The documents are those of serving.py; answers are greedy, and have 24 tokens each (`ignore_eos`) or end by themselves,
+after some 5. In each round one client asks for a while, then several do, so that what else the machine does meets both
+alike. After the rounds a text is compressed, and until
 that is done a client asks one short question after another, streamed: the seconds to its first word.
 """
 
@@ -46,20 +47,22 @@ async def measure(port: int, texts: list[str], long: str, questions: list[list[s
     """Rates of each round, and the seconds of questions alone and beside a long text."""
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=3600) as client:
         bodies = []
-        for text, asked in zip(texts, questions, strict=True):
+        for text, own in zip(texts, questions, strict=True):
             memory = (await client.post("/v1/memories", json={"text": text})).raise_for_status().json()["id"]
-            for question in asked:
+            for question in own:
                 messages = [{"role": "user", "content": question}]
                 bodies.append(({"memory": memory, "messages": messages, "max_tokens": ANSWER}, ""))
         await first_word(client, bodies[0][0])
         rounds = []
         for number in range(options.rounds):
-            rates = {}
-            for clients in (1, options.clients):
-                load = await ask_all(client, bodies, clients, options.seconds)
-                if load.errors:
-                    raise RuntimeError(load.errors[0])
-                rates[str(clients)] = len(load.seconds) / load.lasted
+            rates: dict[str, dict[str, float]] = {"24 tokens": {}, "as they end": {}}
+            for form, by_clients in rates.items():
+                asked = [({**body, "ignore_eos": form == "24 tokens"}, right) for body, right in bodies]
+                for clients in (1, options.clients):
+                    load = await ask_all(client, asked, clients, options.seconds)
+                    if load.errors:
+                        raise RuntimeError(load.errors[0])
+                    by_clients[str(clients)] = len(load.seconds) / load.lasted
             rounds.append(rates)
             print(f"  round {number}: {rates}, load {os.getloadavg()[0]:.1f}", flush=True)
         alone = [await first_word(client, bodies[number][0]) for number in range(8)]
@@ -107,13 +110,17 @@ def main() -> int:
         ]
         with served(command, port, options.threads):
             content = asyncio.run(measure(port, texts, long, questions, options))
-    ratios = [one[str(options.clients)] / one["1"] for one in content["rounds"]]
+    for form in content["rounds"][0]:
+        ratios = [one[form][str(options.clients)] / one[form]["1"] for one in content["rounds"]]
+        print(
+            f"  {form}: {options.clients} clients have {statistics.median(ratios):.2f} times the answers/s of 1 "
+            f"({min(ratios):.2f} to {max(ratios):.2f})"
+        )
     alone, beside = content["alone"], content["beside"]
     print(
-        f"  {options.clients} clients against 1: {statistics.median(ratios):.2f} times the answers/s "
-        f"({min(ratios):.2f} to {max(ratios):.2f}); the first word alone after {statistics.median(alone):.2f} "
-        f"s, beside {LONG} tokens ({content['compression']:.0f} s) {statistics.median(beside):.2f} s, at "
-        f"most {max(beside):.2f} s ({len(beside)} questions)"
+        f"  the first word after {statistics.median(alone):.2f} s, at most {max(alone):.2f} s; while {LONG} tokens are "
+        f"compressed ({content['compression']:.0f} s) {statistics.median(beside):.2f} s, at most {max(beside):.2f} s "
+        f"({len(beside)} questions)"
     )
     content |= {
         "suite": "joining", "machine": found, "threads": options.threads, "clients": options.clients,

@@ -64,7 +64,7 @@ def presses_tables() -> str:
         )
         parts += [presses_table(found), presses_note(found), pairs_table(found), parts_table(found, chosen)]
         if path.with_suffix(".png").exists():
-            parts.append(f"![exact answers against the share of tokens kept]({path.stem}.png)")
+            parts.append(f"![exact match against the share of tokens kept]({path.stem}.png)")
     return "\n\n".join(part for part in parts if part)
 
 
@@ -81,7 +81,7 @@ def presses_summary() -> str:
     parts = []
     for path in PRESSES:
         found = Comparison.load(path)
-        rows = [["SmolLM2-135M reads", "tokens kept", "exact answers, %", "with the right one within, %"]]
+        rows = [["SmolLM2-135M reads", "tokens kept", "exact match, %", "contains the answer, %"]]
         adapters = {one.entry.reader for one in found.outcomes} - {PLAIN}
         for reader in (*sorted(adapters), PLAIN):
             ours = [one for one in found.outcomes if one.entry.reader == reader]

@@ -1,4 +1,6 @@
-"""Compress a text to half of its tokens, then ask it questions. SmolLM2-135M answers, with its trained compressor.
+"""Compress a text to half of its tokens, then ask questions about it.
+
+SmolLM2-135M answers, with the trained compressor that comes with gistkit.
 
 python examples/ask_a_text.py                        # docs/report.txt
 python examples/ask_a_text.py notes.txt "Who signed it?"
@@ -12,7 +14,11 @@ from gistkit.compress import Compressor
 from gistkit.hf.smollm2 import load_smollm2
 
 REPORT = Path(__file__).parents[1] / "docs" / "report.txt"
-QUESTIONS = ["Who started the survey?", "Which pile is the worst?", "Who keeps the key of the tool shed?"]
+QUESTIONS = [
+    "Who started the survey?",
+    "Which pile is the worst?",
+    "Who keeps the key of the tool shed?",
+]
 
 text = Path(sys.argv[1]).read_text() if len(sys.argv) > 1 else REPORT.read_text()
 questions = sys.argv[2:] or QUESTIONS
@@ -24,7 +30,9 @@ start = time.perf_counter()
 memory = compressor.compress(text)
 print(f"{memory.context_lengths[0]} tokens -> {memory.lengths[0]} memory tokens")
 
-# The text is not read again: only its memory is.
-for question, answer in zip(questions, compressor.ask(memory, questions, max_new_tokens=12), strict=True):
+# Only the memory is read from here on.
+for question, answer in zip(
+    questions, compressor.ask(memory, questions, max_new_tokens=12), strict=True
+):
     print(f"> {question}\n{answer}")
 print(f"{time.perf_counter() - start:.1f} s")

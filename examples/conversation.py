@@ -1,4 +1,4 @@
-"""A conversation about one memory: later questions read on behind earlier ones, and answers name their sources.
+"""Ask follow-up questions about one memory, and show the sources of answers.
 
 python examples/conversation.py
 """
@@ -17,14 +17,19 @@ conversation = Conversation(compressor, compressor.compress(text))
 
 ids = tokenizer(text)["input_ids"]
 for question in ("Who started the survey?", "Which pile is the worst?"):
-    # The template that the compressor was trained with.
+    # The prompt template of training.
     prompt = tokenizer(QUESTION.format(question=question), add_special_tokens=False)
     answer = conversation.reply(prompt, max_new_tokens=12)
-    print(f"> {question}\n{tokenizer.decode(answer, skip_special_tokens=True).strip()}")
-    # Of all passages of 16 tokens, the one that the answer attended to most.
+    words = tokenizer.decode(answer, skip_special_tokens=True).strip()
+    print(f"> {question}\n{words}")
+    # The passage of 16 tokens that the answer attended to most.
     passage = sources(conversation, count=1, length=16)[0]
     print(
-        f"  from: ...{tokenizer.decode(ids[passage.start : passage.end])!r}... ({passage.share:.0%} of the attention)"
+        f"  from: ...{tokenizer.decode(ids[passage.start : passage.end])!r}... "
+        f"({passage.share:.0%} of the attention)"
     )
 
-print(f"{conversation.turns} turns: {len(conversation.text)} tokens behind {conversation.memory.lengths[0]} of memory")
+print(
+    f"{conversation.turns} turns: {len(conversation.text)} tokens "
+    f"after {conversation.memory.lengths[0]} of memory"
+)

@@ -1,7 +1,7 @@
-"""How much of what a text says does its memory keep? Answers behind the memory, beside no context and all of it.
+"""Measure answers from a memory, compared with no context and full context.
 
-python examples/evaluate_on_questions.py             # five questions about docs/report.txt
-python examples/evaluate_on_questions.py dev.jsonl   # {"context", "question", "answers"}, SQuAD, DROP, ...
+python examples/evaluate_on_questions.py             # docs/report.txt
+python examples/evaluate_on_questions.py dev.jsonl   # SQuAD, DROP, or your own
 """
 
 import sys
@@ -20,18 +20,33 @@ ANSWERS = {
 }
 
 report = (Path(__file__).parents[1] / "docs" / "report.txt").read_text()
-rows = [{"context": report, "question": question, "answers": [answer]} for question, answer in ANSWERS.items()]
+rows = [
+    {"context": report, "question": question, "answers": [answer]}
+    for question, answer in ANSWERS.items()
+]
 examples = load_questions(sys.argv[1] if len(sys.argv) > 1 else rows)
 
 model, tokenizer = load_smollm2()
 compressor = Compressor.from_pretrained("smollm2-avgpool-2x", model).eval()
-methods = {"no context": NoContext(model), "memory": compressor, "full context": FullContext(model)}
-table = compare(methods, examples, tokenizer=tokenizer, tasks=("qa",), max_new_tokens=10, progress=False)
+methods = {
+    "no context": NoContext(model),
+    "memory": compressor,
+    "full context": FullContext(model),
+}
+table = compare(
+    methods,
+    examples,
+    tokenizer=tokenizer,
+    tasks=("qa",),
+    max_new_tokens=10,
+    progress=False,
+)
 
 print(f"{len(examples)} questions")
 for row in table.rows:
     figures = row.metrics
     print(
-        f"{row.method:12}: {figures['qa_contains_answer']:5.1f}% of the answers are right, "
-        f"loss {figures['qa_loss']:.2f} nats a token, cache {figures['cache_bytes'] / 2**20:.1f} MiB"
+        f"{row.method:12}: {figures['qa_contains_answer']:5.1f}% of answers right, "
+        f"loss {figures['qa_loss']:.2f} nats a token, "
+        f"cache {figures['cache_bytes'] / 2**20:.1f} MiB"
     )

@@ -1,4 +1,4 @@
-"""The fused op beside the line of torch that it stands for: the same output, without a mask in memory.
+"""Compare the fused op with torch's attention: the same output, without a mask.
 
 python examples/fused_attention.py                   # 2,048 tokens of context
 python examples/fused_attention.py 8192
@@ -31,9 +31,19 @@ def measured(function):
 
 
 ours, ours_ms = measured(lambda: gk.attention(query, key, value, plan))
-theirs, theirs_ms = measured(lambda: scaled_dot_product_attention(query, key, value, attn_mask=mask))
+theirs, theirs_ms = measured(
+    lambda: scaled_dot_product_attention(query, key, value, attn_mask=mask)
+)
 visible = mask.float().mean().item()
-print(f"{layout.name}: {len(layout)} tokens, of whose pairs {visible:.1%} are visible")
-print(f"scaled_dot_product_attention with a mask of {mask.numel() / 1e6:.1f} MB: {theirs_ms:.1f} ms")
-print(f"gistkit.attention with a plan: {ours_ms:.1f} ms, {theirs_ms / ours_ms:.1f} times as fast")
+print(
+    f"{layout.name}: {len(layout)} tokens, of whose pairs {visible:.1%} are visible"
+)
+print(
+    f"scaled_dot_product_attention with a mask of {mask.numel() / 1e6:.1f} MB: "
+    f"{theirs_ms:.1f} ms"
+)
+print(
+    f"gistkit.attention with a plan: {ours_ms:.1f} ms, "
+    f"{theirs_ms / ours_ms:.1f} times as fast"
+)
 print(f"largest difference: {(ours - theirs).abs().max().item():.1e}")

@@ -1,4 +1,4 @@
-"""transformers' own `generate` over a memory: as a cache of the plain model, and in a pipeline.
+"""Use transformers' `generate` over a memory: as a KV cache, and in a pipeline.
 
 python examples/generate_with_transformers.py
 """
@@ -17,16 +17,30 @@ model, tokenizer = load_smollm2()
 compressor = Compressor.from_pretrained("smollm2-avgpool-2x", model).eval()
 memory = compressor.compress(text)
 
-prompt = tokenizer(QUESTION.format(question="Who started the survey?"), add_special_tokens=False, return_tensors="pt")
+prompt = tokenizer(
+    QUESTION.format(question="Who started the survey?"),
+    add_special_tokens=False,
+    return_tensors="pt",
+)
 cache = compressor.to_cache(memory, task="qa")
 print(
-    f"{memory.context_lengths[0]} tokens -> a cache of {memory.lengths[0]} states, over which model.generate streams:"
+    f"{memory.context_lengths[0]} tokens -> a cache of {memory.lengths[0]} states; "
+    "model.generate streams:"
 )
 streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
 with compressor.using(compressor.reader):  # the adapter that reads the memory
-    # before transformers 5.24 the argument was named past_key_values
+    # named past_key_values before transformers 5.24
     model.generate(**prompt, cache=cache, max_new_tokens=12, streamer=streamer)
 
 register_pipeline()
-pipe = pipeline("gist-text-generation", model=model, tokenizer=tokenizer, compressor=compressor)
-print(pipe(text, questions=["Which pile is the worst?"], template=QUESTION, max_new_tokens=12))
+pipe = pipeline(
+    "gist-text-generation", model=model, tokenizer=tokenizer, compressor=compressor
+)
+print(
+    pipe(
+        text,
+        questions=["Which pile is the worst?"],
+        template=QUESTION,
+        max_new_tokens=12,
+    )
+)

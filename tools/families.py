@@ -14,14 +14,19 @@ sys.path.insert(0, str(ROOT))
 
 from tests.helpers.families import COLUMNS, classes, line, row  # noqa: E402
 
-HEAD = """# Families of transformers
+HEAD = """# Supported model families
 
-What gistkit does in the causal language models of transformers {version}, each with a tiny random configuration.
-`attach`: plain causal attention and a plan are those of dense attention, in logits. `positions`: SeqPE's bias under
-`hf.encode_positions`, in place of RoPE and beside it, is that of dense attention; sliding windows are refused, and a
-Mistral or Qwen2 without them is taken. A method: its memory is read as the model reads the same tokens, its logits are
-the model's own, and generating agrees with reading; Gist here has no offset, GistPool has one. Everything else is
-refused with the reason. `tools/families.py` writes this page.
+The table shows which causal language models of transformers {version} gistkit supports, each tested with a tiny random
+configuration.
+A "yes" is a passed test:
+
+- `attach`: under plain causal attention and under a plan, the logits equal those of dense attention.
+- `positions`: SeqPE's bias under `hf.encode_positions`, instead of RoPE and together with it, gives the logits of dense
+  attention. Sliding windows are refused; a Mistral or Qwen2 without them works.
+- A method: the logits from a memory equal those of the model on the same tokens, and generation agrees with a single
+  pass. Gist here has no offset; GistPool has one.
+
+Everything else is refused with the reason in the last column. `tools/families.py` writes this page.
 
 | class | {columns} | why not |
 |---|{rules}---|

@@ -106,7 +106,7 @@ def test_a_run_that_is_cut_resumes_bit_for_bit_and_its_seed_and_recipe_decide_it
         train("cut", resume=True, warmup=3)
     assert outcome(train("cut", resume=True)) == outcome(whole)
     states = list((tmp_path / "whole").rglob("*.safetensors"))
-    assert bool(states) == (study.name != "pooling"), "pooling keeps no state of a run that has ended"
+    assert bool(states) == (study.name != "pooling"), "pooling keeps no checkpoint of a run that has ended"
     for path in states:
         ours, theirs = map(load_file, (path, tmp_path / "cut" / path.relative_to(tmp_path / "whole")))
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)

@@ -1,7 +1,7 @@
-"""The loop that the studies share: what a signal, a damaged state and a fresh start leave of a run."""
+"""How the studies train: what a signal, a damaged checkpoint and a fresh start leave of a run."""
 
-import math
 import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,9 +11,9 @@ from study_runs import Bar
 from torch import nn
 
 from gistkit.common.signals import Interrupted
+from gistkit.train import resumable
 from gistkit_lab.studies import fitting
-from gistkit_lab.studies import states as checkpoint
-from gistkit_lab.studies.fitting import Carried, StudyRecipe, optimise, save_state, saved_states
+from gistkit_lab.studies.fitting import Carried, StudyRecipe, optimise
 
 RECIPE = StudyRecipe(steps=8, batch=4, eval_every=3)
 IDENTITY = {"study": "tiny"}
@@ -28,7 +28,7 @@ class Run:
         self.optimizer = torch.optim.AdamW(
             [{"params": list(self.model.parameters()), "factor": 1.0}], lr=RECIPE.learning_rate
         )
-        self.state, self.signals, self.carried = folder / "run.safetensors", signals or {}, 0.0
+        self.out, self.signals, self.carried = folder / "run", signals or {}, 0.0
 
     def loss(self, step: int) -> torch.Tensor:
         if step in self.signals:
@@ -46,11 +46,11 @@ class Run:
     def set_carried(self, value: float) -> None:
         self.carried = value
 
-    def train(self, resume: bool = False):
+    def train(self, resume: bool = False, **options):
         return optimise(
-            RECIPE, list(self.model.named_parameters()), self.optimizer, self.loss, self.figures, self.state, IDENTITY,
-            learning_rate=lambda step: 1e-2, clips=[(list(self.model.parameters()), 1.0)], resume=resume, bar=Bar(),
-            carried=Carried(lambda: self.carried, self.set_carried),
+            RECIPE, list(self.model.named_parameters()), self.loss, self.figures, self.out, IDENTITY,
+            resume=resume, bar=Bar(), optimizer=self.optimizer, learning_rate=lambda step: 1e-2,
+            carried=Carried(lambda: self.carried, self.set_carried), **options,
         )  # fmt: skip
 
 
@@ -69,7 +69,9 @@ def check_equal(run, progress, whole):
 
 @pytest.mark.parametrize(("step", "number"), [(0, signal.SIGINT), (2, signal.SIGTERM), (4, signal.SIGINT)])
 def test_a_signal_ends_a_run_after_its_step_and_it_goes_on_bit_for_bit(step, number, whole, tmp_path):
-    with pytest.raises(Interrupted, match=rf"after step {step + 1} of 8; .*run.safetensors is saved") as caught:
+    with pytest.raises(
+        Interrupted, match=rf"after step {step + 1} of 8; .*run/checkpoint-{step + 1} is saved"
+    ) as caught:
         Run(tmp_path, {step: number}).train()
     assert caught.value.number == number
     run = Run(tmp_path)
@@ -83,51 +85,29 @@ def test_the_last_step_is_measured_when_the_run_goes_on(whole, tmp_path):
     check_equal(run, run.train(resume=True), whole)
 
 
-def test_a_damaged_state_gives_way_to_the_one_before(whole, tmp_path):
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(whole, tmp_path):
     with pytest.raises(Interrupted):
         Run(tmp_path, {4: signal.SIGINT}).train()
-    _, last = saved_states(tmp_path / "run.safetensors")
-    content = last.read_bytes()
-    last.write_bytes(content[:-1])
+    weights = tmp_path / "run" / "checkpoint-5" / "trainable.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
     run = Run(tmp_path)
-    with pytest.warns(UserWarning, match=r"run.safetensors: expected .*; the run goes on from .*before instead"):
+    with pytest.warns(UserWarning, match=r"checkpoint-5: expected .*; the run goes on from .*checkpoint-3 instead"):
         check_equal(run, run.train(resume=True), whole)
-    # As after a kill between the two moves of a write.
-    last.unlink()
-    run = Run(tmp_path)
-    check_equal(run, run.train(resume=True), whole)
 
 
-def test_a_run_that_begins_anew_knows_nothing_of_the_states_before(tmp_path):
+def test_a_run_that_begins_anew_knows_nothing_of_the_checkpoints_before(tmp_path):
     Run(tmp_path).train()
-    (tmp_path / "run.safetensors").write_bytes(b"")
     with pytest.raises(Interrupted):
         Run(tmp_path, {0: signal.SIGINT}).train()
-    # Its own evaluation before the first step, and its first step.
-    assert len(saved_states(tmp_path / "run.safetensors")) == 2
-    (tmp_path / "run.safetensors").unlink()
-    run = Run(tmp_path)
-    run.train(resume=True)
-    assert [path.name for path in tmp_path.iterdir() if "before" in path.name] == ["run.safetensors.before"]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoint-1"]
 
 
-def test_a_good_state_is_there_whenever_a_save_fails(tmp_path, monkeypatch):
-    state = tmp_path / "a.safetensors"
-    weight = torch.nn.Parameter(torch.ones(3))
-    content = [("w", weight)], torch.optim.AdamW([weight])
-    for step in (1, 2):
-        save_state(state, {}, {"step": step}, *content)
-    state.write_bytes(state.read_bytes()[:-1] + b"x")
-    assert checkpoint.load_last(saved_states(state), {}, *content, warn=False) == {"step": 1}
-
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write_tensors", full)
-        with pytest.raises(OSError, match="No space"):
-            save_state(state, {}, {"step": 2}, *content)
-    assert checkpoint.load_last(saved_states(state), {}, *content, warn=False) == {"step": 1}
+def test_figures_that_are_enough_end_a_run_that_then_stays_ended(whole, tmp_path):
+    _, (_, *third), *_ = whole[1].curve
+    enough = lambda figures: figures == tuple(third)  # noqa: E731
+    run, again = Run(tmp_path), Run(tmp_path)
+    assert run.train(enough=enough).curve == again.train(resume=True, enough=enough).curve == whole[1].curve[:2]
+    assert all(map(torch.equal, run.model.parameters(), again.model.parameters()))
 
 
 def test_the_times_of_evaluations_are_those_of_training_alone(tmp_path, monkeypatch):
@@ -146,24 +126,12 @@ def test_the_times_of_evaluations_are_those_of_training_alone(tmp_path, monkeypa
             clocks["perf_counter"] += 100
             return super().figures()
 
-    reading = SimpleNamespace(**{name: lambda name=name: clocks[name] for name in clocks})
-    monkeypatch.setattr(fitting, "time", reading)
+    reading = SimpleNamespace(**{name: lambda name=name: clocks[name] for name in clocks}, monotonic=time.monotonic)
+    for module in (fitting, resumable):
+        monkeypatch.setattr(module, "time", reading)
     for threads, a_step in ((1, 1.0), (2, 5.0)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         progress = Slow(tmp_path).train()
         assert progress.times == [a_step * step for step, _ in progress.curve] and progress.seconds == 40
         # Going on from the end adds nothing.
         assert Slow(tmp_path).train(resume=True).times == progress.times
-
-
-def test_a_state_of_an_earlier_release_has_no_times(tmp_path, monkeypatch):
-    save = checkpoint.save
-    old = lambda path, identity, progress, *rest: save(  # noqa: E731
-        path, identity, {name: value for name, value in progress.items() if name not in ("times", "spent")}, *rest
-    )
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", old)
-        with pytest.raises(Interrupted):
-            Run(tmp_path, {4: signal.SIGINT}).train()
-    progress = Run(tmp_path).train(resume=True)
-    assert len(progress.times) == len(progress.curve) and all(map(math.isnan, progress.times))

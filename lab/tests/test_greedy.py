@@ -278,8 +278,8 @@ def test_the_command_is_the_python_api(folder, tmp_path, capsys):
         (["--texts", "{root}/texts"], "dodo", "--texts: expected one of at least 256 tokens, those of --context, "),
         (["--texts", "{root}/texts"], "gist", "--compressor: expected a Dodo, got a Gist"),
         (["--texts", "{root}/texts"], "none", "--compressor: expected a folder with a trained compressor"),
-        (["--texts", "{root}/none.txt"], "dodo", "none.txt: expected a text file or a folder of them, got none there"),
-        (["--texts", "{root}/texts", "--glob", "*.rst"], "dodo", "texts: expected files that match '*.rst', got none"),
+        (["--texts", "{root}/none.txt"], "dodo", "none.txt: no such file or folder"),
+        (["--texts", "{root}/texts", "--glob", "*.rst"], "dodo", "texts: no file matches '*.rst'"),
         (["--texts", "{root}/texts", "--device", "tpu"], "dodo", "--device: expected cpu or cuda, got 'tpu'"),
     ],
 )

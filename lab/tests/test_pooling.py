@@ -6,6 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from study_runs import Bar
 
 from gistkit import cli
 from gistkit.hf import attach
@@ -123,12 +124,12 @@ def test_the_share_of_attention_in_a_window():
 @pytest.mark.slow
 def test_the_pool_mask_learns_and_an_untrained_layer_guesses(tmp_path):
     cell = {"inputs": "sphere+common", "context": "variable", "length": 12, "learning_rate": 5e-3}
-    pool = pooling.train(SMALL, Setting(mask="pool", **cell), tmp_path / "pool")
+    pool = pooling.train(SMALL, Setting(mask="pool", **cell), tmp_path / "pool", bar=Bar())
     assert pool.share > 0.95 and pool.error < 0.5 and pool.in_window == pytest.approx(1)
     assert pool.curve[0][2] < 0.35
-    standard = pooling.train(SMALL, Setting(mask="standard", **cell), tmp_path / "standard")
+    standard = pooling.train(SMALL, Setting(mask="standard", **cell), tmp_path / "standard", bar=Bar())
     assert standard.share < 0.6 and standard.in_window < 0.5
-    untrained = pooling.train(dataclasses.replace(SMALL, steps=0), Setting(**cell), tmp_path / "none")
+    untrained = pooling.train(dataclasses.replace(SMALL, steps=0), Setting(**cell), tmp_path / "none", bar=Bar())
     assert untrained.share == pytest.approx(pooling.chance(SMALL, untrained.setting), abs=0.1)
     # Training ends where nothing is left to learn.
     assert pool.curve[-1][0] <= SMALL.steps
@@ -141,7 +142,7 @@ def test_chance_is_that_of_guessing_on_what_is_measured(tmp_path, monkeypatch):
     setting = Setting(context="at-zero", length=8)
     guess = lambda predicted, means: float((torch.randint(means.shape[1], means.shape[:2]) == 0).float().mean())  # noqa: E731
     monkeypatch.setattr(pooling, "share_right", guess)
-    shares = [pooling.train(recipe, setting, tmp_path / "state").share for _ in range(4)]
+    shares = [pooling.train(recipe, setting, tmp_path / "state", bar=Bar()).share for _ in range(4)]
     assert sum(shares) / 4 == pytest.approx(pooling.chance(recipe, setting), abs=0.02)
 
 

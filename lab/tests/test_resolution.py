@@ -381,15 +381,15 @@ def test_embeddings_are_those_of_the_trained_weights(images, tmp_path, monkeypat
     seen, states = {}, {}
     for name in ("learned-2d", "seqpe-mul"):
         train(images, tmp_path, name)
-        states[name] = tmp_path / f"{name}-0.safetensors"
+        states[name] = tmp_path / f"{name}-0"
     draw = seqpe.draw_grid_similarity
     monkeypatch.setattr(seqpe, "draw_grid_similarity", lambda shown: seen.update(shown) or draw(shown))
     assert report.draw_embeddings(tmp_path / "maps.png", RECIPE, states).read_bytes()[:4] == b"\x89PNG"
     one = classifier(images, "seqpe-mul")
-    state = tmp_path / "seqpe-mul-0.safetensors"
     from safetensors.torch import load_file
 
-    weights = {key.removeprefix("model."): value for key, value in load_file(state).items() if key[:6] == "model."}
+    (state,) = tmp_path.glob(f"seqpe-mul-0/checkpoint-{RECIPE.steps}/trainable.safetensors")
+    weights = load_file(state)
     assert not torch.equal(weights["cls"], one.model.cls)
     one.model.load_state_dict(weights)
     expected = one.encoder.plain(grid_positions(3, 3)).view(3, 3, -1)
@@ -397,7 +397,7 @@ def test_embeddings_are_those_of_the_trained_weights(images, tmp_path, monkeypat
     assert seen["Learned"].shape == (3, 3, 16)
     with pytest.raises(ValueError, match=r"arms with an embedding of each position, got 'nope'"):
         train(images, tmp_path, "nope")
-        report.draw_embeddings(tmp_path / "maps.png", RECIPE, {"nope": tmp_path / "nope-0.safetensors"})
+        report.draw_embeddings(tmp_path / "maps.png", RECIPE, {"nope": tmp_path / "nope-0"})
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ def test_an_interrupt_ends_all_processes(tmp_path):
     words = ["study", "epl", "--layouts", "dpl,epl", "--steps", "5000", "--processes", "2", "--out", str(tmp_path)]
     process = subprocess.Popen([sys.executable, "-m", "gistkit.cli", *words], stderr=subprocess.PIPE, text=True)
     try:
-        wait(lambda: len(list(tmp_path.glob("*-0.safetensors"))) == 2, "the first states of both runs", 300)
+        wait(lambda: len({path.parent for path in tmp_path.glob("*/checkpoint-*")}) == 2, "both runs' first", 300)
         children = descendants(process.pid)
         process.send_signal(signal.SIGINT)
         shown = process.communicate(timeout=120)[1]
@@ -179,14 +179,14 @@ def test_results_go_on_with_resume_and_begin_anew_with_overwrite(tmp_path, capsy
     assert "results.jsonl: the saved runs have another text" in capsys.readouterr().err
     assert cli.main(["study", "compression-loss", "--steps", "2", "--out", str(tmp_path), "--resume"]) == 2
     assert "results.jsonl: the saved runs are of the study epl; use another --out folder" in capsys.readouterr().err
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     assert cli.main([*words, "upl"]) == 2
     told = capsys.readouterr().err.splitlines()[-1]
-    assert told == f"gistkit: {told_of(path)}" and {f.name: f.read_bytes() for f in tmp_path.iterdir()} == before
+    assert told == f"gistkit: {told_of(path)}" and all(file.read_bytes() == content for file, content in before.items())
     # What a later run of this command would take for its own goes first.
-    (tmp_path / "old-0.safetensors").touch()
+    (tmp_path / "old-0" / "checkpoint-1").mkdir(parents=True)
     assert cli.main([*words, "upl", "--overwrite"]) == 0
-    assert [one.run.layout for one in read(path)] == ["upl"] and not (tmp_path / "old-0.safetensors").exists()
+    assert [one.run.layout for one in read(path)] == ["upl"] and not (tmp_path / "old-0").exists()
 
 
 def told_of(path: Path) -> str:
@@ -196,9 +196,10 @@ def told_of(path: Path) -> str:
     )
 
 
-@pytest.mark.parametrize("name", ["results.jsonl", "epl-0.safetensors"])
+@pytest.mark.parametrize("name", ["results.jsonl", "epl-0/checkpoint-1"])
 def test_what_is_in_a_folder_is_not_overwritten_unasked(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("gistkit_lab.studies.runner.run_jobs", lambda *_, **__: pytest.fail("a run began"))
+    (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("kept")
     words = ["study", "epl", "--steps", "2", "--layouts", "dpl", "--out", str(tmp_path)]
     assert cli.main(words) == 2

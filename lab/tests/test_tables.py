@@ -16,8 +16,9 @@ from gistkit.evaluate import load_baseline
 from gistkit.options.arguments import Parser
 from gistkit.train.estimate import operations
 from gistkit.train.prepare import prepare
+from gistkit_lab.cli import paper_table
 from gistkit_lab.tables import TABLES, find_table
-from gistkit_lab.tables.table import Choices, TrainingLoss, WrongAnswers, missing_data, runs
+from gistkit_lab.tables.table import Choices, Run, TrainingLoss, WrongAnswers, missing_data, runs
 from tests.cli.test_cli import small_llama
 from tests.cli.test_images import save
 from tests.helpers.models import byte_tokenizer
@@ -333,3 +334,13 @@ def test_columns_of_a_judge_and_of_training(tmp_path):
     (tmp_path / "pretrain" / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
     assert loss.value(tmp_path / "pretrain") == 0.25
     assert TrainingLoss("AE", "pretrain", "ae").value(tmp_path / "pretrain") is None
+
+
+def test_a_stage_that_was_interrupted_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(paper_table, "_call", lambda words: seen.append(words) or 0)
+    stage = Run("ours", "pretrain", ["train", "--steps", "9"], [], tmp_path / "stage", tmp_path / "stage/compressor")
+    paper_table._make(stage, None)
+    (tmp_path / "stage" / "checkpoint-3").mkdir()
+    paper_table._make(stage, None)
+    assert seen == [stage.words, [*stage.words, "--resume"]]

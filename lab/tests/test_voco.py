@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from gistkit import cli
 from gistkit.hf import attach
+from gistkit.train import checkpoints
 from gistkit_lab.studies.registry import read
 from gistkit_lab.studies.resolution.images import Images, Split
 from gistkit_lab.studies.voco import report
@@ -162,10 +163,10 @@ def test_the_tower_stays_as_it_was(images, tmp_path, name):
     arm = Arm(name, 4.0 if name in ("avgpool", "epl") else 1.0)
     assert voco_runs.train(RECIPE, arm, 0, images, tmp_path, bar=Bar()).parameters > 0
     model = fresh_model(RECIPE, images, 0)
-    voco_runs.checkpoint.restore(tmp_path / "base-0.safetensors", model.named_parameters())
+    checkpoints.restore(checkpoints.last_whole(tmp_path / "base-0", remove=False), model.named_parameters())
     before = {key: value.clone() for key, value in model.state_dict().items()}
     reader = voco_runs.build_reader(RECIPE, arm, model)
-    voco_runs.checkpoint.restore(tmp_path / f"{arm.name}-0.safetensors", reader.trained())
+    checkpoints.restore(checkpoints.last_whole(tmp_path / f"{arm.name}-0", remove=False), reader.trained())
     changed = {key for key, value in reader.model.state_dict().items() if not torch.equal(value, before[key])}
     assert not any("vision_tower" in key for key in changed)
     assert any("projector" in key for key in changed) == (name != "none")

@@ -8,7 +8,9 @@ import pytest
 from gistkit import cli
 from tests.helpers.smollm2 import ROOT, beside_the_report
 
-(BLOCK,) = re.findall(r"```console\n(.*?)```", (ROOT / "docs" / "quickstart.md").read_text(), re.DOTALL)
+(BLOCK,) = re.findall(
+    r"```console\n(.*?)```", (ROOT / "docs/quickstart.md").read_text().replace(" \\\n", " "), re.DOTALL
+)
 
 
 @pytest.mark.slow

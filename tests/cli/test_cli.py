@@ -216,13 +216,13 @@ def test_a_document_of_a_store_is_asked_for_by_name(folder, run, tmp_path):
     index = "gistkit compress FOLDER -o STORE --index adds one"
     for words, told in (
         ([store], f"{store}: expected an index of its documents or a --document, got none; {index}"),
-        ([store, "--document", "notes.txt", "--nearest", "2"], "--nearest: expected none beside --document, got 2"),
+        ([store, "--document", "notes.txt", "--nearest", "2"], "--nearest: not allowed with --document, got 2"),
         ([store, "--document", "nots.txt"], f"--document: expected one of {store}, got 'nots.txt'; there is notes.txt"),
     ):
         status, _, complaints = run("ask", words[0], "Who?", *words[1:], "--compressor", folder / "x500")
         assert status == 2 and complaints == f"gistkit: {told}\n"
     status, _, complaints = run("ask", memory, "Who?", "--document", "notes.txt")
-    assert status == 2 and "--document: expected none beside a memory file, got 'notes.txt'" in complaints
+    assert status == 2 and "--document: not allowed with a memory file, got 'notes.txt'" in complaints
 
 
 def test_batches_hold_every_row_once_within_the_limit():
@@ -361,18 +361,18 @@ def one_line(lines, text):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["compress", "{tmp}/none.txt"], "none.txt: expected a text file or a folder of them, got none there"),
-        (["compress", "{tmp}/empty.txt"], "empty.txt: expected a text to compress, got an empty one"),
+        (["compress", "{tmp}/none.txt"], "none.txt: no such file or folder"),
+        (["compress", "{tmp}/empty.txt"], "empty.txt: the text is empty"),
         (["compress", "{tmp}/latin.txt"], "latin.txt: expected UTF-8 text, got byte 0xe9 at 3"),
-        (["compress", "{tmp}/bare"], "bare: expected files that match '**/*.txt', got none; --glob says which to take"),
-        (["compress", "-"], "-o: expected a file for the memory of standard input, got none"),
-        (["compress", "{tmp}/ok.txt", "-o", "{tmp}/ok.txt"], "-o: expected another file than the texts, got "),
+        (["compress", "{tmp}/bare"], "bare: no file matches '**/*.txt'; choose other files with --glob"),
+        (["compress", "-"], "-o: expected a file name for the memory of standard input"),
+        (["compress", "{tmp}/ok.txt", "-o", "{tmp}/ok.txt"], "-o: the memory would overwrite the text "),
         (["compress", "{tmp}/ok.txt", "{tmp}/ok.md"], "ok.md: its memory would overwrite that of "),
         (["compress", "{tmp}/ok.txt", "--compressor", "{tmp}/no"], "--compressor: expected a folder with a trained"),
         (["compress", "{tmp}/ok.txt", "--compressor", "{tmp}/bare"], "bare"),
-        (["compress", "{tmp}/ok.txt", "--compressor", "{tmp}", "--chunk", "4"], "--chunk: expected none beside"),
+        (["compress", "{tmp}/ok.txt", "--compressor", "{tmp}", "--chunk", "4"], "--chunk: not allowed with"),
         (["compress", "{tmp}/ok.txt", "--device", "tpu"], "--device: expected cpu or cuda, got 'tpu'"),
-        (["ask", "{tmp}/none.gist", "Who?"], "none.gist: expected a memory file, got none there"),
+        (["ask", "{tmp}/none.gist", "Who?"], "none.gist: expected a memory file, found none"),
         (["ask", "{tmp}/none.gist", "Who?", "--task", "ae"], "QUESTION: expected none with --task ae, got 'Who?'"),
         (["ask", "{tmp}/none.gist", "Who?", "--template", "x"], "--template: expected a text with {question} in it"),
     ],
@@ -406,13 +406,13 @@ def test_wrong_values_are_told_by_the_parser(run, words, message, capsys):
 
 def test_models_that_are_not_there(report, tmp_path, capsys):
     assert cli.main(["compress", str(report), "--model", str(tmp_path / "none")]) == 2
-    assert one_line(capsys.readouterr().err.splitlines(), "--model: expected a folder with a model, got ")
+    assert one_line(capsys.readouterr().err.splitlines(), "--model: no folder at ")
     assert cli.main(["compress", str(report), "--model", str(tmp_path)]) == 2
     assert one_line(capsys.readouterr().err.splitlines(), "--model: expected smollm2, or a decoder model that ")
 
 
 def test_a_missing_package_is_named_with_what_brings_it(monkeypatch, capsys):
-    for module, told in (("peft", "pip install 'gistkit[hf]' brings it"), ("nowhere", "pip install nowhere brings it")):
+    for module, told in (("peft", "run pip install 'gistkit[hf]'"), ("nowhere", "run pip install nowhere")):
 
         def fail(_, name=module):
             raise ModuleNotFoundError(f"No module named {name!r}", name=f"{name}.part")
@@ -430,7 +430,7 @@ def test_a_missing_package_is_named_before_a_model_is_loaded(module, words, repo
     monkeypatch.setattr("gistkit.options.models.find_spec", lambda name: None if name == module else find_spec(name))
     words = [word.format(report=report) for word in words]
     assert cli.main([*words, "--model", str(tmp_path / "none")]) == 2
-    assert one_line(capsys.readouterr().err.splitlines(), f"{module} is missing; pip install 'gistkit[")
+    assert one_line(capsys.readouterr().err.splitlines(), f"{module} is missing; run pip install 'gistkit[")
 
 
 def test_train_evaluate_compress_ask(run, tmp_path):
@@ -626,12 +626,12 @@ def test_the_tokens_that_dodo_keeps(run, folder, tmp_path):
     )
     assert "naïve 日本" in shown_text and "\ufffd" not in shown_text
     for words, message in (
-        ((text_file, "--compressor", tmp_path / "avgpool"), "--compressor: expected one of dodo, .* got avgpool"),
+        ((text_file, "--compressor", tmp_path / "avgpool"), "--compressor: expected a dodo compressor, .* got avgpool"),
         (
             (text_file, "-o", "a.txt", "--compressor", tmp_path / "dodo"),
             "-o: expected a file that ends in .html or .png",
         ),
-        (("-", "--compressor", tmp_path / "dodo"), "-o: expected a file for the picture of standard input"),
+        (("-", "--compressor", tmp_path / "dodo"), "-o: expected a file name for the picture of standard input"),
     ):
         status, _, complaints = run("nuggets", *words, stdin=TEXT)
         assert status == 2 and re.search(message, complaints), complaints
@@ -727,30 +727,30 @@ def test_evaluate_against_presses_writes_rows_tables_and_a_picture_and_goes_on(r
     [
         (
             ["train", "--compressor", "x", "--chunk", "9"],
-            "--chunk: expected none beside --compressor, which has its own",
+            "--chunk: not allowed with --compressor, which has its own",
         ),
         (["train", "--preset", "x"], "preset: expected one of epl-pretrain, "),
-        (["evaluate", "--split", "train"], "--split: expected validation or test of a text, whose held-out part is"),
+        (["evaluate", "--split", "train"], "--split: expected validation or test without --questions"),
         (["train", "--text", "{tmp}/none"], "none"),
         (["train", "--losses", "ae,xyz"], "losses: expected some of ae, lm, compression, qa, kl, reverse_kl, got "),
         (["train", "--tau", "9"], "compressor: expected dodo or avgpool, which language models read with, got x500"),
         (["train", "--random-steps", "9"], "--random-steps: expected none but for a dodo with learned nuggets, got 9"),
-        (["train", "--segment", "9"], "segment: expected none without tau, got 9"),
-        (["train", "--tau", "9", "--losses", "ae"], "losses: expected none beside tau, for which passages are read on"),
+        (["train", "--segment", "9"], "segment: not allowed without tau, got 9"),
+        (["train", "--tau", "9", "--losses", "ae"], "losses: not allowed with tau, for which passages are read on"),
         (["train", "--device", "tpu"], "--device: expected cpu or cuda, got 'tpu'"),
-        (["evaluate", "--questions", "x", "--context", "9"], "--context: expected none beside --questions, got 9"),
+        (["evaluate", "--questions", "x", "--context", "9"], "--context: not allowed with --questions, got 9"),
         (["evaluate", "--questions", "{tmp}/none"], "none"),
         (["evaluate", "--prompt", "dodo"], "--prompt: expected plain without --questions and --cloze, got dodo"),
         (["evaluate", "--baselines", "recent"], "--baselines: expected some of none, full, summary without --tau"),
-        (["evaluate", "--segment", "4"], "--segment: expected none without --tau, got 4"),
-        (["evaluate", "--tau", "4", "--keep-examples"], "--keep-examples: expected none beside --tau, got True"),
-        (["evaluate", "--tau", "4", "--tasks", "lm"], "--tasks: expected none beside --tau, got ['lm']"),
+        (["evaluate", "--segment", "4"], "--segment: not allowed without --tau, got 4"),
+        (["evaluate", "--tau", "4", "--keep-examples"], "--keep-examples: not allowed with --tau, got True"),
+        (["evaluate", "--tau", "4", "--tasks", "lm"], "--tasks: not allowed with --tau, got ['lm']"),
         (["evaluate", "--by", "kvzip"], "--by: expected none without --against, got ['kvzip']"),
         (["evaluate", "--against", "presses", "--tau", "4"], "--tau: expected none beside --against, got 4"),
-        (["evaluate", "--cut"], "--questions: expected some beside --writer, got none"),
-        (["evaluate", "--writer-model", "large", "--ratio", "9"], "--ratio: expected none beside --writer, got 9"),
-        (["evaluate", "--written-ratio", "9", "--baselines", "full"], "--baselines: expected none beside --writer"),
-        (["evaluate", "--tau", "4", "--baselines", "none"], "--baselines: expected some of recent, full beside --tau"),
+        (["evaluate", "--cut"], "--questions: required with --writer"),
+        (["evaluate", "--writer-model", "large", "--ratio", "9"], "--ratio: not allowed with --writer, got 9"),
+        (["evaluate", "--written-ratio", "9", "--baselines", "full"], "--baselines: not allowed with --writer"),
+        (["evaluate", "--tau", "4", "--baselines", "none"], "--baselines: expected some of recent, full with --tau"),
         (
             ["evaluate", "--tau", "4"],
             "compressor: expected dodo or avgpool, which language models read with, got select",
@@ -829,7 +829,7 @@ def test_the_map_has_every_command_with_its_line(capsys):
     for path in commands():
         # What `gistkit view layout --help` lists is not repeated.
         assert (f"\n  {' '.join(path)} " in shown) == (len(path) < 3)
-    assert f"study epl {EPL}" in words and "info what is installed and what is missing" in words
+    assert f"study epl {EPL}" in words and "info report what is installed and what is missing" in words
     headings = [line for line in shown.splitlines() if line in overview.GROUPS]
     assert headings == list(overview.GROUPS)
     firsts = [line.split()[0] for line in shown.splitlines() if re.match(r"  \w", line)]
@@ -900,7 +900,7 @@ def test_all_commands_have_one_default_device(seen, kernels, found, monkeypatch)
     assert arguments.device(None) == found
     having = [action for parser in parsers() for action in parser._actions if action.dest == "device"]
     assert len(having) >= 6 and {(action.default, action.help) for action in having} == {(None, having[0].help)}
-    assert "(default: cuda where torch and gistkit have it, else cpu)" in having[0].help
+    assert "(default: cuda if torch and gistkit support it, else cpu)" in having[0].help
 
 
 def test_names_are_those_of_the_package():

@@ -80,7 +80,7 @@ def test_a_conversation_in_a_terminal(folder, memory):
             """What is shown behind the line of a question, to the next prompt."""
             return terminal.until("\n> ").partition("\n")[2] + "\n"
 
-        assert "A question a line; /help lists commands, and Ctrl-D ends." in terminal.until("> ")
+        assert "One question a line; /help lists commands, Ctrl-D quits." in terminal.until("> ")
         # Lines are edited: the letter before the cursor is taken back.
         terminal.send("Whyx\x7f\x7fo?\n")
         assert answer() == answers[0]
@@ -164,7 +164,7 @@ def talk(folder, monkeypatch, capsys):
         monkeypatch.setattr(builtins, "input", Lines(*lines))
         converse(answers)
         shown = capsys.readouterr()
-        return shown.out, shown.err.partition("Ctrl-D ends.\n")[2], answers
+        return shown.out, shown.err.partition("Ctrl-D quits.\n")[2], answers
 
     return call
 
@@ -179,8 +179,8 @@ def test_commands(talk):
     assert lines[6:] == [
         "Sources are off.",
         "Sources are on.",
-        "gistkit: expected a command that /help lists, got '/wrong'",
-        "gistkit: expected a command that /help lists, got '/sources no'",
+        "gistkit: unknown command '/wrong'; /help lists all",
+        "gistkit: unknown command '/sources no'; /help lists all",
     ]
     # What only begins with a slash is a question.
     assert talk("/etc/passwd is what?", "/exit")[2].conversation.turns == 1
@@ -191,7 +191,7 @@ def test_mistakes_are_told_and_the_conversation_goes_on(talk, folder):
     shown, told, answers = talk("\udcff", wrong, KeyboardInterrupt(), "Who?")
     lines = told.splitlines()
     assert lines[0] == "gistkit: QUESTION: expected UTF-8 text, got '\\udcff'" and len(lines) == 2
-    assert lines[1].startswith("gistkit: QUESTION: expected a text of the terminal's encoding, got another: ")
+    assert lines[1].startswith("gistkit: QUESTION: not text in the terminal's encoding: ")
     assert shown == f"\n{generated(folder, ['Who?'], 6)[0]}\n" and answers.conversation.turns == 1
     with pytest.raises(Interrupted):
         talk(Interrupted(signal.SIGTERM))
@@ -200,9 +200,9 @@ def test_mistakes_are_told_and_the_conversation_goes_on(talk, folder):
 def test_turns_that_go_are_told(talk):
     limit = len(TEXT) + 1 + 2 * (len(prompt("Who?")) + 6)
     _, told, answers = talk(*["Who?"] * 3, limit=limit)
-    assert told == "The model's window is full: the oldest turn is gone.\n" and answers.conversation.turns == 2
+    assert told == "The context window is full: dropped the oldest turn.\n" and answers.conversation.turns == 2
     _, told, answers = talk("Who?", "Who?", "Who wrote all of this?", limit=limit)
-    assert told == "The model's window is full: the oldest 2 turns are gone.\n" and answers.conversation.turns == 1
+    assert told == "The context window is full: dropped the oldest 2 turns.\n" and answers.conversation.turns == 1
 
 
 def test_sources_of_one_question(folder, memory, run, tmp_path):
@@ -244,7 +244,7 @@ def test_a_message_of_the_chat_template_goes_on_behind_the_memory(folder, memory
     [
         (["--task", "ae", "--sources"], "--sources: expected none with --task ae, which has no question"),
         (["Who?", "--text", "x"], "--text: expected --sources beside it, got none"),
-        (["Who?", "--sources", "--text", "{place}/none.txt"], "none.txt: expected a text file"),
+        (["Who?", "--sources", "--text", "{place}/none.txt"], "none.txt: no such file or folder"),
         (
             ["Who?", "--sources", "--text", "{place}/other.txt"],
             f"--text: expected the text that {{place}}/report.gist was made from, {len(TEXT)} tokens, got "

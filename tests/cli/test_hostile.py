@@ -198,7 +198,7 @@ def test_what_can_be_written(tmp_path):
     assert not (tmp_path / "new").exists()
     with pytest.raises(ValueError, match="-o: expected a file, got a folder"):
         check_file("-o", tmp_path)
-    with pytest.raises(ValueError, match=r"-o: expected a place that can be written to, got .*there.: Not a directory"):
+    with pytest.raises(ValueError, match=r"-o: cannot write to .*there.: Not a directory"):
         check_folder("-o", tmp_path / "there")
     # A device would be replaced by a file, if the user may do that.
     with pytest.raises(ValueError, match="-o: expected a file, got a device or a pipe, /dev/null"):
@@ -230,10 +230,13 @@ def test_settings_of_methods_are_named(method):
             ["compress", "ok.txt", "--option", "losses=7"],
             "losses: expected some of ae, lm, compression, qa, kl, reverse_kl, got 7",
         ),
-        (["compress", "-", "-o", "-"], "-o: expected a file, got -; nothing is written to standard output"),
-        (["compress", "-", "-", "-o", "folder"], "TEXT: expected - once, got it again"),
+        (["compress", "-", "-o", "-"], "-o: expected a file, got -; this command does not write to standard output"),
+        (["compress", "-", "-", "-o", "folder"], "TEXT: - (standard input) may be given only once"),
         (["compress", ""], "TEXT: expected a text file, a folder or -, got ''"),
-        (["compress", "/dev/zero", "-o", "x"], "/dev/zero: expected a text file or a folder of them, got a device"),
+        (
+            ["compress", "/dev/zero", "-o", "x"],
+            "/dev/zero: expected a text file or a folder of text files, got a device",
+        ),
         (["ask", "ok.txt", "\udcff"], r"QUESTION: expected UTF-8 text, got '\udcff'"),
         (["ask", "ok.txt", "Who?", "--template", "{question}\udcff"], "--template: expected UTF-8 text, got"),
     ],
@@ -262,7 +265,7 @@ def test_no_memory_is_one_line_and_other_errors_are_not_hidden(monkeypatch, caps
 
         monkeypatch.setattr("gistkit.cli.info._run", fail)
         if caught:
-            assert "not enough memory; smaller sizes need less" in told(["info"], capsys)
+            assert "out of memory; try smaller sizes" in told(["info"], capsys)
         else:
             with pytest.raises(RuntimeError, match="a bug"):
                 cli.main(["info"])

@@ -235,7 +235,7 @@ def mistakes(llava, tmp_path_factory):
         ),
         ("ask {tmp}/photo.gist --task ae", r"task: expected lm or qa for voco, whose memory is of images, got 'ae'"),
         ("ask {tmp}/photo.gist what --with {tmp}/photo.gist", r"memories: expected those of a method that compresses"),
-        ("train --images {photos}", r"images: expected none without questions about them"),
+        ("train --images {photos}", r"images: not allowed without questions about them"),
         (
             "train --preset voco-llama --questions {tmp}/data.jsonl",
             r"--images: expected a folder with the images of --questions for voco, got none",

@@ -98,12 +98,12 @@ def test_words_of_continuations(run, tmp_path):  # noqa: F811
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--judge", "http://localhost:1/v1"], "--judge-model: expected the name of a model beside --judge, got none"),
-        (["--judge-model", "x"], "--judge-model: expected none without --judge, got x"),
+        (["--judge", "http://localhost:1/v1"], "--judge-model: expected the model's name with --judge, got none"),
+        (["--judge-model", "x"], "--judge-model: not allowed without --judge, got x"),
         (["--judge", "ftp://x", "--judge-model", "x"], "url: expected an address such as http://localhost:8000/v1"),
-        (["--documents"], "--documents: expected them in a --text, got none"),
-        (["--documents", "--text", "x", "--cloze"], "--cloze: expected none beside --documents, got True"),
-        (["--tau", "4", "--judge", "x"], "--judge: expected none beside --tau, got x"),
+        (["--documents"], "--documents: not allowed without --text"),
+        (["--documents", "--text", "x", "--cloze"], "--cloze: not allowed with --documents, got True"),
+        (["--tau", "4", "--judge", "x"], "--judge: not allowed with --tau, got x"),
     ],
 )
 def test_mistakes_are_told_in_a_line(run, words, message):  # noqa: F811

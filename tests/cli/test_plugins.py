@@ -10,7 +10,7 @@ from gistkit import cli
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("study", "study: expected gistkit's lab, which is not installed: pip install ./lab"),
+        ("study", "study is not installed; pip install ./lab provides it"),
         ("broken", "broken: cannot be loaded: No module named 'nowhere'"),
     ],
 )

@@ -85,7 +85,7 @@ def test_a_model_by_itself_shows_its_eager_weights(folder, view):
 @pytest.mark.parametrize(
     ("room", "words", "layers", "heads", "said"),
     [
-        (2, [], "01", ["mean of 2"], "2 layers x 3 heads x {n} x {n} tokens are many weights for a page"),
+        (2, [], "01", ["mean of 2"], "2 layers x 3 heads x {n} x {n} tokens are too many weights for a page"),
         (1, [], "1", ["mean of 2"], "the mean of all heads of the last layer"),
         (1, ["--layer", "0"], "0", ["mean of 2"], "the mean of all heads of the chosen layers"),
         (1, ["--layer", "0,1", "--head", "0,mean"], "01", ["mean of 2", "0"], ""),
@@ -96,7 +96,7 @@ def test_maps_that_nobody_chose_are_as_many_as_fit(room, words, layers, heads, s
     _, maps, _ = view(*words)
     assert list(maps) == list(product(layers, heads))
     out = capsys.readouterr().out
-    assert said.format(n=COUNT) in out and ("many weights" in out) == bool(said)
+    assert said.format(n=COUNT) in out and ("too many weights" in out) == bool(said)
 
 
 def fed(layout, *left_out):
@@ -162,10 +162,10 @@ def test_the_compressor_of_gistkit_compress_is_shown_unless_the_model_is_asked_f
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--plain", "--ratio", "4"], "--plain: expected no compressor and none of its options"),
+        (["--plain", "--ratio", "4"], "--plain: not allowed with --compressor or a compressor's options"),
         (["--layer", "2"], "--layer: expected less than 2, the number that the model has, got 2"),
         (["--head", "0,5"], "--head: expected less than 2, the number that the model has, got 5"),
-        (["--text", "{folder}/none.txt"], "none.txt: expected a text file"),
+        (["--text", "{folder}/none.txt"], "none.txt: no such file or folder"),
         (["--text", "{folder}/long.txt"], "--text: expected at most 4096 tokens, got 5000; show a part of it"),
     ],
 )

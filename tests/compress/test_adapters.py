@@ -130,7 +130,7 @@ def test_save_and_load(method, lora, tmp_path):
 
 def test_folders_that_are_no_compressor_are_refused(tmp_path):
     compressor = build(ICAE)
-    with pytest.raises(FileNotFoundError, match=r"expected a folder with compressor.json, got none there"):
+    with pytest.raises(FileNotFoundError, match=r"expected a folder with compressor.json, found none"):
         Compressor.from_pretrained(tmp_path, compressor.model)
     compressor.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="expected a compressor of method x500, got icae"):

@@ -324,8 +324,8 @@ def test_nuggets_of_ones_own_choice():
         ({"threshold": float("nan")}, "threshold: expected a number or None, got nan"),
         ({"scorer_norm": 1}, "scorer_norm: expected True or False, got 1"),
         ({"train_scorer": "no"}, "train_scorer: expected True or False, got 'no'"),
-        ({"delimiters": [3]}, "delimiters: expected token ids for selection='delimiters' alone"),
-        ({"selection": "delimiters"}, "delimiters: expected token ids for selection='delimiters' alone"),
+        ({"delimiters": [3]}, "delimiters: expected token ids only for selection='delimiters'"),
+        ({"selection": "delimiters"}, "delimiters: expected token ids only for selection='delimiters'"),
         ({"losses": ("compression",)}, "losses: expected some of ae, lm, qa, kl, reverse_kl for dodo"),
     ],
 )

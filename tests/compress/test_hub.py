@@ -136,7 +136,7 @@ def test_names_that_lead_nowhere_are_told(hub, tmp_path):
         Compressor.from_pretrained("user/none", model(), **where)
     # What can be no repository is not asked for.
     for name in ("./user/none", "none", "a/b/none", str(tmp_path / "none")):
-        with pytest.raises(FileNotFoundError, match=r"none: expected a folder with compressor.json, got none there"):
+        with pytest.raises(FileNotFoundError, match=r"none: expected a folder with compressor.json, found none"):
             Compressor.from_pretrained(name, model())
     compressor = FiveHundredX(model(), chunk=8, ratio=4, lora=4)
     compressor.save_pretrained("runs/x500")

@@ -455,7 +455,7 @@ def test_inputs_say_what_was_expected():
         ([[1, -3]], None, r"input_ids: expected token ids in \[0, 50\), got -3"),
         ([[2**70] * 4], None, r"input_ids: expected token ids in \[0, 50\), got one beyond 64 bits"),
         (zeros(1, 2, 3), None, r"input_ids: expected token ids \[B, N\] with B >= 1, got shape \(1, 2, 3\)"),
-        (zeros(1, 4), torch.tensor([[1, 0, 1, 1]]), "attention_mask: expected padding at the ends of rows alone"),
+        (zeros(1, 4), torch.tensor([[1, 0, 1, 1]]), "attention_mask: expected padding only at the ends of rows"),
         (zeros(1, 4), torch.ones(1, 3), r"attention_mask: expected the shape \(1, 4\) of input_ids, got \(1, 3\)"),
         ({"ids": []}, None, "input_ids: expected a mapping with input_ids, got the keys"),
     ]:

@@ -218,7 +218,7 @@ def test_files_that_are_no_memory_are_refused(method, tmp_path):
     path = tmp_path / "m.gist"
     encode(build(method), CONTEXTS).save(path)
     whole = path.read_bytes()
-    with pytest.raises(FileNotFoundError, match="expected a memory file, got none there"):
+    with pytest.raises(FileNotFoundError, match="expected a memory file, found none"):
         Memory.load(tmp_path / "none.gist")
     for size in (0, 7, 100, len(whole) - 1):
         path.write_bytes(whole[:size])

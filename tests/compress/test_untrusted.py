@@ -246,7 +246,7 @@ def test_what_a_model_in_a_folder_claims_is_checked_before_it_is_built(changes, 
 def test_a_pickle_or_another_adapter_in_a_folder_is_not_opened(folders, tmp_path):
     folder = edited(folders["x500, own weights"], tmp_path, "model/config.json")
     (folder / "model" / "model.safetensors").rename(folder / "model" / "pytorch_model.bin")
-    refused(folder, "expected the weights of a model as safetensors, got none there")
+    refused(folder, "expected the weights of a model as safetensors, found none")
     folder = edited(folders["x500, own weights"], tmp_path, "model/config.json")
     (folder / "model" / "adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
     refused(folder, r"expected a model by itself, got adapter_config\.json")

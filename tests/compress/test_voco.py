@@ -377,7 +377,7 @@ def test_bad_inputs_are_refused(llava):
             llava.encode(inputs)
 
     refuse("input_ids: expected the output of the llava model's own processor, .* got list", [[1, 2]], TypeError)
-    refuse("input_ids: expected at least one image.* got none in row 0: text alone", {"input_ids": [[1, 2]]})
+    refuse("input_ids: expected at least one image.* got none in row 0: a text without", {"input_ids": [[1, 2]]})
     refuse("expected at least one image.* got none in row 1", good | {"input_ids": [[1, *[IMAGE] * 9], [1, 2]],
                                                                       "attention_mask": None})  # fmt: skip
     refuse("pixel_values: expected the output of the llava .* for texts with images, got none",
@@ -413,7 +413,7 @@ def test_bad_inputs_are_refused(llava):
 def test_texts_have_no_images(llava):
     inputs = processed("llava", [[1, Image(None, 1), 5]])
     memory = llava.encode(inputs)
-    with pytest.raises(ValueError, match="prompt_ids: expected text alone behind a memory, got pixel_values: encode"):
+    with pytest.raises(ValueError, match="prompt_ids: expected only text after a memory, got pixel_values: encode"):
         llava.generate(memory, inputs)
     with pytest.raises(ValueError, match="input_ids: expected text without image tokens, got id 55"):
         llava.decode(memory, "qa", [[3, IMAGE]])
@@ -468,7 +468,7 @@ def test_a_text_compressor_reads_text_around_the_same_model():
         compressor = method(model, lora=2, **options)
         memory = compressor.encode([[1, 2, 3, 4, 5]])
         assert memory.num_tokens in (3, 4) and compressor.generate(memory, [[3]], max_new_tokens=2).shape == (1, 2)
-        with pytest.raises(ValueError, match=r"input_ids: expected text alone, got pixel_values; .*VoCo reads images"):
+        with pytest.raises(ValueError, match=r"input_ids: expected only text, got pixel_values; .*VoCo reads images"):
             compressor.encode(processed("llava", [[1, Image(None, 1), 5]]))
         outside = {"vision_tower", "multi_modal_projector", "lm_head"}
         assert not [name for name, _ in compressor.trainable() if outside & set(name.split("."))]

@@ -359,7 +359,7 @@ def test_task_tokens_are_all_that_trains(method, tmp_path):
     loaded = load_baseline(tmp_path, model)
     assert type(loaded) is method and not loaded.training
     assert loaded(context, continuation_ids=after)["loss"] == baseline(context, continuation_ids=after)["loss"]
-    with pytest.raises(FileNotFoundError, match=r"task_tokens\.safetensors: expected task tokens, got none there"):
+    with pytest.raises(FileNotFoundError, match=r"task_tokens\.safetensors: expected task tokens, found none"):
         fresh.load_task_tokens(tmp_path / "none")
     (tmp_path / "task_tokens.safetensors").write_bytes(b"not this")
     with pytest.raises(ValueError, match="expected task tokens, got a file that cannot be read"):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is missing; pip install 'gistkit[lm-eval]' brings it")
+lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is missing; run pip install 'gistkit[lm-eval]'")
 
 import yaml  # noqa: E402
 from lm_eval.models.huggingface import HFLM  # noqa: E402
@@ -180,7 +180,7 @@ def test_what_is_generated_ends_at_the_first_stop_text():
     assert texts[1] == model.generate_until(asked[1:2], disable_tqdm=True)[0] and len(texts[1].encode()) <= 6
     for settings, message in [
         ({"do_sample": True, "temperature": 0.5}, "generation_kwargs: expected greedy generation, got"),
-        ({"num_beams": 4}, "generation_kwargs: expected until and max_gen_toks alone, got num_beams too"),
+        ({"num_beams": 4}, "generation_kwargs: expected only until and max_gen_toks, got num_beams too"),
     ]:
         with pytest.raises(ValueError, match=message):
             model.generate_until(requests((context, settings)), disable_tqdm=True)

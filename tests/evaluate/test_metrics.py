@@ -216,13 +216,13 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     monkeypatch.setitem(sys.modules, "rouge_score", None)
     monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
-    with pytest.raises(ImportError, match=r"sacrebleu is missing; pip install 'gistkit\[evaluate\]'") as error:
+    with pytest.raises(ImportError, match=r"sacrebleu is missing; run pip install 'gistkit\[evaluate\]'") as error:
         bleu4(["a"], ["a"])
     assert isinstance(error.value.__cause__, ImportError)
     with pytest.raises(ImportError, match="rouge_score is missing"):
         rouge1_f1("a", "a")
     monkeypatch.setitem(sys.modules, "text_to_num", None)
-    with pytest.raises(ImportError, match=r"text_to_num is missing; pip install 'gistkit\[evaluate\]'"):
+    with pytest.raises(ImportError, match=r"text_to_num is missing; run pip install 'gistkit\[evaluate\]'"):
         contains_answer("a", "a")
 
 

@@ -118,4 +118,4 @@ def test_two_reports_on_the_command_line(run, tmp_path, monkeypatch, capsys):  #
     # One is lost to the missing verdict, one won by A and a tie, one a tie of two A's.
     assert row["metrics"] == pytest.approx({"win": 100 / 3, "lose": 0, "tie": 100 / 3})
     assert cli.main(words) == 2
-    assert one_line(capsys.readouterr().err.splitlines(), "--judge: expected an interface, such as http")
+    assert one_line(capsys.readouterr().err.splitlines(), "--judge: expected a URL, such as http")

@@ -111,7 +111,7 @@ def test_the_words_that_a_language_model_reads_on():
     assert report.rows[0].counts["lm_words"] == words
     assert report.rows[0].metrics["lm_word_perplexity"] != pytest.approx(math.exp(total / words), rel=1e-3)
     assert "LM word PPL" in report.table()
-    with pytest.raises(ValueError, match="excluded_words: expected none without a tokenizer, got some"):
+    with pytest.raises(ValueError, match="excluded_words: not allowed without a tokenizer, got some"):
         read_on(model, [ids], 40, excluded_words=[], progress=False)
 
 
@@ -151,8 +151,8 @@ def test_the_loss_of_answers_is_a_compressors_own():
         ({"excluded_words": "<unk>"}, "excluded_words: expected a sequence of words, got '<unk>'"),
         ({"excluded_words": ["a b"]}, "excluded_words: expected words without white space, got 'a b'"),
         ({"excluded_words": [""]}, "excluded_words: expected words without white space, got ''"),
-        ({"excluded_words": [], "tokenizer": None}, "excluded_words: expected none without a tokenizer and the task"),
-        ({"excluded_words": [], "tasks": ["ae"]}, "excluded_words: expected none without a tokenizer and the task"),
+        ({"excluded_words": [], "tokenizer": None}, "excluded_words: not allowed without a tokenizer and the task"),
+        ({"excluded_words": [], "tasks": ["ae"]}, "excluded_words: not allowed without a tokenizer and the task"),
         ({"judge": 3, "tasks": ["lm"]}, "judge: expected a function beside the task 'qa', got 3"),
     ],
 )

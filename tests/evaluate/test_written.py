@@ -132,9 +132,9 @@ def test_a_writer_on_the_command_line(run, tmp_path, monkeypatch):  # noqa: F811
     assert len(server.requests) == 2 + 2 * 3 + 3
     assert {headers.get("Authorization") for _, headers, _ in server.requests} == {f"Bearer {KEY}", None}
     for words, message in (
-        (("--written-ratio", 2, "--questions", questions), "--writer: expected an interface, such as"),
-        (("--writer", "http://localhost:1/v1"), "--questions: expected some beside --writer, got none"),
-        (("--writer", "x", "--tau", 4), "--tau: expected none beside --writer, got 4"),
+        (("--written-ratio", 2, "--questions", questions), "--writer: expected a URL, such as"),
+        (("--writer", "http://localhost:1/v1"), "--questions: required with --writer"),
+        (("--writer", "x", "--tau", 4), "--tau: not allowed with --writer, got 4"),
     ):
         status, _, complaints = run("evaluate", *words)
         assert status == 2 and one_line(complaints.splitlines(), message)

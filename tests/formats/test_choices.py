@@ -41,9 +41,9 @@ def test_scienceqas_test_questions_with_an_image(tmp_path):
     assert found[1].question == f"Look.\nWhere?\nA. in\nB. on\nC. at\n{ASKED}"
     assert [each.image for each in choices(tmp_path / "problems.json", "train")] == ["train/3/image.png"]
     # As conversations, whose images are looked for.
-    with pytest.raises(FileNotFoundError, match=r"'1': expected the image .*test/1/image.png, got none there"):
+    with pytest.raises(FileNotFoundError, match=r"'1': expected the image .*test/1/image.png, found none"):
         load_conversations(tmp_path / "problems.json", tmp_path, "test")
-    with pytest.raises(FileNotFoundError, match=r"'3': expected the image .*train/3/image.png, got none there"):
+    with pytest.raises(FileNotFoundError, match=r"'3': expected the image .*train/3/image.png, found none"):
         load_conversations(tmp_path / "problems.json", tmp_path, "train")
     for name in ("1/image.png", "4/choice.png"):
         (tmp_path / "test" / name).parent.mkdir(parents=True)

@@ -64,7 +64,7 @@ def test_a_file_that_is_not_there_stays_an_error_of_the_system(tmp_path):
 def test_without_its_package(tmp_path, monkeypatch):
     path = parquet(tmp_path / "a.parquet", SQUAD[:1])
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ImportError, match=r"a\.parquet: Parquet needs pyarrow; pip install 'gistkit\[parquet\]'"):
+    with pytest.raises(ImportError, match=r"a\.parquet: Parquet needs pyarrow; run pip install 'gistkit\[parquet\]'"):
         list(read_questions(path))
 
 

@@ -207,7 +207,7 @@ def test_zstd_of_several_frames(tmp_path):
 def test_zstd_without_its_package(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
     (tmp_path / "a.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd")
-    with pytest.raises(ImportError, match=r"a\.jsonl\.zst: zstd needs zstandard; pip install 'gistkit\[zstd\]'"):
+    with pytest.raises(ImportError, match=r"a\.jsonl\.zst: zstd needs zstandard; run pip install 'gistkit\[zstd\]'"):
         asked(tmp_path / "a.jsonl.zst")
 
 

@@ -268,7 +268,7 @@ def test_what_is_refused() -> None:
         inside(RoPE2D(HEAD_DIM))
     mask = torch.ones_like(IDS)
     mask[0, 4] = 0
-    with pytest.raises(ValueError, match="attention_mask: expected padding at the ends of rows alone"):
+    with pytest.raises(ValueError, match="attention_mask: expected padding only at the ends of rows"):
         inside(NoPE(), attention_mask=mask)
     with pytest.raises(ValueError, match=r"attention_mask: expected \[2, 9\], got shape \(2, 8\)"):
         inside(NoPE(), attention_mask=mask[:, 1:])

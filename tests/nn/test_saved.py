@@ -113,7 +113,7 @@ def test_broken_folders_are_named(tmp_path: Path) -> None:
     (tmp_path / "position.safetensors").unlink()
     with pytest.raises(OSError, match=r"position\.safetensors: expected the weights of a position encoding"):
         load_position(tmp_path)
-    with pytest.raises(OSError, match="expected the settings of a position encoding, got none there"):
+    with pytest.raises(OSError, match="expected the settings of a position encoding, found none"):
         load_position(tmp_path / "none")
 
     class Own(RoPE):

@@ -86,6 +86,23 @@ def test_every_page_is_in_the_contents():
         assert any((ROOT / f"{name}{suffix}").exists() for suffix in (".md", ".rst")), name
 
 
+PROSE = [*DOCS.glob("*.md"), *DOCS.glob("methods/*.md"), *ROOT.glob("*.md"), *ROOT.glob("*/README.md")]
+
+
+@pytest.mark.parametrize("path", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_code_is_narrow_enough_for_the_site(path):
+    """Blocks, fenced or indented, have at most 84 columns; those of directives are not shown."""
+    fence, wide = None, []
+    for line in path.read_text().splitlines():
+        if line.startswith("```"):
+            fence = None if fence is not None else line[3:]
+        elif fence is None and line.startswith("    "):
+            wide += [line] * (len(line) > 88)
+        elif fence is not None and not fence.startswith("{"):
+            wide += [line] * (len(line) > 84)
+    assert not wide
+
+
 def test_a_docstring_means_in_the_reference_what_it_says(monkeypatch):
     docstrings = extension("docstrings", monkeypatch)
     lines = [

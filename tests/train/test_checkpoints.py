@@ -124,7 +124,7 @@ def test_an_ignored_signal_stays_ignored(tmp_path):
 
 def test_checkpoints_come_by_time_too(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("gistkit.train.callbacks.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("gistkit.train.resumable.time.monotonic", lambda: now[0])
 
     def before(step):
         # Three minutes a step.

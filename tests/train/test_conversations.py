@@ -95,7 +95,7 @@ def test_a_model_reads_the_turns_so_far(images, tmp_path):
             {"question": "what", "answer": "who"},
             r"data\.jsonl, line 1: expected image, a file's name or several, got None",
         ),
-        (PLAIN | {"image": "c.png"}, r"line 1: expected the image .*c\.png, got none there"),
+        (PLAIN | {"image": "c.png"}, r"line 1: expected the image .*c\.png, found none"),
         (PLAIN | {"image": "../data.jsonl"}, r"line 1: expected an image inside .*images, got '\.\./data\.jsonl'"),
         (PLAIN | {"answer": " "}, r"line 1: expected answer, a text, got ' '"),
         (PLAIN | {"question": "<image> <image> what"}, r"line 1: expected 1 <image> in the first question, .* got 2"),
@@ -132,7 +132,7 @@ def test_a_broken_file_is_told_with_its_place(row, message, images, tmp_path):
 
 
 def test_what_is_missing_is_told(images, tmp_path):
-    with pytest.raises(FileNotFoundError, match="expected a file of conversations about images, got none there"):
+    with pytest.raises(FileNotFoundError, match="expected a file of conversations about images, found none"):
         load_conversations(tmp_path / "none.jsonl", images)
     (tmp_path / "data.jsonl").write_text(json.dumps(PLAIN))
     with pytest.raises(FileNotFoundError, match="images: expected the folder of the images"):

@@ -123,7 +123,7 @@ def test_mistakes_name_the_column(tmp_path):
         load_corpus(dataset=untold)
     with pytest.raises(ValueError, match="dataset: expected rows that can be read more than once, got list_iterator"):
         load_corpus(dataset=iter([{"text": "a"}]))
-    with pytest.raises(ValueError, match=r"dataset: expected none beside a text, got 'Dataset' and 'a\.txt'"):
+    with pytest.raises(ValueError, match=r"dataset: not allowed with a text, got 'Dataset' and 'a\.txt'"):
         load_corpus("a.txt", dataset=content)
     plain = {"preset": "epl-finetune", "cpu": True, "progress": False}
     rows = datasets.Dataset.from_list([{name: row[name] for name in ("context", "answers")} for row in ROWS])

@@ -112,7 +112,7 @@ def test_reading_on_and_changes(llama):
     assert found.trained["LoRA of the encoder"] == 32 * 2 * 4 * 4096
     for choices, message in [
         ({"compressor": {"lora": {"rank": 4}}}, "lora: expected arguments of peft.LoraConfig, got .*rank"),
-        ({"recipe": {"epochs": 1, "steps": 2}}, "epochs: expected none beside steps, 2, got 1"),
+        ({"recipe": {"epochs": 1, "steps": 2}}, "epochs: not allowed with steps, 2, got 1"),
         ({"recipe": {"context_share": 1.0}}, "context_share: expected a continuation of every passage"),
     ]:
         with pytest.raises(ValueError, match=message):

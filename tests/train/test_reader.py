@@ -10,7 +10,6 @@ from gistkit.compress import Compressive, Compressor, Dodo, MixedResolution
 from gistkit.train import checkpoints, read_metrics
 from gistkit.train.batches import num_tokens, targets, texts
 from gistkit.train.command import run
-from gistkit.train.recipe import set_learning_rate
 from tests.helpers.tiers import mostly_slow
 from tests.helpers.train_worker import (
     RECIPE,
@@ -58,7 +57,8 @@ def test_losses_and_weights_are_those_of_a_loop_by_hand(tmp_path, make):
         text = passages(step)
         if make is make_reader:
             reader.calibrate([text])
-        set_learning_rate(optimizer, RECIPE.learning_rate_at(step))
+        for group in optimizer.param_groups:
+            group["lr"] = RECIPE.learning_rate_at(step) * group["factor"]
         loss = reader(text)["loss"]
         loss.backward()
         torch.nn.utils.clip_grad_norm_([parameter for _, parameter in its.trainable()], RECIPE.clip)
@@ -172,14 +172,14 @@ def test_mistakes_name_the_argument(tmp_path):
     dodo = {"method": "dodo", "compressor": {"ratio": 4, "lora": 2, "layer": 1, "bos_token": 0}}
     for arguments, message in [
         ({"tau": 8}, "compressor: expected dodo or avgpool, which language models read with, got x500"),
-        ({**dodo, "segment": 4}, "segment: expected none without tau, got 4"),
+        ({**dodo, "segment": 4}, "segment: not allowed without tau, got 4"),
         ({**dodo, "tau": 8}, "expected tau to be a multiple of segment, 32, got 8"),
         ({**dodo, "tau": 40, "segment": 4}, "tau: expected less than max_length, 40, .* got 40"),
         ({**dodo, "tau": 0, "segment": 4}, "expected tau >= 1, got 0"),
-        ({**dodo, "tau": 8, "questions": "a.jsonl"}, "questions: expected none beside tau, .* got a.jsonl"),
+        ({**dodo, "tau": 8, "questions": "a.jsonl"}, "questions: not allowed with tau, .* got a.jsonl"),
         (
             {"method": "dodo", "compressor": {"losses": ("ae",)}, "tau": 8, "segment": 4},
-            r"losses: expected none beside tau, .* got \('ae',\)",
+            r"losses: not allowed with tau, .* got \('ae',\)",
         ),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -275,11 +275,11 @@ def test_mistakes_name_the_argument(tmp_path):
     compressor, batches = make_compressor(), make_batches()
     for options, message in [
         ({"accumulate": 3}, "expected a multiple of 1 processes x 3 passes, got 4 rows"),
-        ({"accumulate": 0}, "accumulate: expected at least 1 pass a step, got 0"),
+        ({"accumulate": 0}, "accumulate: expected at least 1, got 0"),
         ({"precision": "fp8"}, "precision: expected one of no, bf16, got 'fp8'"),
         ({"keep": 1}, "keep: expected at least 2, got 1"),
         ({"save_every": 0}, "save_every: expected at least 1, got 0"),
-        ({"save_minutes": 0}, "save_minutes: expected a number above 0, or None, got 0"),
+        ({"save_minutes": -1}, "save_minutes: expected at least 0, got -1"),
     ]:
         with pytest.raises(ValueError, match=message):
             Trainer(compressor, batches, RECIPE, tmp_path, cpu=True, **options)
@@ -290,7 +290,8 @@ def test_mistakes_name_the_argument(tmp_path):
 
 
 def test_missing_accelerate_is_named(monkeypatch):
-    monkeypatch.delitem(sys.modules, "gistkit.train.trainer")
+    for name in ("trainer", "callbacks", "resumable"):
+        monkeypatch.delitem(sys.modules, f"gistkit.train.{name}")
     monkeypatch.setitem(sys.modules, "accelerate", None)
     import gistkit.train
 
@@ -316,10 +317,7 @@ def test_run_trains_from_plain_arguments_then_on_questions(tmp_path):
     assert set(second.held_out) == {"loss", "qa"}
     for arguments, message in [
         ({"preset": "none"}, "preset: expected one of epl-pretrain, .*, smollm2-small, got 'none'"),
-        (
-            {"method": "gisty"},
-            "method: expected one of avgpool, no_context, dodo, gist, gistpool, icae, x500, kv_distill, sac, select, voco, got 'gisty'",
-        ),
+        ({"method": "gisty"}, "method: expected one of avgpool, .*, kv_distill, sac, select, voco, got 'gisty'"),
         ({"method": "gistpool", "layout": "epl"}, "layout: expected some of bos_token, .* for gistpool, got layout"),
         ({"method": "icae", "compressor": {"windows": 3}}, "windows: expected some of chunk, .* for icae, got windows"),
         ({"gists_as_means": 9}, "gists_as_means: expected none but for a new gistpool, got 9 with x500"),

@@ -168,7 +168,7 @@ def test_an_index_is_of_a_store(run, folder, tmp_path):
     )
     assert run("compress", tmp_path / "one.txt", "--compressor", folder / "x500")[0] == 0
     status, _, complaint = run("ask", tmp_path / "one.gist", "Who?", "--nearest", 2)
-    assert status == 2 and "--nearest: expected none beside a memory file, got 2" in complaint
+    assert status == 2 and "--nearest: not allowed with a memory file, got 2" in complaint
 
 
 def test_a_damaged_index_is_a_line(store, run, words):
@@ -252,7 +252,7 @@ def test_what_embeds_needs_a_store_and_a_model(store, run, words, embedding):
         (("ask", store, "Who?", "--embed", store), "--embed: expected a model that sentence-transformers loads"),
         (
             ("ask", store, "Who?", "--embed", embedding, "--document", "garden.txt"),
-            "--embed: expected none beside --document, got",
+            "--embed: not allowed with --document, got",
         ),
         (
             ("compress", store.with_name("texts") / "garden.txt", "--embed", embedding),
@@ -266,4 +266,4 @@ def test_what_embeds_needs_a_store_and_a_model(store, run, words, embedding):
 def test_without_sentence_transformers_it_is_named(store, run, words, folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     status, _, complaint = run("ask", store, "Who?", "--embed", folder, *words)
-    assert status != 0 and "sentence-transformers is missing; pip install './apps/serve[embed]' brings it" in complaint
+    assert status != 0 and "sentence-transformers is missing; run pip install './apps/serve[embed]'" in complaint

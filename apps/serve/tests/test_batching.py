@@ -1,5 +1,6 @@
 """Answers join and leave a running batch at any token, and each is what `Compressor.generate` writes for it alone."""
 
+import os
 import queue
 import random
 import threading
@@ -120,12 +121,13 @@ def test_questions_that_wait_are_read_together_and_one_that_fails_fails_by_itsel
 
 
 def test_questions_are_answered_while_a_text_is_compressed(tmp_path, monkeypatch):
-    begun, go_on = threading.Event(), threading.Event()
+    begun, go_on, nice = threading.Event(), threading.Event(), []
     with Serving(make_compressor, tmp_path) as serving:
         kind = type(serving.same)
         encode_rows = kind.encode_rows
 
         def slow(self, given):
+            nice.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
             begun.set()
             assert go_on.wait(30)
             return encode_rows(self, given)
@@ -139,6 +141,9 @@ def test_questions_are_answered_while_a_text_is_compressed(tmp_path, monkeypatch
         serving.ids[1] = text.get(timeout=30).id
         assert answer.text == serving.alone(0, "Who?", 9, Sampling())
         assert serving.ask(1, "Who?", 9).get(timeout=30).text == serving.alone(1, "Who?", 9, Sampling())
+        # And it gives way to them.
+        answering = serving.worker._threads[0].native_id
+        assert nice[0] == min(19, os.getpriority(os.PRIO_PROCESS, answering) + 5)
 
 
 def test_a_compressor_of_texts_has_the_weights_of_the_one_that_answers(tmp_path, monkeypatch):

@@ -189,7 +189,7 @@ def test_what_does_not_belong_to_the_store_is_refused(store, tmp_path):
     write(tmp_path / "store")
     with pytest.raises(ValueError, match=r"0.txt: expected the text that the store has under this name, got another"):
         index_documents(tmp_path / "store", documents(TEXTS | {"0.txt": "changed"}))
-    with pytest.raises(FileNotFoundError, match=r"store.json: expected the header of a store, got none there"):
+    with pytest.raises(FileNotFoundError, match=r"store.json: expected the header of a store, found none"):
         index_documents(tmp_path / "nothing", other)
     for part, parts in ((2, 2), (-1, 2), (0, 0)):
         with pytest.raises(ValueError, match=r"^parts?: expected"):
@@ -276,8 +276,8 @@ def test_a_missing_package_is_named(store, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     write(tmp_path / "store")
     index_documents(tmp_path / "store", documents(TEXTS), embed=embed)
-    with pytest.raises(ImportError, match=r"faiss is missing; pip install '\./apps/serve\[index\]' brings it"):
+    with pytest.raises(ImportError, match=r"faiss is missing; run pip install '\./apps/serve\[index\]'"):
         Store(tmp_path / "store").nearest("river", embed=embed)
     monkeypatch.setitem(sys.modules, "sklearn.feature_extraction.text", None)
-    with pytest.raises(ImportError, match=r"scikit-learn is missing; pip install '\./apps/serve\[index\]' brings it"):
+    with pytest.raises(ImportError, match=r"scikit-learn is missing; run pip install '\./apps/serve\[index\]'"):
         Store(store).nearest("river")

@@ -126,6 +126,20 @@ def test_samples_are_those_of_their_seed(client):
     assert len({ask(top_p=0.9) for _ in range(3)}) == 3
 
 
+def test_an_answer_that_ignores_its_end_goes_on_to_its_length(client, same):
+    memory = added(client, TEXT)
+    ids = same.generate(
+        same.compress(TEXT), [list(f"\n### Question:\n{QUESTION}\n### Answer:\n".encode())], task="qa",
+        max_new_tokens=40, stop_tokens=(),
+    )[0].tolist()  # fmt: skip
+    # Its fifth token ends an answer.
+    client.state.worker._ends = {ids[4]}
+    short = asked(client, memory, QUESTION, max_tokens=40).json()
+    assert short["usage"]["completion_tokens"] == ids.index(ids[4]) + 1
+    long = asked(client, memory, QUESTION, max_tokens=40, ignore_eos=True).json()
+    assert long["usage"]["completion_tokens"] == 40 and long["choices"][0]["finish_reason"] == "length"
+
+
 def test_a_temperature_next_to_0_is_greedy(client, same):
     memory = added(client, TEXT)
     answer = answer_of(asked(client, memory, QUESTION, temperature=1e-300, max_tokens=20))

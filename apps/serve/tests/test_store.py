@@ -246,7 +246,7 @@ def change(folder, how):
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        ("no header", "store.json: expected the header of a store, got none there"),
+        ("no header", "store.json: expected the header of a store, found none"),
         ("version", "store.json: expected format gistkit-store, version 1, got gistkit-store, version 7"),
         ("line", "shard-00000.jsonl, line 2: expected a document and its checksum, got a line that is damaged"),
         ("no JSON", "shard-00000.jsonl, line 2: expected a document as JSON, got {]"),

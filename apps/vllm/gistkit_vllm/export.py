@@ -62,7 +62,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from gistkit_vllm import shelf
 
     if arguments.name is not None and arguments.compressor is not None:
-        raise ValueError(f"--compressor: expected none beside COMPRESSOR, got {arguments.compressor}")
+        raise ValueError(f"--compressor: not allowed with COMPRESSOR, got {arguments.compressor}")
     arguments.compressor = arguments.name if arguments.compressor is None else arguments.compressor
     device_name = device(arguments.device)
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)

@@ -179,7 +179,9 @@ def _make(run: Run, launcher: Sequence[str] | None) -> int:
         return 0
     run.folder.mkdir(parents=True, exist_ok=True)
     write_text(record, json.dumps(list(run.words)) + "\n")
-    words = [*run.words, "--resume"] if any(run.folder.glob("step-*.safetensors")) else run.words
+    from gistkit.train import checkpoints
+
+    words = [*run.words, "--resume"] if checkpoints.find(run.folder) else run.words
     return _call(words) if launcher is None else subprocess.run([*launcher, *words], check=False).returncode
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from gistkit_lab.studies.study import Study, StudyPlan
 
 COMMITTED = Path("benchmarks/results")
+# Of runs, in a folder of results.
+CHECKPOINTS = "*/checkpoint-*"
 
 
 def add(commands: Any) -> None:
@@ -61,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser, name: str) -> None:
 def _saved(options: argparse.Namespace) -> str:
     """What an interrupted study has saved, and how to go on."""
     out, kept = options.out or default_out(options.study), options.save is not None
-    if not (any(out.glob("*.safetensors*")) or (out / "results.jsonl").exists()):
+    if not (any(out.glob(CHECKPOINTS)) or (out / "results.jsonl").exists()):
         return "runs that ended are in the results, and nothing else is saved yet" if kept else "nothing is saved yet"
     instead = " in place of --overwrite" if options.overwrite else ""
     return f"{out} has what is saved, and the same command with --resume{instead} goes on from there"
@@ -98,8 +101,10 @@ def run(options: argparse.Namespace) -> int:
         check_unused(out)
     if options.overwrite and processes.is_first:
         # What --resume would take for this command's own.
-        for old in (out / "results.jsonl", out / "results.npz", *out.glob("*.safetensors*")):
+        for old in (out / "results.jsonl", out / "results.npz"):
             old.unlink(missing_ok=True)
+        for folder in {old.parent for old in out.glob(CHECKPOINTS)}:
+            shutil.rmtree(folder)
     saved_lines = results.load(path) if keeps and path.exists() else []
     lines = saved_by_job(path, study, plan, saved_lines)
     runs = {name: study.run_of(line["run"]) for name, line in lines.items()}
@@ -134,16 +139,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def check_unused(out: Path) -> None:
-    """Refuses a folder with results or states of runs, which new runs would replace.
+    """Refuses a folder with results or checkpoints of runs, which new runs would replace.
 
     Raises:
         ValueError: saying what is there, and both ways on.
     """
-    results, states = out / "results.jsonl", sorted(out.glob("*.safetensors*"))
+    results, states = out / "results.jsonl", sorted(out.glob(CHECKPOINTS))
     if results.exists():
         found = f"{results} with results"
     elif states:
-        found = f"{states[0]}, the state of a run"
+        found = f"{states[0]}, a checkpoint of a run"
     else:
         return
     raise ValueError(

@@ -1,28 +1,28 @@
-"""The training loop that the studies share: a schedule, evaluations at intervals, and a state to resume from."""
+"""How the studies train: the library's trainer on a loss of each step, with evaluations at intervals."""
 
 from __future__ import annotations
 
 import fcntl
-import math
-import os
+import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from accelerate import PartialState
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import TrainingArguments
 
-from gistkit.common.processes import Processes, launched
-from gistkit.common.signals import Interrupted, held
+from gistkit.common.processes import launched
 from gistkit.compress import Compressor
 from gistkit.hf import attach
-from gistkit.train.recipe import set_learning_rate, warmed_up
-from gistkit_lab.studies import states as checkpoint
-
-_ALONE = Processes()
+from gistkit.train import checkpoints
+from gistkit.train.recipe import adamw, warmed_up
+from gistkit.train.resumable import Flow, ResumableTrainer
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,10 @@ class StudyRecipe:
     weight_decay: float = 0.1
     clip: float = 1.0
     eval_every: int = 25
+
+    def learning_rate_at(self, step: int) -> float:
+        """The learning rate of step 0, 1, ..., constant after the warm-up."""
+        return warmed_up(self.learning_rate, step, self.warmup)
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Progress:
     """The evaluations of a training, (step, figure, ...) each, and its seconds without them.
 
     `times` are the seconds up to each evaluation: of the processor where one thread trains on a CPU, so that other work
-    on the machine does not count, and otherwise by the clock. nan where a state of an earlier release has none.
+    on the machine does not count, and otherwise by the clock.
     """
 
     curve: list[tuple[Any, ...]]
@@ -68,35 +72,10 @@ class Progress:
 
 
 class Carried(NamedTuple):
-    """What a run has besides parameters and step: how a state gets it, as JSON, and gives it back."""
+    """What a run has besides parameters and step: how a checkpoint gets it, as JSON, and gives it back."""
 
     get: Callable[[], Any]
     set: Callable[[Any], None]
-
-
-def saved_states(state: Path) -> list[Path]:
-    """The states of a run that exist, oldest first: `state`, and the one before it."""
-    return [path for path in (_before(state), state) if path.exists()]
-
-
-def save_state(state: Path, *content: Any) -> None:
-    """`checkpoint.save`, which keeps the state before: a damaged one gives way to it."""
-    new = state.with_name(f"{state.name}.new")
-    # First the new one is whole on the disk: the one before may be the only good one.
-    checkpoint.save(new, *content)
-    if state.exists():
-        os.replace(state, _before(state))
-    os.replace(new, state)
-
-
-def remove_states(state: Path) -> None:
-    """Removes a run's states."""
-    for path in (*saved_states(state), state.with_name(f"{state.name}.new")):
-        path.unlink(missing_ok=True)
-
-
-def _before(state: Path) -> Path:
-    return state.with_name(f"{state.name}.before")
 
 
 @contextmanager
@@ -117,144 +96,199 @@ def exclusively(path: Path) -> Iterator[None]:
 def fit(
     recipe: StudyRecipe,
     compressor: Compressor,
-    optimizer: torch.optim.Optimizer,
     loss: Callable[[int], Tensor],
     evaluate: Callable[[], tuple[float, ...]],
-    state: Path,
+    out: Path,
     identity: dict[str, Any],
     *,
     resume: bool,
     bar: Any,
+    optimizer: torch.optim.Optimizer | None = None,
     carried: Carried | None = None,
 ) -> Progress:
-    """Trains a compressor to the recipe's last step, with a constant learning rate after the warm-up.
+    """Trains a compressor to the recipe's last step, see `optimise`.
 
     Args:
         compressor: trained in place; its model is attached meanwhile.
-        optimizer: from `adamw`.
-        loss, evaluate, state, identity, resume, bar, carried: as in `optimise`.
+        loss, evaluate, out, identity, resume, bar, optimizer, carried: as in `optimise`.
     """
-    parameters = list(compressor.trainable())
     with attach(compressor.model):
         return optimise(
-            recipe, parameters, optimizer, loss, evaluate, state, identity,
-            learning_rate=lambda step: warmed_up(recipe.learning_rate, step, recipe.warmup),
-            clips=[([parameter for _, parameter in parameters], recipe.clip)],
-            resume=resume, bar=bar, carried=carried,
+            recipe, list(compressor.trainable()), loss, evaluate, out, identity, resume=resume, bar=bar,
+            optimizer=optimizer, carried=carried,
         )  # fmt: skip
 
 
 def optimise(
-    recipe: StudyRecipe,
+    recipe: Any,
     parameters: Sequence[tuple[str, nn.Parameter]],
-    optimizer: torch.optim.Optimizer,
     loss: Callable[[int], Tensor],
     evaluate: Callable[[], tuple[float, ...]],
-    state: Path,
+    out: Path,
     identity: dict[str, Any],
     *,
-    learning_rate: Callable[[int], float],
-    clips: Sequence[tuple[Sequence[nn.Parameter], float]],
     resume: bool,
     bar: Any,
+    optimizer: torch.optim.Optimizer | None = None,
+    learning_rate: Callable[[int], float] | None = None,
+    clips: Sequence[tuple[Sequence[nn.Parameter], float]] = (),
     carried: Carried | None = None,
-    processes: Processes = _ALONE,
+    enough: Callable[[tuple[float, ...]], bool] = lambda figures: False,
 ) -> Progress:
-    """Trains to the recipe's last step. SIGINT and SIGTERM end it after a step, with a state; a second one at once.
+    """Trains to the recipe's last step. SIGINT or SIGTERM ends it after a step with a checkpoint; a second one at once.
+
+    Under a launcher each process has the loss of its part of a step's batch, whose mean is the step's.
 
     Args:
+        recipe: with `steps` and `eval_every`, and what else is not given.
         parameters: the trained parameters, by name.
-        optimizer: of these, its groups with a "factor" of the learning rate, as `adamw` makes them.
         loss: of step 0, 1, ...; the same at every call.
         evaluate: figures of the current model, the first of them its held-out loss; called before the first step,
             every `eval_every` steps and after the last.
-        state: a file, written at every evaluation; the one before is kept beside it.
-        identity: JSON values that decide the run; a state of another one is refused.
-        learning_rate: of step 0, 1, ...
-        clips: parameters whose gradients are clipped together, with the norm each.
-        resume: go on from `state`, if it is there; otherwise it is removed first.
+        out: a folder, which gets a checkpoint at every evaluation; the last two are kept.
+        identity: JSON values that decide the run; a checkpoint of another one is refused.
+        resume: go on from the last whole checkpoint in `out`, if there is one; otherwise `out` is removed first.
         bar: a tqdm progress bar.
+        optimizer: of these; the learning rate of a group is the step's times its "factor", if it has one. None: AdamW
+            with the recipe's weight decay.
+        learning_rate: of step 0, 1, ...; None: the recipe's.
+        clips: parameters whose gradients are clipped together, with the norm each; (): all, with the recipe's.
         carried: what loss and evaluations change besides the parameters, and what a resumed run gets back.
-        processes: that train together, each with the loss of its part of a step's batch, whose mean is the step's.
+        enough: whether these figures of an evaluation end the run.
 
     Raises:
-        Interrupted: after a signal, when the state is saved.
+        Interrupted: after a signal, when a checkpoint is saved.
     """
-    training, first, spent = Progress([], 0.0), 0, 0.0
-    device = parameters[0][1].device
+    if recipe.steps == 0:
+        return Progress([(0, *evaluate())], 0.0, [0.0])
+    processes, device = launched(), parameters[0][1].device
     if not resume and processes.is_first:
-        remove_states(state)
+        shutil.rmtree(out, ignore_errors=True)
+    # One that looks for checkpoints must not find those of before.
     processes.gathered(None)
-    if states := saved_states(state):
-        saved = checkpoint.load_last(states, identity, parameters, optimizer)
-        first = saved["step"]
-        training = Progress([(int(step), *figures) for step, *figures in saved["curve"]], saved["seconds"])
-        # States of earlier releases have none of these.
-        training.times = saved.get("times", [math.nan] * len(training.curve))
-        spent = saved.get("spent", math.nan)
-        if carried is not None and saved.get("carried") is not None:
-            carried.set(saved["carried"])
-        # Earlier releases save those of one process, or none.
-        randoms = saved.get("randoms", [saved["random"]] if "random" in saved else [])
-        if len(randoms) == processes.count:
-            _set_random(randoms[processes.index], device)
-
-    def save(step: int) -> None:
-        progress = {
-            "step": step, "seconds": training.seconds, "curve": training.curve, "times": training.times, "spent": spent,
-            "randoms": processes.gathered(_random(device)),
-        }  # fmt: skip
-        if carried is not None:
-            progress["carried"] = carried.get()
-        if processes.is_first:
-            save_state(state, identity, progress, parameters, optimizer)
-
+    values = [parameter for _, parameter in parameters]
+    optimizer = optimizer or adamw(values, recipe.learning_rate, recipe.weight_decay)
+    learning_rate = learning_rate or recipe.learning_rate_at
+    clips = clips or [(values, recipe.clip)]
+    cpu = device.type == "cpu"
+    args = TrainingArguments(
+        output_dir=str(out), max_steps=recipe.steps, per_device_train_batch_size=1, max_grad_norm=1.0,
+        eval_strategy="steps", eval_steps=recipe.eval_every, save_steps=recipe.eval_every, save_total_limit=2,
+        logging_strategy="no", logging_nan_inf_filter=False, report_to=[], disable_tqdm=True, use_cpu=cpu,
+        dataloader_pin_memory=False, ddp_find_unused_parameters=True,
+    )  # fmt: skip
+    if device.index and processes.count == 1:
+        # transformers would take the first GPU.
+        torch.cuda.set_device(device)
+        PartialState().device = args.__dict__["_setup_devices"] = device
+    # What is drawn is that of the run, whatever transformers draws.
+    with torch.random.fork_rng([] if cpu else [device]):
+        trainer = _StudyTrainer(
+            args, parameters, optimizer, loss, evaluate, identity, learning_rate, clips, bar, carried, enough
+        )
     bar.reset(total=recipe.steps)
-    bar.update(first)
-
-    alone = device.type == "cpu" and torch.get_num_threads() == 1
-    work_clock = time.process_time if alone else time.perf_counter
-    with held() as signals:
-        clock, work = time.perf_counter(), work_clock()
-        for step in range(first, recipe.steps + 1):
-            last = step == recipe.steps
-            is_due = not training.curve or training.curve[-1][0] < step
-            is_due = is_due and (last or step % recipe.eval_every == 0)
-            # Once: a signal that comes later ends the next step.
-            number = max(processes.gathered(signals.number))
-            if is_due or number:
-                training.seconds += time.perf_counter() - clock
-                spent += work_clock() - work
-                # An interrupted run is measured when it goes on.
-                if not number:
-                    training.times.append(spent)
-                    training.curve.append((step, *evaluate()))
-                    bar.set_postfix_str(f"held-out loss {training.curve[-1][1]:.3f}")
-                save(step)
-                clock, work = time.perf_counter(), work_clock()
-            if number:
-                raise Interrupted(number, f"interrupted after step {step} of {recipe.steps}; {state} is saved")
-            if last:
-                break
-            set_learning_rate(optimizer, learning_rate(step))
-            optimizer.zero_grad()
-            loss(step).backward()
-            processes.average([parameter.grad for _, parameter in parameters if parameter.grad is not None])
-            for clipped, limit in clips:
-                torch.nn.utils.clip_grad_norm_(clipped, limit)
-            optimizer.step()
-            bar.update()
-    return training
+    trainer.train(resume and bool(checkpoints.find(out)))
+    evaluations: list[Any] = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    curve = [(entry["step"], *entry["eval_figures"]) for entry in evaluations]
+    return Progress(curve, trainer.seconds, [entry["eval_seconds"] for entry in evaluations])
 
 
-def _random(device: torch.device) -> list[str]:
-    """The state of the random numbers of a CPU and of a GPU, if that is the device."""
-    states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
-    return [state.numpy().tobytes().hex() for state in states]
+class _Step(nn.Module):
+    """A loss as a module: it has the trained parameters, and what it reads is the number of a step."""
+
+    def __init__(self, parameters: Sequence[tuple[str, nn.Parameter]], loss: Callable[[int], Tensor]) -> None:
+        super().__init__()
+        self.trained, self.loss = nn.ParameterList(parameter for _, parameter in parameters), loss
+
+    def forward(self, step: int) -> Tensor:
+        return self.loss(step)
 
 
-def _set_random(states: Sequence[str], device: torch.device) -> None:
-    tensors = [torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8) for state in states]
-    torch.set_rng_state(tensors[0])
-    if device.type == "cuda" and len(tensors) > 1:
-        torch.cuda.set_rng_state(tensors[1], device)
+class _StudyFlow(Flow):
+    """Counts the seconds of the steps, and shows them."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        super().on_train_begin(args, state, control)
+        self.trainer.bar.update(state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        super().on_step_end(args, state, control)
+        self.trainer.spent += self.trainer.work_clock() - self.trainer.began
+        self.trainer.bar.update()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        super().on_evaluate(args, state, control)
+        control.should_training_stop |= self.trainer.has_ended(state)
+        control.should_save = True
+
+
+class _StudyTrainer(ResumableTrainer):
+    """See `optimise`."""
+
+    def __init__(
+        self, args: TrainingArguments, parameters: Sequence[tuple[str, nn.Parameter]],
+        optimizer: torch.optim.Optimizer, loss: Callable[[int], Tensor], measure: Callable[[], tuple[float, ...]],
+        identity: Mapping[str, Any], learning_rate: Callable[[int], float],
+        clips: Sequence[tuple[Sequence[nn.Parameter], float]], bar: Any, carried: Carried | None,
+        enough: Callable[[tuple[float, ...]], bool],
+    ) -> None:  # fmt: skip
+        self.parameters, self.measure, self.learning_rate, self.clips = parameters, measure, learning_rate, clips
+        self.bar, self.carried, self.enough = bar, carried, enough
+        self.spent, self.began = 0.0, 0.0
+        alone = args.use_cpu and torch.get_num_threads() == 1
+        self.work_clock = time.process_time if alone else time.perf_counter
+        for group in optimizer.param_groups:
+            group["lr"] = group.get("factor", 1.0)
+        super().__init__(
+            _Step(parameters, loss), args, identity=identity, flow=_StudyFlow, notice="", eval_dataset=[None],
+            optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate)),
+        )  # fmt: skip
+
+    def trained(self) -> Iterable[tuple[str, nn.Parameter]]:
+        return self.parameters
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        # With a generator of its own: the run's draws are those of losses and figures alone.
+        steps: Any = range(self.args.max_steps)
+        return DataLoader(steps, 1, collate_fn=lambda rows: {"step": rows[0]}, generator=torch.Generator())
+
+    def get_batch_samples(self, *args: Any) -> Any:
+        self.began = self.work_clock()
+        return super().get_batch_samples(*args)
+
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, **options: Any) -> Tensor:
+        loss: Tensor = model(**inputs)
+        return loss
+
+    def _clip_grad_norm(self, model: Any) -> Tensor:
+        norms = [nn.utils.clip_grad_norm_(parameters, limit) for parameters, limit in self.clips]
+        return torch.stack(norms).norm()
+
+    def evaluate(self, *_: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]
+        figures = self.measure()
+        self.bar.set_postfix_str(f"held-out loss {figures[0]:.3f}")
+        metrics: dict[str, Any] = {"eval_loss": figures[0], "eval_figures": figures, "eval_seconds": self.spent}
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def has_ended(self, state: Any) -> bool:
+        found = [entry["eval_figures"] for entry in state.log_history if "eval_loss" in entry]
+        return bool(found) and self.enough(tuple(found[-1]))
+
+    def header(self) -> dict[str, Any]:
+        carried = None if self.carried is None else self.carried.get()
+        return {"spent": self.spent, "carried": carried, **super().header()}
+
+    def take(self, header: Mapping[str, Any]) -> None:
+        super().take(header)
+        self.spent = header["spent"]
+        if self.carried is not None:
+            self.carried.set(header["carried"])
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        super()._load_rng_state(resume_from_checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Nothing: an evaluation that was left has drawn from them since."""

@@ -15,7 +15,6 @@ from gistkit.compress import Compressor
 from gistkit.hf import attach
 from gistkit.inspect import measure_tracking
 from gistkit.train.data import Corpus
-from gistkit.train.recipe import adamw
 from gistkit_lab.studies.fitting import Carried, StudyRecipe, fit
 from gistkit_lab.studies.tracking import memory_attention
 
@@ -121,8 +120,6 @@ def train(
     """
     corpus.check(recipe.chunk + recipe.continuation)
     compressor = build(recipe, layout, seed).to(device)
-    parameters = [parameter for _, parameter in compressor.trainable()]
-    optimizer = adamw(parameters, recipe.learning_rate, recipe.weight_decay)
     # All at once, so that a resumed run uses those of its step. Shorter contexts have more rows, with as many tokens.
     length = recipe.chunk + recipe.continuation
     end = corpus.train.numel() - length + 1
@@ -130,7 +127,7 @@ def train(
     generator = torch.Generator().manual_seed(1000 + seed)
     starts = torch.randint(0, end, (recipe.steps, max(rows_of)), generator=generator)
     chunks = corpus.chunks(recipe.chunk, count=recipe.final_chunks).to(device)
-    run = Run(layout, seed, parameters=sum(parameter.numel() for parameter in parameters))
+    run = Run(layout, seed, parameters=sum(parameter.numel() for _, parameter in compressor.trainable()))
     made_with, current = compressor.loss_weights, recipe.context_at(0)
 
     def set_current(context: int) -> None:
@@ -146,10 +143,9 @@ def train(
     progress = fit(
         recipe,
         compressor,
-        optimizer,
         loss,
         lambda: evaluate(compressor, chunks[: recipe.eval_chunks, :current]),
-        out / f"{layout}-{seed}.safetensors",
+        out / f"{layout}-{seed}",
         {"recipe": asdict(recipe), "corpus": corpus.digest, "layout": layout, "seed": seed},
         resume=resume,
         bar=bar,

@@ -1,4 +1,4 @@
-"""Conversation: several questions to one memory, each read behind the questions and answers before it."""
+"""Conversation: several questions about one memory, each read after the earlier questions and answers."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ ROWS = 32
 
 
 class Conversation:
-    """Questions and answers behind one memory. The cache goes on from turn to turn, so that only new tokens are read.
+    """Questions and answers about one memory, with one KV cache for all turns, so that only new tokens are read.
 
-    The model reads [memory][task token, if any][rest behind the window][prompt][answer][prompt][answer]..., as
-    `generate` with the task "qa" reads one prompt; the first answer is the same. When the next turn would pass the
-    model's `max_position_embeddings`, the oldest turns go and the others are read again.
+    The model reads [memory][task token, if any][rest after the window][prompt][answer][prompt][answer]..., as
+    `generate` with the task "qa" reads one prompt; the first answer is the same. When the next turn would exceed the
+    model's `max_position_embeddings`, the oldest turns are dropped and the others are read again.
 
         conversation = Conversation(compressor, Memory.load("report.gist"))
         answer = conversation.reply(tokenizer("Who wrote it?"), stop_tokens=[tokenizer.eos_token_id])
         answer = conversation.reply(tokenizer("And when?"), stop_tokens=[tokenizer.eos_token_id])
 
     Args:
-        compressor: what made the memories.
+        compressor: the compressor that made the memories.
         memories: at least one, each of one row; several are one context, as in `Compressor.join`.
 
     Raises:
@@ -64,28 +64,29 @@ class Conversation:
 
     @property
     def text(self) -> list[int]:
-        """Ids of the tokens behind the memory: those behind the window, then prompts and answers."""
+        """Token ids after the memory: those after the window, then prompts and answers."""
         return list(self._text)
 
     @property
     def rest(self) -> slice:
-        """The keys, in `attention`, of the document's tokens behind the compressor's window."""
+        """The keys, in `attention`, of the document's tokens after the compressor's window."""
         start = self.memory.num_tokens + self._lead
         return slice(start, start + len(self.memory.rest[0]))
 
     @property
     def turns(self) -> int:
-        """Number of turns, a question and its answer each, that the next question is read behind."""
+        """Number of turns (a question and its answer each) before the next question."""
         return len(self._turns)
 
     def new(self) -> None:
-        """Begins again; the memory, once read, stays in the cache."""
+        """Starts a new conversation; the memory stays in the cache."""
         self._forget(len(self._turns))
 
     def make_room(self, tokens: int) -> int:
-        """Lets the oldest turns go until `tokens` more fit into the model's positions; returns how many went.
+        """Drops the oldest turns until `tokens` more fit into the model's positions; returns how many it dropped.
 
-        None go where the model has no such limit. `reply` calls it, so only what is to be said of it needs it.
+        None are dropped if the model has no such limit. `reply` calls it; call it yourself only to report the dropped
+        turns.
         """
         whole("tokens", tokens, high=POSITIONS)
         limit = getattr(self.compressor.config, "max_position_embeddings", None)
@@ -110,13 +111,13 @@ class Conversation:
         stopped: Callable[[], Any] = lambda: False,
         **options: Any,
     ) -> Tensor:
-        """The answer to a prompt, int64 [n] with 1 <= n <= max_new_tokens; both become part of the conversation.
+        """Answers a prompt: int64 [n] with 1 <= n <= max_new_tokens; both become part of the conversation.
 
         An error or Ctrl-C inside leaves the conversation as it was before the prompt.
 
         Args:
             prompt_ids: int64 [T] or [1, T], a list of ids or a tokenizer's output, T >= 1.
-            stopped: asked after each token; the answer ends with the tokens so far once it returns something true.
+            stopped: called after each token; the answer ends when it returns something true.
             others: as in `gistkit.compress.generation.generate`, without beams and drafts.
         """
         lm = self.compressor.lm
@@ -152,7 +153,7 @@ class Conversation:
 
         A token's attention is that of the row that predicts it; a stop token at the end does not count. Keys are the
         memory, the task token and the text. The answer is read a second time, in passes of a few rows under an
-        `AttentionRecorder`: `reply` itself is not recorded, and as fast as without.
+        `AttentionRecorder`; `reply` itself is not slowed down.
 
         Raises:
             ValueError: if there is no answer yet.

@@ -1,4 +1,4 @@
-"""GistTextGeneration: questions about a context as a pipeline of transformers, which compresses the context first."""
+"""GistTextGeneration: a transformers pipeline that compresses a context and answers questions about it."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ class GistTextGeneration(Pipeline):
         pipe(context, question="Who wrote it?", max_new_tokens=40)["answer"]
         pipe(context, questions=["Who wrote it?", "When?"])["answers"]
 
-    Several contexts give a list of such results. A tokenizer with a chat template makes one message of context and
-    question, what the template writes before the context included.
+    Several contexts give a list of such results. A tokenizer with a chat template puts context and question into one
+    message, including what the template writes before the context.
 
     Args:
-        compressor: around `model`; or what `Compressor.from_pretrained` reads, for which `model` is the base model.
+        compressor: a compressor around `model`, or a folder or name for `Compressor.from_pretrained` with `model` as
+            base model.
         args, kwargs: as for any pipeline, such as model and tokenizer; and defaults of a call's.
 
     A call takes a context, or a list of them, and
 
         question, questions: a text about each context, or several.
-        template: the text around a {question}, behind the context alone. None: the tokenizer's chat template, or else
-            the lines of training.
+        template: the text around a {question}, after the context. None: the tokenizer's chat template, or else the
+            lines of training.
         others: as `Compressor.generate`, such as max_new_tokens, num_beams and generation_config.
     """
 

@@ -1,4 +1,4 @@
-"""sources: the passages of a document that an answer rests on, by its attention to the memory."""
+"""sources: the passages of a document that an answer attended to, through the memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Passage:
     """Some tokens of a document, and how much an answer attended to them.
 
     Args:
-        document: number of the memory, of those that the conversation is about.
+        document: index of the memory in the conversation.
         start, end: the tokens [start, end) of its text.
         share: of the attention to all documents.
     """
@@ -31,13 +31,13 @@ class Passage:
 def sources(conversation: Conversation, count: int = 3, length: int = 64) -> list[Passage]:
     """The passages that the last answer of a conversation attended to most, the first one most.
 
-    Attention to a memory token is spread evenly over the context tokens that it stands for
-    (`Compressor.stands_for`); attention to BOS, the task token, questions and answers is left out. It is summed over
-    the answer's tokens, as a mean of all heads and layers. Attention says what was read, which need not be what the
-    answer was made from.
+    Attention to a memory token is spread evenly over the context tokens that it represents (`Compressor.stands_for`);
+    attention to BOS, the task token, questions and answers is ignored. It is summed over the answer's tokens and
+    averaged over all heads and layers. Attention shows what was read, which is not necessarily what determined the
+    answer.
 
     Args:
-        conversation: with an answer at least, about memories of texts.
+        conversation: with at least one answer, about memories of texts.
         count: passages at most.
         length: tokens of a passage; a shorter document is one.
 

@@ -1,4 +1,4 @@
-"""The text around the questions of a conversation, as a model's chat template writes it."""
+"""The text that a model's chat template writes around the questions of a conversation."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Turns(NamedTuple):
         Args:
             tokenizer: the model's own.
             question: a text, in which names of special tokens are text.
-            before: the last token of the answer before it, which is not written twice where it ends the answer; None:
-                the question is the first one.
+            before: the last token of the previous answer, which is not repeated if it is the answer's end token; None:
+                this is the first question.
         """
         template = self.first if before is None else self.later
         ids = filled_ids(template, QUESTION, question, tokenizer)
@@ -37,9 +37,9 @@ class Turns(NamedTuple):
 def chat_turns(tokenizer: Any) -> Turns:
     """The turns of a tokenizer's chat template.
 
-    The memory is the user's document, with which the first message begins: the question follows it in a line of its
-    own, and what the template ends a message with. What the template writes before a message, such as a system message,
-    would have to precede the memory, and is left out.
+    The memory is the user's document, which starts the first message: the question follows on its own line, then the
+    template's end of a message. What the template writes before a message, such as a system message, would have to
+    precede the memory and is left out.
 
     Raises:
         ValueError: if there is no chat template, or it changes messages or takes no second question.
@@ -50,7 +50,7 @@ def chat_turns(tokenizer: Any) -> Turns:
 
 
 def later_turn(processor: Any, first: list[dict[str, Any]], content: Callable[[str], Any]) -> str:
-    """What a chat template writes behind an answer for one more {question}.
+    """What a chat template writes after an answer for one more {question}.
 
     Args:
         processor: a tokenizer or a processor with a chat template.

@@ -1,4 +1,4 @@
-"""The command `gistkit`, a file for each command. A command imports what it needs when it runs."""
+"""The command `gistkit`, one file a command. A command imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from gistkit.options.arguments import LateParser, Parser
 from gistkit.options.messages import MOST, one_line_warnings, out_of_memory
 
 __all__ = ["main", "parser"]
-DESCRIPTION = "Context compression and position layouts for transformers."
+DESCRIPTION = "Compress contexts of transformers into memories, and ask them."
 EXAMPLES = """\
 example: gistkit ask report.txt "Who wrote it?"
          gistkit compress report.txt -o report.gist
          gistkit ask report.gist "Who wrote it?" "When?"
-         gistkit COMMAND --help lists a command's options"""
+         gistkit COMMAND --help          # the options of a command"""
 COMMANDS = (demo, compress, ask, view, info, nuggets, train, evaluate, judge, lm_eval)
 
 
@@ -41,17 +41,17 @@ def parser() -> argparse.ArgumentParser:
 
 
 class _Map(Parser):
-    """A parser whose help is the map of all commands."""
+    """A parser whose help lists all commands."""
 
     def format_help(self) -> str:
         return "\n\n".join([self.format_usage().rstrip(), str(self.description), command_map(self), f"{self.epilog}\n"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command, whose output holds nothing that a terminal obeys.
+    """Runs one command and returns its exit status; its output contains no terminal control characters.
 
-    A user's mistake ends in one line on standard error and exit status 2, a warning is a line; SIGINT, SIGTERM and
-    SIGHUP end in one that says what is saved, and 130, 143 or 129.
+    A user's mistake prints one line on standard error and returns 2. A warning is one line. SIGINT, SIGTERM and SIGHUP
+    print one line that says what is saved, and return 130, 143 or 129.
     """
     with plain_terminals():
         return _main(arguments)
@@ -70,10 +70,10 @@ def _main(arguments: Sequence[str] | None) -> int:
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        return _refuse(f"not enough memory; smaller sizes need less ({str(error) or type(error).__name__:.200})")
+        return _refuse(f"out of memory; try smaller sizes ({str(error) or type(error).__name__:.200})")
     except KeyboardInterrupt as error:
         number = getattr(error, "number", signal.SIGINT)
-        # One line for all processes of a launcher.
+        # Only one process of a launcher prints it.
         if os.environ.get("RANK", "0") == "0":
             word = "interrupted" if number == signal.SIGINT else "terminated"
             saved = f"; {options.saved(options)}" if "saved" in options else ""
@@ -84,7 +84,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options; words after an option are added to the list option named by the command's `words`."""
+    """The parsed options; positional words after options are added to the list named by the command's `words`."""
     root = parser()
     options, late = root.parse_known_args(arguments)
     name: str = getattr(options, "words", "")
@@ -93,7 +93,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if late and (not name or any(word.startswith("-") and word != "-" for word in late)):
         root.error(f"unrecognized arguments: {' '.join(late)}")
     if "run" not in options:
-        # Without a command: the map, and the status of a mistake.
+        # No command: print the list, and exit as for a mistake.
         root.print_help(sys.stderr)
         sys.exit(2)
     if late:
@@ -107,7 +107,7 @@ def _refuse(reason: object) -> int:
 
 
 def _as_typed(message: str, options: argparse.Namespace) -> str:
-    """A message about an argument of Python's, with the option that was typed: "--max-length: expected ..."."""
+    """A message about a Python argument, with the name of the option as typed: "--max-length: expected ..."."""
     flags = {
         action.dest: next(flag for flag in action.option_strings if flag.startswith("--"))
         for action in getattr(options, "actions", ())
@@ -117,15 +117,15 @@ def _as_typed(message: str, options: argparse.Namespace) -> str:
     def flag(found: re.Match[str]) -> str:
         return flags.get(found[0], found[0])
 
-    # In the middle of a message a name is one where it cannot be a word.
+    # In the middle of a message, only names with an underscore are surely arguments.
     return re.sub(r"^\w+(?=: )|(?<![\w.-])\w+_\w+\b(?![.(/=])", flag, message)
 
 
 def _missing(error: ModuleNotFoundError) -> object:
-    """A message that says what to install for a missing module."""
+    """The message that says what to install for a missing module."""
     from gistkit.info import OPTIONAL
 
     name = (error.name or "").partition(".")[0]
     if not name or name == "gistkit":
         return error
-    return f"{name} is missing; pip install {OPTIONAL.get(name, name)} brings it"
+    return f"{name} is missing; run pip install {OPTIONAL.get(name, name)}"

@@ -1,4 +1,4 @@
-"""Questions to one memory, whose answers are printed as they come, with their sources where these are asked for."""
+"""Prints answers from one memory as they are generated, with their sources on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conversation in a terminal: a line for each question, and commands that begin with a slash."""
+"""A conversation in a terminal: one question a line, and commands that begin with a slash."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from gistkit.options.messages import MOST
 from gistkit.options.texts import check_text
 
 HELP = """\
-A line is a question, read behind the questions and answers before it.
-  /sources on|off   after each answer, the parts of the text that it attended to most
-  /new              begin a new conversation on the same memory
-  /help             this list
-  /quit             end, as Ctrl-D does
+Each line is a question, read after the earlier questions and answers.
+  /sources on|off   show the parts of the text that each answer attended to most
+  /new              start a new conversation on the same memory
+  /help             show this list
+  /quit             quit, as Ctrl-D does
 Ctrl-C stops an answer."""
 
 
 def converse(answers: Answers) -> None:
-    """Reads questions from the terminal until its end, /quit or SIGTERM, and answers them."""
+    """Answers questions from the terminal until end of input, /quit or SIGTERM."""
     try:
-        # It edits the lines that `input` reads.
+        # Lets `input` edit lines.
         import readline  # noqa: F401
     except ImportError:
-        _tell("lines cannot be edited: this Python has no readline")
-    _tell("A question a line; /help lists commands, and Ctrl-D ends.")
+        _tell("no line editing: this Python has no readline")
+    _tell("One question a line; /help lists commands, Ctrl-D quits.")
     while True:
         try:
             line = input("> ").strip()
@@ -40,7 +40,7 @@ def converse(answers: Answers) -> None:
             print()
             continue
         except UnicodeDecodeError as error:
-            _tell(f"gistkit: QUESTION: expected a text of the terminal's encoding, got another: {error}")
+            _tell(f"gistkit: QUESTION: not text in the terminal's encoding: {error}")
             continue
         if re.fullmatch(r"/[a-z]+(\s.*)?", line):
             if _obey(line.split(), answers):
@@ -50,7 +50,7 @@ def converse(answers: Answers) -> None:
 
 
 def _obey(words: list[str], answers: Answers) -> bool:
-    """Obeys a command; whether it ends the conversation."""
+    """Runs a command; returns whether it ends the conversation."""
     match words:
         case ["/quit" | "/exit"]:
             return True
@@ -64,18 +64,18 @@ def _obey(words: list[str], answers: Answers) -> bool:
         case ["/sources"]:
             _tell(f"Sources are {'on' if answers.sources else 'off'}.")
         case _:
-            _tell(f"gistkit: expected a command that /help lists, got {' '.join(words)!r:.80}")
+            _tell(f"gistkit: unknown command {' '.join(words)!r:.80}; /help lists all")
     return False
 
 
 def _answer(question: str, answers: Answers) -> None:
-    """Answers a question; Ctrl-C ends the answer after the token that is being made, a second one at once."""
+    """Answers a question; Ctrl-C stops the answer after the current token, a second Ctrl-C at once."""
     try:
         check_text("QUESTION", question)
         with held() as signals:
             gone = answers.answer(question, lambda: signals.number)
             if gone:
-                _tell(f"The model's window is full: the oldest {'turn is' if gone == 1 else f'{gone} turns are'} gone.")
+                _tell(f"The context window is full: dropped the oldest {'turn' if gone == 1 else f'{gone} turns'}.")
     except KeyboardInterrupt as error:
         _refuse_terminated(error)
         print(flush=True)
@@ -84,7 +84,7 @@ def _answer(question: str, answers: Answers) -> None:
 
 
 def _refuse_terminated(error: KeyboardInterrupt) -> None:
-    """Raises what ends more than an answer: SIGTERM."""
+    """Raises SIGTERM, which ends more than an answer."""
     if getattr(error, "number", signal.SIGINT) != signal.SIGINT:
         raise error
 

@@ -46,98 +46,103 @@ WRITER = ("writer", "writer_model", "writer_prompt", "writer_concurrency", "writ
 
 def add(commands: Any) -> None:
     """Adds the command."""
-    purpose = "measure reconstruction, continuation and answers beside the model with no and with full context"
+    purpose = "measure reconstruction, continuation and answers, compared with no context and full context"
     parser = add_command(commands, "evaluate", _run, purpose, EXAMPLES)
     add_model(parser)
     add_compressor(parser)
     parser.add_argument(
         "--text",
         type=path,
-        help="text file or folder, as for gistkit train; its held-out part is measured (default: Python's topics)",
+        help="text file or folder, as for gistkit train; evaluates on its held-out part (default: Python's topics)",
     )
     parser.add_argument(
         "--documents", action="store_true",
-        help="each document of --text is a context, cut to --context tokens, and none is held out; for the task ae",
+        help="use each document of --text, cut to --context tokens, as a context; holds out nothing; for the task ae",
     )  # fmt: skip
-    parser.add_argument("--cloze", action="store_true", help="ask which word follows a phrase of that text")
+    parser.add_argument("--cloze", action="store_true", help="ask which word follows a phrase of the text")
     add_questions(
-        parser, "in place of a text; several sets have a row each, and the means of MRQA's domains", "validation",
-        "; test: of a --text too, if the names of its files tell splits, as that of wiki.test.tokens",
+        parser, "instead of --text; one row a set, and the means of MRQA's domains", "validation",
+        "; test also selects a --text's test split if file names show it, as wiki.test.tokens",
     )  # fmt: skip
     parser.add_argument(
         "--images", type=path, metavar="FOLDER",
-        help="the images of --questions, which are then files of image, question and answer or answers, as for gistkit "
-        "train, or in LLaVA's format; all of their questions are measured, for the method voco",
+        help="folder of images, for the method voco; --questions are then files of image, question and answer or "
+        "answers, as for gistkit train, or in LLaVA's format, and every question is measured",
     )  # fmt: skip
     parser.add_argument(
         "--prompt", choices=("plain", "dodo"), default="plain",
-        help="of questions; plain: ### Question: and ### Answer: lines; dodo: Dodo's prompt as a message of the "
-        "model's chat template, or between [INST] and [/INST] (default: %(default)s)",
+        help="prompt around a question; plain: ### Question: and ### Answer: lines; dodo: Dodo's prompt in the model's "
+        "chat template, or between [INST] and [/INST] (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--context", type=positive, metavar="N", help="tokens of a context (default: one chunk; without chunks, 510)"
+        "--context",
+        type=positive,
+        metavar="N",
+        help="tokens of a context (default: one chunk, or 510 for methods without chunks)",
     )
-    parser.add_argument("--continuation", type=positive, metavar="N", help="tokens after it (default: as the context)")
     parser.add_argument(
-        "--examples", type=positive, default=64, metavar="N", help="at most, of each set (default: %(default)s)"
+        "--continuation", type=positive, metavar="N", help="tokens of a continuation (default: as --context)"
     )
     parser.add_argument(
-        "--tasks", type=names("ae", "lm", "qa"), help="some of ae,lm,qa (default: all that the text or questions allow)"
+        "--examples", type=positive, default=64, metavar="N", help="most examples of each set (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--tasks", type=names("ae", "lm", "qa"), help="some of ae,lm,qa (default: all that the data allow)"
     )
     parser.add_argument(
         "--baselines", type=names("none", "full", "summary", "recent", empty=True),
-        help="some of none,full,summary, or ''; summary: the model reads its own summary, as many times shorter as the "
-        "compressor's memory (default: none,full); with --tau some of recent,full; recent: only the last tokens, as "
-        "many as states are kept (default: recent,full)",
+        help="some of none,full,summary, or ''; summary: the model reads its own summary, as short as the compressor's "
+        "memory (default: none,full). With --tau some of recent,full; recent: only the last tokens, as many as the "
+        "reader keeps states (default: recent,full)",
     )  # fmt: skip
     parser.add_argument(
         "--tau", type=positive, metavar="N",
-        help="measure the language model that sees its last N tokens, and of those before them only nuggets (dodo) or "
-        "means (avgpool): its perplexity of continuations, and the states it keeps",
+        help="evaluate the language model that sees its last N tokens, and only nuggets (dodo) or means (avgpool) of "
+        "earlier ones: the perplexity of continuations, and how many states it keeps",
     )  # fmt: skip
     parser.add_argument(
-        "--segment", type=positive, metavar="N", help="tokens that share the beginning of those of --tau (default: 32)"
+        "--segment", type=positive, metavar="N", help="tokens that share the start of the --tau window (default: 32)"
     )
     parser.add_argument("--batch-size", type=positive, default=8, metavar="N", help="default: %(default)s")
     parser.add_argument(
         "--max-new-tokens",
         type=positive,
         metavar="N",
-        help="of a reconstruction or answer (default: the context's, 64)",
+        help="most tokens of a reconstruction (default: the context's) or an answer (default: 64)",
     )
     parser.add_argument(
         "--excluded-words", type=words, metavar="WORDS",
-        help="measure the perplexity of words of continuations too, all but these, separated by commas; <unk> for "
-        "WikiText, '' for none",
+        help="also measure the perplexity of words of continuations, without these comma-separated words; <unk> for "
+        "WikiText, '' to exclude none",
     )  # fmt: skip
     fields = "{question}, {reference}, {answer} and perhaps {context}"
     add_endpoint(parser.add_argument_group("judge of answers"), "judge", "scores answers", fields)
     _add_writer(parser.add_argument_group("writer of shortened contexts"))
-    against.add(parser.add_argument_group("beside selections that need no training"))
+    against.add(parser.add_argument_group("comparison with training-free selection"))
     parser.add_argument("--trained-on", metavar="NAME", help="the compressor's training set, for gistkit view matrix")
-    parser.add_argument("--tested-on", metavar="NAME", help="the set that is measured here, for the same")
+    parser.add_argument("--tested-on", metavar="NAME", help="this test set, for gistkit view matrix")
     parser.add_argument(
         "--out", type=path, default=Path("runs/evaluation.json"), metavar="FILE", help="default: %(default)s"
     )
-    parser.add_argument("--keep-examples", action="store_true", help="write what was generated for each example too")
+    parser.add_argument("--keep-examples", action="store_true", help="also save what was generated for each example")
 
 
 def words(text: str) -> tuple[str, ...]:
-    """A kind of argument: comma-separated words; none of ''."""
+    """Argument type: comma-separated words, possibly none."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _add_writer(group: Any) -> None:
-    does = "shortens the contexts of --questions and answers from what it wrote, in place of a compressor"
+    does = "replaces the compressor: it shortens the contexts of --questions and answers from what it wrote"
     add_endpoint(group, "writer", does, "{words} and {context}")
     group.add_argument(
         "--written-ratio",
         type=number(1),
         metavar="N",
-        help="words of a context for each that it may write (default: 5)",
+        help="words of a context per word that it may write (default: 5)",
     )
     group.add_argument(
-        "--cut", action="store_true", help="cut what it wrote to as many tokens as a compressor at that ratio has"
+        "--cut", action="store_true", help="cut what it wrote to the number of tokens of a compressor at that ratio"
     )
 
 
@@ -148,20 +153,20 @@ def _run(arguments: argparse.Namespace) -> int:
     if any(getattr(arguments, name) is not None for name in WRITER) or arguments.cut:
         return _written(arguments)
     if arguments.questions is None and arguments.split == "train":
-        raise ValueError("--split: expected validation or test of a text, whose held-out part is measured, got train")
+        raise ValueError("--split: expected validation or test without --questions, got train")
     if arguments.tau is not None or arguments.segment is not None:
         return _read_on(arguments)
     processes = launched()
     device_name = processes.on(device(arguments.device))
     for name in ("text", "documents", "cloze", "context", "continuation"):
         if arguments.questions is not None and getattr(arguments, name):
-            raise ValueError(f"--{name}: expected none beside --questions, got {getattr(arguments, name)}")
+            raise ValueError(f"--{name}: not allowed with --questions, got {getattr(arguments, name)}")
     if arguments.prompt != "plain" and arguments.questions is None and not arguments.cloze:
         raise ValueError(f"--prompt: expected plain without --questions and --cloze, got {arguments.prompt}")
     if arguments.documents:
         _refuse(arguments, "--documents", cloze=False, continuation=None)
         if arguments.text is None:
-            raise ValueError("--documents: expected them in a --text, got none")
+            raise ValueError("--documents: not allowed without --text")
     baselines = ["none", "full"] if arguments.baselines is None else arguments.baselines
     if "recent" in baselines:
         raise ValueError("--baselines: expected some of none, full, summary without --tau, got recent")
@@ -212,11 +217,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _refuse(arguments: argparse.Namespace, beside: str, **plain: Any) -> None:
-    """Refuses options that have no meaning beside another one, where they are not what they are by default."""
+    """Refuses options that have no meaning with another one, unless they have their default."""
     for name, value in plain.items():
         if getattr(arguments, name) != value:
             word = name.replace("_", "-")
-            raise ValueError(f"--{word}: expected none beside {beside}, got {getattr(arguments, name)}")
+            raise ValueError(f"--{word}: not allowed with {beside}, got {getattr(arguments, name)}")
 
 
 def _written(arguments: argparse.Namespace) -> int:
@@ -227,9 +232,9 @@ def _written(arguments: argparse.Namespace) -> int:
         ratio=None, layout=None, chunk=None, option=[], baselines=None, context=None, continuation=None,
     )  # fmt: skip
     if not arguments.questions:
-        raise ValueError("--questions: expected some beside --writer, got none")
+        raise ValueError("--questions: required with --writer")
     if not launched().is_first:
-        # One asks for all.
+        # Only one process asks.
         return 0
 
     from gistkit import evaluate
@@ -238,7 +243,7 @@ def _written(arguments: argparse.Namespace) -> int:
 
     writer = chosen_endpoint(arguments, "writer", evaluate.OpenAIWriter)
     if writer is None:
-        raise ValueError("--writer: expected an interface, such as http://localhost:8000/v1, got none")
+        raise ValueError("--writer: expected a URL, such as http://localhost:8000/v1, got none")
     judge = chosen_endpoint(arguments, "judge", evaluate.OpenAIJudge)
     tokenizer = load_tokenizer(arguments.model)
     reports, templates = {}, {"template": "{question}"}
@@ -259,7 +264,7 @@ def _written(arguments: argparse.Namespace) -> int:
 def _read_on(arguments: argparse.Namespace) -> int:
     """A language model that reads with the compressor."""
     if arguments.tau is None:
-        raise ValueError(f"--segment: expected none without --tau, got {arguments.segment}")
+        raise ValueError(f"--segment: not allowed without --tau, got {arguments.segment}")
     _refuse(
         arguments, "--tau", questions=None, images=None, cloze=False, documents=False, tasks=None,
         prompt="plain", max_new_tokens=None, keep_examples=False, judge=None, judge_model=None, judge_prompt=None,
@@ -267,7 +272,7 @@ def _read_on(arguments: argparse.Namespace) -> int:
     )  # fmt: skip
     baselines = ["recent", "full"] if arguments.baselines is None else arguments.baselines
     if unknown := sorted({*baselines} - {"recent", "full"}):
-        raise ValueError(f"--baselines: expected some of recent, full beside --tau, got {unknown[0]}")
+        raise ValueError(f"--baselines: expected some of recent, full with --tau, got {unknown[0]}")
     processes = launched()
     device_name = processes.on(device(arguments.device))
 

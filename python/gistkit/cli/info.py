@@ -1,4 +1,4 @@
-"""`gistkit info`: what is installed and what is missing."""
+"""`gistkit info`: reports what is installed and what is missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gistkit.options.arguments import add_command
 
 def add(commands: Any) -> None:
     """Adds the command."""
-    add_command(commands, "info", _run, "what is installed and what is missing", "example: gistkit info")
+    add_command(commands, "info", _run, "report what is installed and what is missing", "example: gistkit info")
 
 
 def _run(arguments: argparse.Namespace) -> int:

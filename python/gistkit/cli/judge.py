@@ -17,7 +17,7 @@ EXAMPLES = """\
 example: gistkit judge runs/epl.json runs/dpl.json --questions dev.jsonl --judge http://localhost:8000/v1 \\
              --judge-model grader --out runs/epl-dpl.json
 
-A report is made by, say,
+Make a report, for example, with
          gistkit evaluate --model ./llama --compressor runs/epl/compressor --questions dev.jsonl --baselines '' \\
              --keep-examples --out runs/epl.json"""
 
@@ -25,13 +25,15 @@ A report is made by, say,
 def add(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "judge", _run, PURPOSE, EXAMPLES)
-    parser.add_argument("reports", nargs=2, type=path, metavar="REPORT", help="of evaluate with --keep-examples")
-    add_questions(parser, "those that both answered", "validation")
+    parser.add_argument(
+        "reports", nargs=2, type=path, metavar="REPORT", help="report of gistkit evaluate --keep-examples"
+    )
+    add_questions(parser, "answered in both reports", "validation")
     fields = "{question}, {first}, {second} and perhaps {context}"
     add_endpoint(parser.add_argument_group("judge"), "judge", "says which of two answers is better", fields)
     parser.add_argument(
         "--one-order", action="store_true",
-        help="ask once about each pair, the first report's answer first (default: in both orders)",
+        help="ask once about each pair, with the first report's answer first (default: ask in both orders)",
     )  # fmt: skip
     parser.add_argument(
         "--out", type=path, default=Path("runs/judge.json"), metavar="FILE", help="default: %(default)s"
@@ -41,9 +43,9 @@ def add(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     check_file("--out", arguments.out)
     if arguments.questions is None or len(arguments.questions) != 1:
-        raise ValueError("--questions: expected one set, that of both reports")
+        raise ValueError("--questions: expected one set, the one of both reports")
     if not launched().is_first:
-        # One asks for all.
+        # Only one process asks.
         return 0
 
     from gistkit.evaluate import OpenAIPairJudge, Report, compare_answers
@@ -52,7 +54,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     judge = chosen_endpoint(arguments, "judge", OpenAIPairJudge)
     if judge is None:
-        raise ValueError("--judge: expected an interface, such as http://localhost:8000/v1, got none")
+        raise ValueError("--judge: expected a URL, such as http://localhost:8000/v1, got none")
     first, second = map(Report.load, arguments.reports)
     questions = read_questions(arguments.questions[0], arguments.split)
     with need("tqdm").tqdm(desc="judged", unit="pair") as bar:

@@ -1,4 +1,4 @@
-"""`gistkit lm-eval`: tasks of lm_eval, with contexts compressed."""
+"""`gistkit lm-eval`: tasks of lm_eval with compressed contexts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gistkit.options.arguments import add_command, device, path, positive, whole
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
 from gistkit.options.outputs import check_file
 
-PURPOSE = "run tasks of lm_eval (EleutherAI's harness) with the contexts compressed"
+PURPOSE = "run tasks of lm_eval (EleutherAI's harness) with compressed contexts"
 EXAMPLES = """\
 example: gistkit lm-eval --model ./llama --compressor runs/qa/compressor --tasks sciq --marker Question:
 example: gistkit lm-eval --model smollm2 --compressor runs/small/compressor --tasks wikitext --keep 32 --stride 64
@@ -23,21 +23,21 @@ def add(commands: Any) -> None:
     parser = add_command(commands, "lm-eval", _run, PURPOSE, EXAMPLES)
     add_model(parser)
     add_compressor(parser)
-    parser.add_argument("--plain", action="store_true", help="the model itself reads all, without a compressor")
-    parser.add_argument("--tasks", required=True, metavar="NAME,NAME,..", help="of lm_eval, or of --include-path")
-    parser.add_argument("--include-path", type=path, metavar="FOLDER", help="with task files of your own")
+    parser.add_argument("--plain", action="store_true", help="evaluate the model itself, without a compressor")
+    parser.add_argument("--tasks", required=True, metavar="NAME,NAME,..", help="tasks of lm_eval, or of --include-path")
+    parser.add_argument("--include-path", type=path, metavar="FOLDER", help="folder with your own task files")
     parser.add_argument(
         "--keep", type=positive, default=64, metavar="N",
         help="tokens at the end of a context that are not compressed (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--marker", metavar="TEXT", help="what is not compressed begins with its last occurrence, such as Question:"
+        "--marker", metavar="TEXT", help="compress only what is before the last occurrence of TEXT, such as Question:"
     )
     parser.add_argument(
         "--stride", type=positive, default=256, metavar="N",
-        help="tokens of a whole text that are predicted at a time, from those before them (default: %(default)s)",
+        help="tokens of a whole text that are predicted in one pass, from those before (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--max-length", type=positive, metavar="N", help="of context and continuation in tokens")
+    parser.add_argument("--max-length", type=positive, metavar="N", help="most tokens of context and continuation")
     parser.add_argument("--num-fewshot", type=whole(), metavar="N", help="examples in a context (default: the task's)")
     parser.add_argument("--limit", type=positive, metavar="N", help="documents of each task (default: all)")
     parser.add_argument("--batch-size", type=positive, default=8, metavar="N", help="default: %(default)s")

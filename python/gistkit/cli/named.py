@@ -1,4 +1,4 @@
-"""The memory files, and texts not compressed yet, that `gistkit ask` answers from."""
+"""The memory files and texts that `gistkit ask` answers from."""
 
 from __future__ import annotations
 

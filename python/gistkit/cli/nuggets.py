@@ -23,15 +23,19 @@ def add(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "nuggets", _run, PURPOSE, EXAMPLES)
     parser.add_argument("text", metavar="TEXT", help="text file, or - for standard input")
-    parser.add_argument("-o", "--out", type=path, help="picture, .html or .png (default: X.html beside X.txt)")
+    parser.add_argument(
+        "-o", "--out", type=path, help="page or picture to write, .html or .png (default: X.html beside X.txt)"
+    )
     add_model(parser)
-    parser.add_argument("--compressor", type=path, metavar="FOLDER", required=True, help="trained Dodo compressor")
+    parser.add_argument(
+        "--compressor", type=path, metavar="FOLDER", required=True, help="folder of a trained Dodo compressor"
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int:
     device_name = device(arguments.device)
     if arguments.text == STDIN and arguments.out is None:
-        raise ValueError("-o: expected a file for the picture of standard input, got none")
+        raise ValueError("-o: expected a file name for the picture of standard input; give one with -o FILE")
     out = arguments.out or Path(arguments.text).with_suffix(".html")
     if out.suffix not in SUFFIXES:
         raise ValueError(f"-o: expected a file that ends in {' or '.join(SUFFIXES)}, got {out}")
@@ -47,7 +51,9 @@ def _run(arguments: argparse.Namespace) -> int:
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
     compressor = load_compressor(arguments.compressor, model)
     if not isinstance(compressor, Dodo):
-        raise ValueError(f"--compressor: expected one of dodo, which keeps tokens of the text, got {compressor.method}")
+        raise ValueError(
+            f"--compressor: expected a dodo compressor, which keeps tokens of the text, got {compressor.method}"
+        )
     rows = compressor.contexts([text_ids(text, tokenizer)])
     input_rows = compressor.with_bos(rows)
     scores = compressor.whole_scores(input_rows)

@@ -1,4 +1,4 @@
-"""The map of all commands that `gistkit` and `gistkit --help` print, made of the parsers themselves."""
+"""The list of all commands that `gistkit` and `gistkit --help` print, generated from the parsers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import argparse
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-# A command that no group names is listed under the last one.
+# A command in no group is listed in the last one.
 GROUPS: Mapping[str, Sequence[str]] = {
-    "compress a text, and ask it": ("compress", "ask", "serve", "demo", "export"),
-    "look": ("view", "info", "nuggets"),
+    "compress a text and ask it": ("compress", "ask", "serve", "demo", "export"),
+    "look inside": ("view", "info", "nuggets"),
     "train and measure": ("train", "evaluate", "judge", "lm-eval"),
     "the papers' experiments": ("study",),
 }
@@ -17,7 +17,7 @@ WIDTH = 100
 
 
 def command_map(root: argparse.ArgumentParser) -> str:
-    """Every command of a parser and its own commands, each with its line of help, in groups."""
+    """All commands and subcommands of a parser with their help lines, in groups."""
     lines = {
         name: [(name, purpose), *((f"{name} {below}", words) for below, words, _ in _commands(parser))]
         for name, purpose, parser in _commands(root)

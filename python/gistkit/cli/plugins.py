@@ -1,4 +1,4 @@
-"""Commands that other distributions bring, as entry points: the lab's, the server's and vLLM's."""
+"""Commands of other distributions, found by entry points: the lab's, the server's and vLLM's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from gistkit.common.messages import one_line
 
-# {group of entry points: {name: the folder of this repository that brings it}}
+# {group of entry points: {name: the folder of this repository that provides it}}
 BROUGHT = {
     "gistkit.commands": {"study": "lab", "serve": "apps/serve", "export": "apps/vllm"},
     "gistkit.view": {"results": "lab"},
@@ -17,7 +17,7 @@ BROUGHT = {
 
 
 def add_plugins(commands: Any, group: str) -> None:
-    """Adds what a group's entry points name, each with a function `add`; one that is not there says why."""
+    """Adds a group's commands by their function `add`; a missing one is listed with the reason."""
     found = {entry.name: entry for entry in entry_points(group=group)}
     for name in {**BROUGHT[group], **found}:
         if name not in found:
@@ -27,28 +27,28 @@ def add_plugins(commands: Any, group: str) -> None:
         try:
             command = found[name].load()
         except Exception as error:
-            # Whatever is wrong with another distribution, other commands go on.
-            told = f"cannot be loaded: {one_line(error)}"
-            _add_refused(commands, name, told, ValueError(f"{name}: {told}"))
+            # A broken distribution must not break other commands.
+            reason = f"cannot be loaded: {one_line(error)}"
+            _add_refused(commands, name, reason, ValueError(f"{name}: {reason}"))
         else:
             command.add(commands)
 
 
 def stores() -> Any:
-    """What `gistkit compress` and `gistkit ask` do with stores, None where it is not installed."""
+    """The store functions of `gistkit compress` and `gistkit ask`; None if they are not installed."""
     return next((entry.load() for entry in entry_points(group="gistkit.stores")), None)
 
 
 def missing(name: str, folder: str) -> ValueError:
-    """What to say of something that is not installed."""
-    return ValueError(f"{name}: expected gistkit's {folder}, which is not installed: pip install ./{folder}")
+    """The error for a command that is not installed."""
+    return ValueError(f"{name} is not installed; pip install ./{folder} provides it")
 
 
-def _add_refused(commands: Any, name: str, told: str, reason: ValueError) -> None:
-    parser = commands.add_parser(name, help=told, description=told)
+def _add_refused(commands: Any, name: str, reason: str, error: ValueError) -> None:
+    parser = commands.add_parser(name, help=reason, description=reason)
 
     def refuse(arguments: argparse.Namespace) -> int:
-        raise reason
+        raise error
 
-    # Whatever options it is given.
+    # Accepts any options.
     parser.set_defaults(run=refuse, refused=True)

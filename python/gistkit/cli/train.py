@@ -13,9 +13,11 @@ from gistkit.options.arguments import (
     LAYOUTS,
     Parser,
     add_command,
+    add_declared,
     add_device,
     add_questions,
     device,
+    names_of,
     number,
     path,
     positive,
@@ -34,6 +36,9 @@ from gistkit.options.models import (
     with_options,
 )
 from gistkit.options.outputs import check_folder
+from gistkit.train.arguments import RunOptions
+from gistkit.train.presets import PRESETS, find_preset
+from gistkit.train.recipe import Recipe
 
 if TYPE_CHECKING:
     from gistkit.train import DryRun
@@ -53,10 +58,6 @@ example: gistkit train --model ./llava --preset voco-llama --questions chats.jso
 example: gistkit train --model ./llama --method dodo --ratio 10 --tau 128 --segment 32 --text books/
 example: gistkit train --model ./llama --method dodo --ratio 8 --random-steps 10000 --ratios 2,4,8 --text books/
 example: accelerate launch --num_processes 4 -m gistkit.cli train --model ./llama --dataset wikitext:wikitext-103-v1"""
-RECIPE = (
-    "steps", "epochs", "batch", "optimizer", "learning_rate", "schedule", "warmup", "decay", "eps", "weight_decay",
-    "clip", "memory_factor", "min_length", "max_length", "context_share", "patience", "seed",
-)  # fmt: skip
 SETTINGS = ("chunk", "ratio", "lora", "embedding_lora", "train_norms", "losses", "window", "end_token")
 DATA = (
     "text", "dataset", "packed", "longer_than", "questions", "split", "validation", "weights", "images", "limit", "tau",
@@ -64,12 +65,6 @@ DATA = (
 )  # fmt: skip
 # Of a new compressor.
 NEW = ("baseline", "method", "layout")
-OPTIONS = (
-    "accumulate", "precision", "gradient_checkpointing", "eval_every", "held_out", "save_every", "save_minutes", "keep",
-    "track",
-)  # fmt: skip
-
-
 DEFAULT = "epl-pretrain"
 
 
@@ -84,9 +79,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in --out")
     parser.add_argument(
         "--preset", metavar="NAME",
-        help="defaults of other options, a paper's experiment: epl-pretrain, epl-pretrain-8b, epl-finetune, cl-llama2, "
-        "voco-llama, dodo-ae, dodo-lm, dodo-continue, dodo-finetune, gistpool-alpaca, -squad, -drop, -race, "
-        "-narrativeqa, -fairytaleqa or -mixture; or smollm2-small (default: epl-pretrain)",
+        help=f"defaults of other options, a paper's experiment: {', '.join(PRESETS)} (default: {DEFAULT})",
     )  # fmt: skip
     parser.add_argument(
         "--dry-run",
@@ -96,8 +89,13 @@ def add(commands: Any) -> None:
     )
     _add_data(parser.add_argument_group("data"))
     _add_settings(parser.add_argument_group("compressor"))
-    _add_recipe(parser.add_argument_group("schedule (default: the preset's)"))
-    _add_options(parser.add_argument_group("run"))
+    add_declared(parser.add_argument_group("schedule (default: the preset's)"), Recipe, defaults=False)
+    group = parser.add_argument_group("run")
+    add_declared(group, RunOptions, defaults=True)
+    group.add_argument(
+        "--track", action="append", choices=("tensorboard", "wandb"),
+        help="give the figures to TensorBoard (event files in --out) or Weights & Biases too; more than once for both",
+    )  # fmt: skip
 
 
 def _add_data(group: Any) -> None:
@@ -211,59 +209,6 @@ def _add_settings(group: Any) -> None:
     )
 
 
-def _add_recipe(group: Any) -> None:
-    for name, kind, purpose in (
-        ("steps", positive, "updates"),
-        ("epochs", number(0), "passes over the data, in place of steps"),
-        ("batch", positive, "passages a step"),
-        ("learning-rate", number(0), "after the warm-up; of adafactor relative to a parameter's size"),
-        ("warmup", whole(), "steps of linear warm-up"),
-        (
-            "decay",
-            number(0, 1),
-            "share of the steps at the end in which it falls to 0 (default: all after the warm-up)",
-        ),
-        ("eps", number(0), "of AdamW"),
-        ("weight-decay", number(0), "on matrices alone"),
-        ("clip", number(0), "largest norm of the gradient"),
-        ("memory-factor", number(0), "learning rate of gists' own parameters over that of the others"),
-        ("min-length", positive, "shortest passage in tokens, context and continuation together"),
-        ("max-length", positive, "longest passage in tokens"),
-        ("context-share", number(0, 1), "share of a passage that is its context; the rest is its continuation"),
-        (
-            "patience",
-            positive,
-            "evaluations on end without a lower held-out loss after which the run ends, with the weights of the lowest",
-        ),
-        ("seed", whole(), "of new weights and batches"),
-    ):
-        group.add_argument(f"--{name}", type=kind, metavar="N", help=purpose)
-    group.add_argument("--optimizer", choices=("adamw", "adafactor"))
-    group.add_argument(
-        "--schedule", choices=("constant", "linear", "cosine"), help="how the learning rate falls after the warm-up"
-    )
-
-
-def _add_options(group: Any) -> None:
-    group.add_argument("--precision", choices=("no", "bf16"), help="bf16: mixed precision (default: the launcher's)")
-    group.add_argument("--accumulate", type=positive, metavar="N", help="passes a step, to save memory (default: 1)")
-    group.add_argument(
-        "--gradient-checkpointing", action="store_true", default=None, help="run layers again backward, to save memory"
-    )
-    group.add_argument("--eval-every", type=positive, metavar="N", help="steps between held-out losses (default: 500)")
-    group.add_argument("--held-out", type=positive, metavar="N", help="rows of each of them (default: 64)")
-    group.add_argument("--save-every", type=positive, metavar="N", help="steps between checkpoints (default: 500)")
-    group.add_argument(
-        "--save-minutes", type=number(0), metavar="N",
-        help="minutes after which a step has a checkpoint if none before it has; 0: by steps alone (default: 5)",
-    )  # fmt: skip
-    group.add_argument("--keep", type=whole(2), metavar="N", help="checkpoints kept, at least 2 (default: 2)")
-    group.add_argument(
-        "--track", action="append", choices=("tensorboard", "wandb"),
-        help="give the figures to TensorBoard (event files in --out) or Weights & Biases too; more than once for both",
-    )  # fmt: skip
-
-
 def losses(text: str) -> dict[str, float]:
     """{name: weight} of "ae,compression=0.5"."""
     weights: dict[str, float] = {}
@@ -293,14 +238,12 @@ def _saved(arguments: argparse.Namespace) -> str:
     return f"{path} is saved, and the same command with --resume goes on from there"
 
 
-def _set_options(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
+def _set_options(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
 
 
 def _method(arguments: argparse.Namespace, method_options: dict[str, Any]) -> str:
     """The method of a new compressor, the preset's where none is asked for."""
-    from gistkit.train.presets import find_preset
-
     return str(method_options.get("method", find_preset(arguments.preset or DEFAULT).method))
 
 
@@ -316,11 +259,9 @@ def dry_run_of(words: Sequence[str]) -> DryRun:
 def _dry_run(arguments: argparse.Namespace, settings: dict[str, Any], method_options: dict[str, Any]) -> DryRun:
     """The page of a run that is not made."""
     if arguments.compressor is not None:
-        raise ValueError(
-            f"--compressor: expected none beside --dry-run, which makes a new one, got {arguments.compressor}"
-        )
+        raise ValueError(f"--compressor: not allowed with --dry-run, which makes a new one, got {arguments.compressor}")
     if settings.get("end_token"):
-        raise ValueError("--end-token: expected none beside --dry-run, which reads no tokenizer")
+        raise ValueError("--end-token: not allowed with --dry-run, which reads no tokenizer")
 
     from gistkit import train
 
@@ -331,7 +272,7 @@ def _dry_run(arguments: argparse.Namespace, settings: dict[str, Any], method_opt
         return train.dry_run(
             load_empty(arguments.model, arguments.dtype, _method(arguments, method_options) == IMAGES),
             preset=arguments.preset or DEFAULT,
-            recipe=_set_options(arguments, RECIPE),
+            recipe=_set_options(arguments, names_of(Recipe)),
             compressor=settings,
             **method_options,
             **options,
@@ -345,7 +286,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.compressor is not None:
         for name, value in (method_options | settings).items():
             if name not in ("losses", "window"):
-                raise ValueError(f"--{name}: expected none beside --compressor, which has its own, got {value}")
+                raise ValueError(f"--{name}: not allowed with --compressor, which has its own, got {value}")
     if arguments.dry_run:
         print(_dry_run(arguments, settings, method_options))
         return 0
@@ -360,8 +301,14 @@ def _run(arguments: argparse.Namespace) -> int:
         method_options.setdefault("method", IMAGES)
     if not images and arguments.compressor is None and _method(arguments, method_options) == IMAGES:
         raise ValueError(f"--images: expected a folder with the images of --questions for {IMAGES}, got none")
-    if arguments.preset is not None and PartialState().is_main_process:
-        print(train.notes(arguments.preset), file=sys.stderr)
+    if PartialState().is_main_process:
+        # One that nobody asked for is named, too.
+        note = (
+            train.notes(arguments.preset)
+            if arguments.preset
+            else f"options that are not given are those of --preset {DEFAULT}"
+        )
+        print(note, file=sys.stderr)
     model, tokenizer = load_model(arguments.model, arguments.dtype, "cpu", images)
     if settings.pop("end_token", False):
         if images:
@@ -369,23 +316,20 @@ def _run(arguments: argparse.Namespace) -> int:
         if tokenizer.eos_token_id is None:
             raise ValueError("--end-token: expected a tokenizer with an end token, got one without")
         settings["end_token"] = tokenizer.eos_token_id
-    options = _set_options(arguments, OPTIONS)
-    if "save_minutes" in options:
-        options["save_minutes"] = options["save_minutes"] or None
     with model_errors():
         result = train.run(
             model,
             tokenizer,
             arguments.out,
             preset=arguments.preset or DEFAULT,
-            recipe=_set_options(arguments, RECIPE),
+            recipe=_set_options(arguments, names_of(Recipe)),
             compressor=settings,
             start=arguments.compressor,
             resume=arguments.resume,
             cpu=device_name == "cpu",
             **method_options,
             **_set_options(arguments, DATA),
-            **options,
+            **_set_options(arguments, [*names_of(RunOptions), "track"]),
         )
     if not PartialState().is_main_process:
         return 0

@@ -1,4 +1,4 @@
-"""`gistkit view`: layouts and attention maps as pages to look into."""
+"""`gistkit view`: layouts, attention maps, runs and results as pages, pictures and tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gistkit.cli.plugins import add_plugins
 def add(commands: Any) -> None:
     """Adds the command and its kinds of pages."""
     view = commands.add_parser(
-        "view", help="look into a layout, into attention, or at what a study found", epilog=view_layout.EXAMPLE
+        "view", help="show a layout, attention maps, a training run or a study's results", epilog=view_layout.EXAMPLE
     )
     kinds = view.add_subparsers(required=True, metavar="KIND")
     view_layout.add(kinds)

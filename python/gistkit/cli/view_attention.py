@@ -1,4 +1,4 @@
-"""`gistkit view attention`: the attention maps of a model that reads, or of a compressor that encodes, as a page."""
+"""`gistkit view attention`: a page of attention maps, of a model that reads or a compressor that encodes a text."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ EXAMPLES = """\
 example: gistkit view attention --text report.txt --model smollm2 --layer 0,29 -o view.html
 example: gistkit view attention --text report.txt --model ./llama --compressor runs/x500 --layer 5 --head 0,1
 example: gistkit view attention --text - --model ./llama --method gistpool --ratio 8 < report.txt"""
-BY_ITSELF = "the one that comes with gistkit for the model, as in gistkit compress, or else the model by itself"
+BY_ITSELF = "the trained one that comes with gistkit for the model, else the model without a compressor"
 MEAN = "mean"
-# Weights of a page whose layers and heads nobody chose: a file of some 5 MB.
+# Most weights of a page by default, a file of about 5 MB.
 COMFORTABLE = 2**24
 
 
@@ -41,12 +41,10 @@ def add(kinds: Any) -> None:
     parser.add_argument("--text", required=True, help="text file, or - for standard input")
     add_model(parser)
     add_compressor(parser, BY_ITSELF)
-    parser.add_argument("--plain", action="store_true", help="show the model by itself, without a compressor")
-    layers = (
-        "layers for the slider, counted from 0 and comma-separated (default: all, or the last where all are too many)"
-    )
+    parser.add_argument("--plain", action="store_true", help="show the model without a compressor")
+    layers = "layers for the slider, comma-separated, counted from 0 (default: all, or the last if all are too many)"
     parser.add_argument("--layer", type=several(fits_page), metavar="L", help=layers)
-    heads = "query heads for the slider, and mean, their mean (default: mean, and each head where the page has room)"
+    heads = "query heads for the slider, or mean for their mean (default: mean, and each head if the page has room)"
     parser.add_argument("--head", type=several(_head), metavar="H", help=heads)
     add_out(parser)
 
@@ -79,7 +77,7 @@ def _run(arguments: argparse.Namespace) -> int:
     compressor = None
     chosen = any(value is not None for value in compressor_options) or bool(arguments.option)
     if chosen and arguments.plain:
-        raise ValueError("--plain: expected no compressor and none of its options beside it, got some")
+        raise ValueError("--plain: not allowed with --compressor or a compressor's options")
     if chosen or (default_for(arguments.model) is not None and not arguments.plain):
         compressor = chosen_compressor(arguments, model)
     recorded, plan, input_ids, nuggets = _record(model, compressor, ids, layers, heads)
@@ -104,7 +102,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _fitting(layers: list[int], heads: list[Any], config: Any, tokens: int) -> tuple[list[int], list[Any]]:
-    """The layers and heads to show: the chosen ones, and of the others as many as are comfortable to open."""
+    """The layers and heads to show: the chosen ones, or else as many as a page can comfortably hold."""
     every_layer, every_head = list(range(config.num_hidden_layers)), [MEAN, *range(config.num_attention_heads)]
     fullest = (layers or every_layer, heads or every_head)
     ways = [fullest, (fullest[0], heads or [MEAN]), (layers or every_layer[-1:], heads or [MEAN])]
@@ -112,9 +110,9 @@ def _fitting(layers: list[int], heads: list[Any], config: Any, tokens: int) -> t
     if shown != fullest:
         of_layers = "the chosen layers" if layers else "each layer" if shown == ways[1] else "the last layer"
         print(
-            f"{len(fullest[0])} layers x {len(fullest[1])} heads x {tokens} x {tokens} tokens are many weights for a "
-            f"page: it has {'the chosen heads' if heads else 'the mean of all heads'} of {of_layers}; choose "
-            "by --layer and --head"
+            f"{len(fullest[0])} layers x {len(fullest[1])} heads x {tokens} x {tokens} tokens are too many weights for "
+            f"a page. It shows {'the chosen heads' if heads else 'the mean of all heads'} of {of_layers}; choose "
+            "others with --layer and --head"
         )
     return shown
 

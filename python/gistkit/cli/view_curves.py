@@ -1,4 +1,4 @@
-"""`gistkit view curves`: the training curves of runs beside each other."""
+"""`gistkit view curves`: compares training curves of several runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gistkit.common.files import write_picture
 from gistkit.options.arguments import add_command, number, path, positive
 from gistkit.options.outputs import check_file
 
-PURPOSE = "print how soon training runs come to a loss, and draw their curves"
+PURPOSE = "print how soon training runs reach a loss, and draw their curves"
 EXAMPLES = """\
 example: gistkit view curves runs/epl runs/dpl -o curves.png
          gistkit view curves runs/epl runs/dpl --loss ae --goal 0.01"""
@@ -20,15 +20,15 @@ def add(kinds: Any) -> None:
     """Adds the command."""
     parser = add_command(kinds, "curves", run, PURPOSE, EXAMPLES)
     parser.set_defaults(words="runs")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of gistkit train")
-    parser.add_argument("--loss", default="ae", metavar="NAME", help="whose steps are counted (default: %(default)s)")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="output folder of gistkit train")
+    parser.add_argument("--loss", default="ae", metavar="NAME", help="loss to compare (default: %(default)s)")
     parser.add_argument(
-        "--goal", type=number(0), default=0.01, help="loss in nats a token that is waited for (default: %(default)s)"
+        "--goal", type=number(0), default=0.01, help="loss to reach, in nats a token (default: %(default)s)"
     )
     parser.add_argument(
-        "--over", type=positive, default=10, metavar="N", help="mean of so many steps (default: %(default)s)"
+        "--over", type=positive, default=10, metavar="N", help="average the loss over N steps (default: %(default)s)"
     )
-    parser.add_argument("-o", "--out", type=path, metavar="FILE", help="draw the losses of all runs, a .png")
+    parser.add_argument("-o", "--out", type=path, metavar="FILE", help="also draw the losses of all runs, as a .png")
 
 
 def run(arguments: argparse.Namespace) -> int:

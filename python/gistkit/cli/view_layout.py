@@ -1,4 +1,4 @@
-"""`gistkit view layout`: who sees whom in a method's layout, as a page."""
+"""`gistkit view layout`: a page of a method's attention mask and position IDs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gistkit.options.outputs import check_file
 if TYPE_CHECKING:
     from gistkit.layouts import Layout
 
-PURPOSE = "write a page that shows who sees whom in a layout, and at which positions"
+PURPOSE = "write a page that shows a layout's attention mask and position IDs"
 EXAMPLE = "example: gistkit view layout gistpool --context 512 --ratio 8 --text 64 -o view.html"
 
 
@@ -28,39 +28,39 @@ def _of_images(text: str) -> int | list[int]:
     return [fits_page(part) for part in text.split(",")] if "," in text else fits_page(text)
 
 
-# Text tokens where it is optional: what they see is what a layout is about.
+# Default number of text tokens: a layout is about what they see.
 TEXT = 16
 SCHEMES = "dpl, upl, cpl or epl"
 # {argument of a builder: (its kind, help)}
 ARGUMENTS: dict[str, tuple[Any, str]] = {
     "length": (fits_page, "number of tokens"),
     "context": (fits_page, "number of context tokens"),
-    "vision": (_of_images, "vision tokens an image, or of each: 48,16"),
-    "chunk": (fits_page, "context tokens a chunk"),
-    "memory": (_of_images, "memory tokens (of a chunk or image where there are such; of each image: 4,2)"),
-    "ratio": (_ratio, "context tokens a memory token"),
+    "vision": (_of_images, "vision tokens per image, or of each image: 48,16"),
+    "chunk": (fits_page, "context tokens per chunk"),
+    "memory": (_of_images, "memory tokens, per chunk or image if there are any; of each image: 4,2"),
+    "ratio": (_ratio, "context tokens per memory token"),
     "text": (fits_page, "number of text tokens after the context"),
     "question": (fits_page, "question tokens before the text"),
     "before": (fits_page, "text tokens before the first image"),
-    "between": (_of_images, "text tokens after each image but the last, or after each: 8,4"),
+    "between": (_of_images, "text tokens between images, or after each image but the last: 8,4"),
     "gap": (fits_page, "prompt tokens between an image and its memory tokens"),
     "images": (fits_page, "number of images"),
     "windows": (_windows, "windows that a memory token sees, or all"),
     "tau": (fits_page, "most recent tokens that are seen uncompressed"),
-    "segment": (fits_page, "tokens that share where the uncompressed part begins"),
-    "positions": (str, "position ids: " + SCHEMES),
+    "segment": (fits_page, "tokens that share the start of the uncompressed part"),
+    "positions": (str, "position IDs: " + SCHEMES),
     "task": (str, "ae, lm or qa"),
     "carrier": (str, "what the memory is: embedding or kv"),
-    "bos": (bool, "the first token is BOS, which all see"),
-    "separate_positions": (bool, "memory tokens have a position counter of their own"),
+    "bos": (bool, "the first token is BOS, visible to all"),
+    "separate_positions": (bool, "memory tokens have their own position counter"),
     "memory_sees_memory": (bool, "memory tokens see earlier ones"),
     "memory_sees_itself": (bool, "memory tokens see themselves"),
     "memory_sees_bos": (bool, "memory tokens see BOS"),
     "context_sees_memory": (bool, "context tokens see earlier memory tokens"),
-    "text_sees_before": (bool, "text behind the images sees the text before them"),
-    "bidirectional": (bool, "vision tokens see the whole of their image"),
+    "text_sees_before": (bool, "text after the images sees the text before them"),
+    "bidirectional": (bool, "vision tokens see their whole image"),
 }
-# {builder of gistkit.layouts: (what it lays out, what has to be given, what may be, an example)}
+# {builder of gistkit.layouts: (title, required arguments, optional arguments, an example)}
 BUILDERS = {
     "causal": ("a plain causal language model", "length", "", "--length 64"),
     "full_context": ("text that sees all of the context", "context", "text", "--context 64 --text 16"),
@@ -87,7 +87,7 @@ BUILDERS = {
         "--vision 48,16 --memory 4 --between 8 --text 8",
     ),
     "dodo": (
-        "Dodo, whose every so many tokens are nuggets", "context ratio tau", "segment bos",
+        "Dodo with evenly spaced nuggets", "context ratio tau", "segment bos",
         "--context 256 --ratio 8 --tau 64",
     ),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""`gistkit view matrix`: one figure of compressors by training set and test set."""
+"""`gistkit view matrix`: one metric of compressors, by training set and test set."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from gistkit.options.arguments import add_command
 
-PURPOSE = "print a figure by training set and test set, from reports of gistkit evaluate"
+PURPOSE = "print a table of one metric by training set and test set, from reports of gistkit evaluate"
 EXAMPLES = """\
 example: gistkit view matrix runs/squad-drop.json runs/squad-squad.json runs/drop-drop.json
          gistkit view matrix runs/*-*.json --metric qa_exact_match
 
-A report is made by, say,
+Make a report, for example, with
          gistkit evaluate --model ./llama --compressor runs/squad/compressor --questions drop.jsonl \\
              --trained-on squad --tested-on drop --out runs/squad-drop.json"""
 
@@ -22,8 +22,10 @@ def add(kinds: Any) -> None:
     parser = add_command(kinds, "matrix", run, PURPOSE, EXAMPLES)
     parser.set_defaults(words="files")
     parser.add_argument("files", nargs="+", metavar="FILE", help="reports, each of one training set and one test set")
-    parser.add_argument("--metric", default="qa_loss", metavar="NAME", help="of a report's rows (default: %(default)s)")
-    parser.add_argument("--method", metavar="NAME", help="row of each report (default: the one that is no baseline)")
+    parser.add_argument(
+        "--metric", default="qa_loss", metavar="NAME", help="metric of a report's rows (default: %(default)s)"
+    )
+    parser.add_argument("--method", metavar="NAME", help="row of each report (default: the one that is not a baseline)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`gistkit view run`: what a training run did, as a picture."""
+"""`gistkit view run`: a picture of a training run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ example: gistkit view run runs/first
 def add(kinds: Any) -> None:
     """Adds the command."""
     parser = add_command(kinds, "run", run, PURPOSE, EXAMPLES)
-    parser.add_argument("run_folder", type=path, metavar="RUN", help="folder of gistkit train")
+    parser.add_argument("run_folder", type=path, metavar="RUN", help="output folder of gistkit train")
     parser.add_argument(
-        "--over", type=positive, metavar="N", help="mean of so many steps (default: a 50th of the run's)"
+        "--over", type=positive, metavar="N", help="average over N steps (default: a 50th of the run's)"
     )
-    parser.add_argument("-o", "--out", type=path, metavar="FILE", help="a .png (default: run.png in RUN)")
+    parser.add_argument(
+        "-o", "--out", type=path, metavar="FILE", help="picture to write, a .png (default: run.png in RUN)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     records = read_metrics(metrics)
     steps = [record for record in records if "held_out" not in record]
     if not steps:
-        raise ValueError(f"RUN: expected a run of at least 1 step, got {metrics} without any")
+        raise ValueError(f"RUN: {metrics} has no steps yet")
     last = steps[-1]
     seconds = f", {last['seconds']:.0f} s" if "seconds" in last else ""
     print(f"{folder}: {last['step']:,} steps{seconds}, last loss {last['loss']:.4f} nats a token")

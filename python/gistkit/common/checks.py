@@ -70,7 +70,7 @@ def number(name: str, value: Any, low: float) -> float:
 
 
 def padded(rows: Sequence[Sequence[int]], fill: int = 0, device: torch.device | str = "cpu") -> Tensor:
-    """Rows of ints as one tensor int64 [B, longest], with `fill` behind the shorter ones."""
+    """Rows of ints as one tensor int64 [B, longest], with `fill` after the shorter ones."""
     array = np.full((len(rows), max(map(len, rows))), fill, np.int64)
     for row, values in zip(array, rows, strict=True):
         row[: len(values)] = values

@@ -114,7 +114,7 @@ def read_json(path: Path, content: str) -> dict[str, Any]:
         ValueError: if it is too large, or no object of JSON.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: expected {content}, got none there")
+        raise FileNotFoundError(f"{path}: expected {content}, found none")
     if path.stat().st_size > _JSON_BYTES:
         raise ValueError(f"{path}: expected {content} of at most {_JSON_BYTES} bytes, got {path.stat().st_size}")
     try:
@@ -128,12 +128,12 @@ def read_json(path: Path, content: str) -> dict[str, Any]:
 
 @contextmanager
 def _opened(path: Path, content: str, broken: str) -> Iterator[Any]:
-    """A safetensors file to read; any error of a file that claims what it has not becomes one of the two."""
+    """Opens a safetensors file; any error of a malformed file becomes one of the two."""
     from safetensors import SafetensorError, safe_open
 
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: expected {content}, found none")
     try:
-        if not path.is_file():
-            raise FileNotFoundError(errno.ENOENT, "none there")
         with safe_open(path, framework="pt") as file:
             yield file
     except OSError as error:

@@ -62,14 +62,6 @@ class Processes:
         _group().all_gather_object(values, value)
         return values
 
-    def average(self, tensors: Sequence[Any]) -> None:
-        """Each tensor becomes the mean of what the processes have in its place; every process must call it."""
-        if self.count == 1:
-            return
-        for tensor in tensors:
-            _group().all_reduce(tensor)
-            tensor /= self.count
-
     def joined(self, found: Sequence[Item]) -> list[Item]:
         """What all processes found for each item, in the items' order; `found` is for this one's `share`."""
         parts = self.gathered(list(found))

@@ -1,4 +1,4 @@
-"""Compressors for Hugging Face decoders: one file a method, over one interface (`pip install gistkit[hf]`)."""
+"""Compressors for Hugging Face decoders: one file per method, one interface (`pip install gistkit[hf]`)."""
 
 from gistkit.common.trained import trained
 from gistkit.compress.compressor import Compressor

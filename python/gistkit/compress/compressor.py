@@ -1,4 +1,4 @@
-"""Compressor: the one interface of all methods, from contexts to memories, losses and answers, and its files."""
+"""Compressor: the interface of all methods, from contexts to memories, losses and answers, and their files."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 class Compressor(nn.Module, ABC):
     """A model with a method: `encode` makes memories of contexts, and text is read after them.
 
-    Threads may share a compressor, and compressors a model, to encode, read and generate: one thread at a time is in a
-    pass, and the others wait. Training is no such use: its backward pass and rounded weights take no turn.
+    Threads may share a compressor, and compressors may share a model, to encode, read and generate: one thread at a
+    time runs a pass, and the others wait. Training is not thread-safe.
 
     A method is a subclass `class Name(..., config=NameConfig)`, see `gistkit.compress.config`.
 
     Args:
-        model: a transformers causal language model; its one copy of the weights serves all passes.
+        model: a transformers causal language model; all passes use its one copy of the weights.
         config: the method's arguments; they may be given by name instead.
     """
 
@@ -73,7 +73,7 @@ class Compressor(nn.Module, ABC):
             self.config_class.check_names(settings)
             config = self.config_class(**settings)
         elif settings:
-            raise TypeError(f"{min(settings)}: expected none beside a config, got {settings[min(settings)]!r}")
+            raise TypeError(f"{min(settings)}: not allowed with a config, got {settings[min(settings)]!r}")
         super().__init__()
         self.lm = SharedModel(model)
         if self.carrier == "kv" and self.lm.traits.keys is not None:
@@ -117,27 +117,27 @@ class Compressor(nn.Module, ABC):
 
     @property
     def ratio(self) -> float:
-        """Context tokens a memory token stands for, L / M."""
+        """Context tokens per memory token, L / M."""
         return self.chunk / self.memory_tokens
 
     @property
     def title(self) -> str:
-        """The name in tables, such as FiveHundredX EPL 5x."""
+        """The title in tables, such as FiveHundredX EPL 5x."""
         return self.options.title
 
     @property
     def loss_weights(self) -> dict[str, float]:
-        """{name: weight} of what `forward` returns."""
+        """{name: weight} of the losses that `forward` returns."""
         return cast("dict[str, float]", self.options.losses)
 
     @property
     def window(self) -> int | None:
-        """Only so many tokens of a longer context are compressed; None: all of them."""
+        """The number of tokens of a longer context that are compressed; None: all."""
         return getattr(self.options, "window", None)
 
     @property
     def end_token(self) -> int | None:
-        """The token that ends the reconstruction of a context; None: there is none."""
+        """The token that ends the reconstruction of a context; None: no token."""
         return getattr(self.options, "end_token", None)
 
     @classmethod
@@ -162,25 +162,25 @@ class Compressor(nn.Module, ABC):
 
     @property
     def vocabulary(self) -> int:
-        """Token ids that the model knows."""
+        """Size of the vocabulary."""
         return self.lm.vocabulary
 
     @property
     def adapters(self) -> Adapters | None:
-        """The compressor's LoRA adapters by role; None where the model's own weights train."""
+        """The compressor's LoRA adapters by role; None if the model's own weights train."""
         return self.lm.adapters
 
     @property
     def output_embedding(self) -> dict[str, Any]:
-        """The output embedding as arguments of the losses."""
+        """The output embedding, as keyword arguments of the losses."""
         return {"weight": self.lm.head.weight, "bias": self.lm.head.bias, "softcap": self.lm.softcap}
 
     @property
     def tokenizer(self) -> Any:
         """The model's own tokenizer, for `compress` and `ask`; it may be set.
 
-        Otherwise it is that of the folder that the compressor was read from or, as far as it names where it was loaded
-        from, that of the base model.
+        The default is the tokenizer of the folder that the compressor was loaded from, else that of the base model, if
+        the model knows where it was loaded from.
 
         Raises:
             ValueError: if there is none.
@@ -195,7 +195,7 @@ class Compressor(nn.Module, ABC):
 
     @property
     def source(self) -> Source:
-        """What a readable memory was made with."""
+        """The source that a readable memory has."""
         structure = self.lm.structure
         if self._source is None or self._source.structure != structure:
             width = 2 * sum(heads * head_dim for heads, head_dim in self.lm.head_shapes)
@@ -212,16 +212,16 @@ class Compressor(nn.Module, ABC):
         self.copies = self.lm.copies
 
     def add_parts(self) -> None:
-        """Gives the compressor what the method trains beside the model."""
+        """Adds the modules that the method trains beside the model."""
         for name, part in self.options.parts(self.embed).items():
             setattr(self, name, part)
 
     def add_compression_head(self) -> None:
-        """Gives the compressor the map that the compression loss trains, untrained."""
+        """Adds the untrained head of the compression loss."""
         self.compression_head = self.options.head(self.lm.width, self.vocabulary).to(self.device)
 
     def set_losses(self, losses: Iterable[str] | Mapping[str, float]) -> None:
-        """Changes what `forward` returns; the compression loss needs a compressor that was made with it."""
+        """Changes the losses that `forward` returns; "compression" needs a compressor that was made with it."""
         options = replace(self.options, losses=check_losses(losses))
         check_base(cast("dict[str, float]", options.losses), self.adapters is not None)
         if "compression" in cast("dict[str, float]", options.losses) and self.compression_head is None:
@@ -274,19 +274,19 @@ class Compressor(nn.Module, ABC):
         return self.lm.using(use)
 
     def folded(self) -> AbstractContextManager[None]:
-        """Inside, what reads a memory runs on copies of its maps with the LoRA adapter added into their weights.
+        """Inside, memories are read by copies of the linear maps with the LoRA adapter merged into their weights.
 
-        A token then needs no products of the adapter's own. `generate`, `ask` and `Conversation` do so by themselves
-        for answers of several tokens; a `LanguageModel` and its `Stream`s run faster inside. The copies take the memory
-        of the maps that have LoRA, until the compressor is trained or moved. They are sums in float32, rounded to the
-        weights' dtype: in float32 the tokens are those beside the maps, unless two are as likely to within rounding; in
-        bfloat16 an answer may differ. They serve passes without gradients in eval mode; parameters must not change
-        inside. Maps with other adapters than plain LoRA stay as they are.
+        A token then needs no separate products with the adapter. `generate`, `ask` and `Conversation` do this
+        automatically for answers of several tokens; a `LanguageModel` and its `Stream`s also run faster inside. The
+        copies take as much memory as the maps with LoRA, until the compressor is trained or moved. They are sums in
+        float32, rounded to the weights' dtype. In float32 the tokens are the same, unless two are equally likely to
+        within rounding; in bfloat16 an answer may differ. Only passes without gradients in eval mode use the copies,
+        and parameters must not change inside. Maps with adapters other than plain LoRA are not copied.
         """
         return self.lm.folded(self.reader, self.versions())
 
     def train(self, mode: bool = True) -> Self:
-        """As of any module; True frees what answers have kept for the next one."""
+        """Sets training mode, as for any module; True also frees what answers have cached."""
         if mode:
             self.lm.release()
         return super().train(mode)
@@ -297,7 +297,7 @@ class Compressor(nn.Module, ABC):
         return super()._apply(fn, recurse)
 
     def logits(self, hidden_states: Tensor) -> Tensor:
-        """Logits [..., V] of hidden states, fp32, scaled and capped where the model scales or caps them."""
+        """Logits [..., V] of hidden states, fp32, scaled and capped as the model does."""
         return self.lm.logits(hidden_states)
 
     def gradient_checkpointing_enable(self) -> None:
@@ -309,11 +309,11 @@ class Compressor(nn.Module, ABC):
         self.lm.gradient_checkpointing_disable()
 
     def fingerprint(self) -> str:
-        """The base model's fingerprint, computed again only when its weights have changed."""
+        """The base model's fingerprint, recomputed only when its weights have changed."""
         return self.fingerprints()[0]
 
     def own_fingerprint(self) -> str:
-        """The fingerprint of the compressor's own weights, computed again only when they have changed."""
+        """The fingerprint of the compressor's own weights, recomputed only when they have changed."""
         return self.fingerprints()[1]
 
     def fingerprints(self) -> tuple[str, str]:
@@ -328,7 +328,7 @@ class Compressor(nn.Module, ABC):
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor | None]:
         """The memory of rows that fit the window, and the hidden states [B, K, d] at the learned memory tokens.
 
-        They are None where the compression loss, which reads them, is none of the losses and they were not kept.
+        The hidden states are None if they were not kept because the losses do not include the compression loss.
         """
 
     @abstractmethod
@@ -336,7 +336,7 @@ class Compressor(nn.Module, ABC):
         """[B, 0 or 1, d]: the task token between memory and text; without one, `Memory.last` predicts the text."""
 
     def starts(self, memory: Memory, task: Task) -> tuple[int, ...]:
-        """Where the text begins: the position id of each row's task token, or of its text without one."""
+        """The position ID of each row's task token, or of its text if there is none."""
         return memory.starts
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
@@ -344,14 +344,14 @@ class Compressor(nn.Module, ABC):
         return torch.arange(memory.num_tokens).repeat(memory.batch_size, 1), memory.lengths
 
     def key_biases(self, memory: Memory) -> list[Tensor] | None:
-        """For each layer what is added to the logits of the memory's keys, float32 [B, Hk, K]; None: nothing is."""
+        """For each layer the bias on the logits of the memory's keys, float32 [B, Hk, K]; None: no bias."""
         return None
 
     def stands_for(self, memory: Memory) -> Tensor:
-        """The context tokens that each memory token stands for, as [start, end), int64 [B, K, 2] on the CPU.
+        """The context span [start, end) that each memory token represents, int64 [B, K, 2] on the CPU.
 
-        Where each layer and key head has tokens of its own (`Select`), [B, K, A, 2] for A of them, layer by layer.
-        (0, 0) for those that stand for none: BOS, and padding.
+        If each layer and key head keeps its own tokens (`Select`), [B, K, A, 2] for A layers and heads, layer by layer.
+        (0, 0) for BOS and padding.
 
         Raises:
             ValueError: if the memory is of images.
@@ -369,19 +369,19 @@ class Compressor(nn.Module, ABC):
     ) -> Memory:
         """Compresses a batch of contexts in one pass over all their chunks.
 
-        Where the frequencies of the model's RoPE depend on the length of a pass (dynamic, longrope), rows are encoded
-        one at a time: a memory depends on its own text alone.
+        If the model's RoPE frequencies depend on the length of a pass (dynamic, longrope), rows are encoded one at a
+        time, so that a memory depends only on its own text.
 
-        The memory is a constant, which holds nothing but itself. (`forward`, which trains, has gradients anyway.)
+        The memory is detached from the graph. (`forward`, which trains, keeps gradients anyway.)
 
         Args:
             input_ids: int64 [B, p], or lists of ids of any lengths, or a tokenizer's output. A row has at least 1
                 token; one shorter than the ratio becomes one memory token in methods that compress in place.
             attention_mask: [B, p], 0 on padding at either end of a row; None: no padding, or the tokenizer's mask.
-            ratio: in place of the compressor's own, as in `at`.
-            budget: memory tokens that a row has at most, BOS not counted; the ratio is then that of the longest row.
-            gradient: the memory keeps the graph of its pass, for losses of one's own on what `decode` returns; the
-                graph takes many times the memory's bytes.
+            ratio: compress at this ratio instead of the compressor's own, as in `at`.
+            budget: most memory tokens of a row, without BOS; the ratio is then that of the longest row.
+            gradient: keep the graph of the pass in the memory, for your own losses on what `decode` returns. The graph
+                takes many times the memory's bytes.
         """
         at_ratio = self._within(input_ids, attention_mask, ratio, budget)
         if gradient and torch.is_grad_enabled():
@@ -407,11 +407,12 @@ class Compressor(nn.Module, ABC):
         gradient: bool = False,
         control_tokens: bool = False,
     ) -> Memory:
-        """`encode` of a text, or of a row for each of several, with `tokenizer`, as `gistkit compress` does.
+        """Compresses a text, or several as rows, with `tokenizer`, as `gistkit compress` does; see `encode`.
 
         Args:
             ratio, budget, gradient: as in `encode`.
-            control_tokens: the name of a special token in the text, such as <|im_end|>, is that token; else it is text.
+            control_tokens: read the name of a special token in the text, such as <|im_end|>, as that token. False: read
+                it as plain text.
 
         Raises:
             ValueError: if there is no tokenizer, or a text has no tokens.
@@ -430,17 +431,17 @@ class Compressor(nn.Module, ABC):
         control_tokens: bool = False,
         **options: Any,
     ) -> str | list[str]:
-        """The answers to questions about a memory, or about texts that are compressed first, as `gistkit ask` does.
+        """Answers questions about a memory, or about texts that it compresses first, as `gistkit ask` does.
 
         Args:
-            memory: of one row, which serves any number of questions, or with a row for each of them.
-            question: a text, asked of every row; or several.
-            template: the text around a {question}, as in training. Special tokens may be named in it.
-            control_tokens: they may be named in questions, and texts to compress, too; else their names are text.
-            options: as in `gistkit.compress.generation.generate`. Answers also end at the tokenizer's end token.
+            memory: one row for any number of questions, or one row for each question.
+            question: a text, asked about every row; or several texts.
+            template: the text around a {question}, as in training. It may contain names of special tokens.
+            control_tokens: also read names of special tokens in questions and texts as these tokens.
+            options: as in `gistkit.compress.generation.generate`. Answers also stop at the tokenizer's end token.
 
         Returns:
-            A text for one question to one row, otherwise a list of them; without spaces around them.
+            A text for one question and one row, otherwise a list of texts; stripped.
 
         Raises:
             ValueError: if there is no tokenizer.
@@ -454,18 +455,18 @@ class Compressor(nn.Module, ABC):
         """Hidden states [B, 1 + T, d] before `input_ids` [B, T] (at the task token, or the memory) and at each of them.
 
         Args:
-            memory: what `encode` returned. Its `rest` is read between the task token and the text.
+            memory: returned by `encode`. Its `rest` is read between the task token and the text.
             task: "ae" reconstructs the context, "lm" continues it, "qa" answers a question about it.
             input_ids, attention_mask: as in `encode`; rows may be empty.
         """
         return self.read(memory, task, self.rows("input_ids", input_ids, attention_mask))
 
     def rows(self, name: str, ids: Any, attention_mask: Any = None, shortest: int = 0) -> Rows:
-        """A user's token ids, checked and padded at the end of rows."""
+        """The user's token ids, checked and padded on the right."""
         return as_rows(name, ids, attention_mask, vocabulary=self.vocabulary, device=self.device, shortest=shortest)
 
     def contexts(self, input_ids: Any, attention_mask: Any = None) -> Rows:
-        """`rows` of contexts, each of at least one token."""
+        """`rows` of contexts; each row needs at least one token."""
         return self.rows("input_ids", input_ids, attention_mask, shortest=1)
 
     def text(self, name: str, rows: Rows) -> Rows:
@@ -473,7 +474,7 @@ class Compressor(nn.Module, ABC):
         return rows
 
     def uncompressed(self, contexts: Rows) -> Rows:
-        """Contexts as the base model reads them whole."""
+        """Contexts as the base model reads them uncompressed."""
         return contexts
 
     def segments(self, compressed: Rows) -> Tensor:
@@ -495,7 +496,7 @@ class Compressor(nn.Module, ABC):
         return replace(memory, rest=remainder or memory.rest), hidden_states, rows
 
     def cut(self, rows: Rows) -> tuple[Rows, tuple[tuple[int, ...], ...]]:
-        """The part of contexts that is compressed, and each row's tokens behind the window; () where there are none."""
+        """The part of contexts that is compressed, and each row's tokens after the window; () if there are none."""
         if self.window is None or max(rows.lengths) <= self.window:
             return rows, ()
         limits = self.limits(rows, self.window)
@@ -504,15 +505,15 @@ class Compressor(nn.Module, ABC):
         return rows.columns(slice(max(lengths)), lengths), remainder
 
     def limits(self, rows: Rows, window: int) -> tuple[int, ...]:
-        """How many tokens of each row a window compresses."""
+        """How many tokens of each row are compressed."""
         return (window,) * rows.batch_size
 
     def read(self, memory: Memory, task: Task, rows: Rows, plan: Plan | None = None) -> Tensor:
-        """`decode` of checked rows; under a plan of one's own, in place of `reading_plan`'s, if there is one."""
+        """`decode` of checked rows, under `reading_plan`'s plan or the given one."""
         return decode.read(self, memory, task, rows, plan)
 
     def reading_plan(self, memory: Memory, task: Task, texts: Sequence[Rows], name: str = "input_ids") -> Plan:
-        """The plan of [memory][task token][text]...; memory tokens that are cached keys have no row of their own.
+        """The plan of [memory][task token][text]...; memory tokens that are cached keys have no query row.
 
         Errors about the length of the text name the argument `name`.
         """
@@ -535,7 +536,7 @@ class Compressor(nn.Module, ABC):
         question_ids: Any = None,
         answer_ids: Any = None,
     ) -> dict[str, Tensor]:
-        """The losses named at construction, all from one compression, and their weighted mean as "loss".
+        """Returns the losses named at construction, from one compression, and their weighted mean as "loss".
 
         Args:
             input_ids, attention_mask: the contexts, as in `encode`.
@@ -544,34 +545,34 @@ class Compressor(nn.Module, ABC):
             question_ids, answer_ids: the same for the losses "qa", "kl" and "reverse_kl": the answer is predicted after
                 the question.
 
-        The loss "lm" of a method in place counts the first token of a continuation too, which is predicted by the
-        encoder's last state and trains that prediction. It says nothing of the memory: `evaluate` leaves it out.
+        In in-place methods the loss "lm" includes the first token of a continuation, which the encoder's last state
+        predicts. That token says nothing about the memory, so `evaluate` leaves it out.
 
         Returns:
-            fp32 scalars in nats a token, one for each loss and "loss".
+            fp32 scalars in nats per token, one for each loss and "loss".
         """
         return training.losses_of(self, input_ids, attention_mask, continuation_ids, question_ids, answer_ids)
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters that train, by name, without other adapters in the model."""
+        """The trainable parameters by name, without other adapters in the model."""
         return training.trainable(self)
 
     def print_trainable_parameters(self) -> None:
-        """Prints how many parameters train, of how many, in one line as PEFT's models do."""
+        """Prints the number of trainable and of all parameters in one line, as PEFT's models do."""
         trained = {id(parameter): parameter.numel() for _, parameter in self.trainable()}
         total = sum(parameter.numel() for parameter in self.parameters())
         count = sum(trained.values())
         print(f"trainable params: {count:,} || all params: {total:,} || trainable%: {100 * count / total:.4f}")
 
     def parameter_groups(self, learning_rate: float, memory_factor: float = 3.0) -> list[dict[str, Any]]:
-        """The parameters as an optimizer takes them; those of the gists have `memory_factor` times the learning rate.
+        """Parameter groups for an optimizer; those of the gists have `memory_factor` times the learning rate.
 
         GistPool, Section 5.2: parameters that compress need a higher learning rate.
         """
         return training.parameter_groups(self, learning_rate, memory_factor)
 
     def of_gists(self, name: str) -> bool:
-        """Whether the parameter of this name is used for gists only."""
+        """Whether the parameter of this name is used only for gists."""
         return False
 
     def generate(self, memory: Memory, prompt_ids: Any = None, attention_mask: Any = None, **options: Any) -> Tensor:
@@ -579,49 +580,50 @@ class Compressor(nn.Module, ABC):
         return generate(self, memory, prompt_ids, attention_mask, **options)
 
     def to_cache(self, memory: Memory, task: Task = "lm") -> MemoryCache:
-        """A transformers cache of [memory][task token], for `model.generate(ids, cache=cache)` behind it.
+        """A transformers cache of [memory][task token], for `model.generate(ids, cache=cache)`.
 
-        Before transformers 5.24 the argument is `past_key_values`; `gistkit.hf.CACHE` names it in the installed one.
+        `gistkit.hf.CACHE` is the name of the argument in the installed release (`past_key_values` before transformers
+        5.24).
 
-        `model.generate` takes the prompt alone, [B, N] of any N >= 1, and none of its options needs to know of the
-        memory: its keys are rotated so that the prompt stands at position 0, which is all the same to RoPE. Rows must
-        have the same number of memory tokens; one row serves prompts of any number. Shorter prompts are padded at their
-        start, and the model, which `hf.cover_memory` prepares here, takes their mask [B, N]. A call of `model.generate`
-        leaves its tokens in the cache, which the next one continues, given all of them; `cache.reset()` drops them.
-        Methods in place with LoRA have an adapter for the text too, which is on inside
-        `with compressor.using(compressor.reader)`; there gistkit's attention reads, which takes no padding. Passes that
-        would read the memory otherwise, without that adapter or across the model's sliding window, raise a ValueError.
+        `model.generate` takes only the prompt, [B, N] with N >= 1; no option needs to account for the memory. The keys
+        are rotated so that the prompt starts at position 0, which RoPE allows because it depends only on differences.
+        Rows must have the same number of memory tokens; one row serves any number of prompts. Pad shorter prompts on
+        the left and pass their mask [B, N], which `hf.cover_memory` prepares the model for. A call leaves its tokens in
+        the cache, and the next call continues them if it gets all tokens; `cache.reset()` drops them. In-place methods
+        with LoRA also have an adapter for the text, active inside `with compressor.using(compressor.reader)`. There
+        gistkit's attention runs, which takes no padding. Passes that would read the memory differently, without that
+        adapter or across the model's sliding window, raise a ValueError.
 
         Args:
-            memory, task: as in `generate`; tokens behind the window are read into the cache.
+            memory, task: as in `generate`; tokens after the window are read into the cache.
 
         Raises:
             TypeError: for a model without such RoPE, such as GPT-2, or with dynamic or longrope RoPE.
-            ValueError: if rows have different numbers of memory tokens, or of tokens behind the window; or if a method
-                in place has compressed more than the model's sliding window.
+            ValueError: if rows have different numbers of memory tokens, or of tokens after the window; or if an
+                in-place method has compressed more than the model's sliding window.
         """
         return to_cache(self, memory, task)
 
     def join(self, memories: Sequence[Memory]) -> Memory:
-        """The memories of several documents as one context, in that order; see `gistkit.compress.memory_join.join`."""
+        """Joins memories of several documents into one context, see `gistkit.compress.memory_join.join`."""
         return join(self, memories)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes what training changed: safetensors, the PEFT adapter, compressor.json with the settings, and a card.
+        """Saves what training changed: safetensors, PEFT adapters, compressor.json with the settings, and a card.
 
-        A card that the folder has stays. The tokenizer is written too where one is set or has been used. Each adapter
-        is a folder that `peft.PeftModel.from_pretrained` reads.
+        An existing card is kept. The tokenizer is saved too if one is set or was used. Each adapter is a folder that
+        `peft.PeftModel.from_pretrained` loads.
         """
         save_compressor(self, Path(folder))
 
     def push_to_hub(self, name: str, *, private: bool | None = None, **options: Any) -> str:
-        """Uploads what `save_pretrained` writes to the Hugging Face hub, with a model card; returns its address.
+        """Uploads what `save_pretrained` saves to the Hugging Face hub, with a model card; returns the URL.
 
-        The card is the README.md of the folder that the compressor was read from, or a minimal one.
+        The card is the README.md of the folder that the compressor was loaded from, or a minimal one.
 
         Args:
-            name: "owner/name" of the repository, which is made if there is none.
-            private: whether a new one is.
+            name: "owner/name" of the repository, which is created if needed.
+            private: whether a new repository is private.
             options: token, and what `huggingface_hub.HfApi.upload_folder` takes, such as commit_message and revision.
         """
         return push_compressor(self, name, self._home, private, **options)
@@ -636,24 +638,24 @@ class Compressor(nn.Module, ABC):
         allow_regex: bool = False,
         **options: Any,
     ) -> Compressor:
-        """The compressor that `save_pretrained` wrote, around its base model.
+        """Loads a compressor that `save_pretrained` saved, around its base model.
 
-        A folder of anybody may be read: no code of it runs, nothing outside it is opened, and sizes are checked against
-        its files and the model before memory is asked for.
+        Folders from strangers are safe to load: none of their code runs, nothing outside the folder is opened, and
+        sizes are checked against the files and the model before memory is allocated.
 
         Args:
-            folder: what `save_pretrained` wrote, or the name of a compressor that comes with gistkit, see `trained`, or
-                "owner/name" of a repository of the Hugging Face hub.
+            folder: a folder of `save_pretrained`, the name of a compressor that comes with gistkit (see `trained`), or
+                "owner/name" on the Hugging Face hub.
             model: the base model; None if the folder holds it (a compressor without LoRA).
             tokenizer: see the property; None: as it says.
-            allow_regex: the adapters may select modules by regular expressions, as a `LoraConfig` of one's own may; a
-                hostile one never ends.
+            allow_regex: allow adapters that select modules by regular expressions, as your own `LoraConfig` may; a
+                hostile expression never ends.
             options: for a repository, what `huggingface_hub.snapshot_download` takes, such as revision and token.
 
         Raises:
-            TypeError: for options beside a folder.
+            TypeError: for options with a local folder.
             FileNotFoundError, ValueError: if the folder has no compressor, or one of another model, method or version.
-                The model is then as it was.
+                The model is then unchanged.
         """
         home = find(folder)
         if not home.is_dir():
@@ -666,7 +668,7 @@ class Compressor(nn.Module, ABC):
 
 
 def check_base(losses: Mapping[str, float], base_frozen: bool) -> None:
-    """Refuses the losses of a teacher, which is the base model, where that trains."""
+    """Refuses the losses "kl" and "reverse_kl", whose teacher is the base model, if that trains."""
     found = next((name for name in ("kl", "reverse_kl") if name in losses), None)
     if found is not None and not base_frozen:
         raise ValueError(

@@ -1,7 +1,7 @@
-"""Config: a method's arguments, declared once, and the registry of methods.
+"""Config: declares a method's arguments once; and the registry of methods.
 
-The fields of a config are the keyword arguments of its compressor, the JSON of a saved one, what commands take, and
-what a file is checked against. `setting` says what a field must satisfy.
+The fields of a config are the keyword arguments of its compressor, the JSON of a saved compressor, the options of
+commands, and what a file is checked against. `setting` adds constraints on a field.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ Kind = TypeVar("Kind", bound="type[Config]")
 
 
 def embedding_statistics(embed: nn.Embedding) -> tuple[Tensor, Tensor]:
-    """Mean [d] and spread, a scalar, of the vocabulary's embeddings as the first layer reads them, fp32."""
+    """Mean [d] and standard deviation (a scalar) of the vocabulary's embeddings as the first layer reads them, fp32."""
     table = embed.weight.detach().float() * embedding_scale(embed)
     return table.mean(0), table.std()
 
 
 def draw_like(embed: nn.Embedding, rows: int) -> nn.Parameter:
-    """New embeddings [rows, d] with the mean and spread of those of the vocabulary, fp32."""
+    """New embeddings [rows, d] with the mean and standard deviation of the vocabulary's, fp32."""
     mean, spread = embedding_statistics(embed)
     return nn.Parameter(mean + spread * torch.randn(rows, len(mean), device=mean.device))
 
 
 def register(name: str) -> Callable[[Kind], Kind]:
-    """Gives a config's class its name in files and commands."""
+    """Registers a config class under its name in files and commands."""
 
     def registered(config: Kind) -> Kind:
         config.method = name
@@ -67,14 +67,14 @@ def setting(
     before: Any = _ALWAYS,
     in_memory: bool = True,
 ) -> Any:
-    """A field of a config. One whose default is True or False takes no other value.
+    """A field of a config. A field with a bool default takes only bools.
 
     Args:
         default: its value if none is given.
-        least: it is a whole number of at least so much, or None if its type says so.
-        among: the values that it may have.
-        before: the value that compressors were made with before the field existed; a memory does not name it.
-        in_memory: only compressors with the same value read each other's memories.
+        least: it is a whole number >= this, or None if its type allows None.
+        among: its allowed values.
+        before: the value for compressors saved before the field existed; memories do not record it.
+        in_memory: memories are readable only by compressors with the same value.
     """
     return field(
         default=default,
@@ -84,7 +84,7 @@ def setting(
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The arguments that all methods share.
+    """Arguments shared by all methods.
 
     Args:
         losses: what `forward` returns, names or {name: weight}: "ae" (reconstruct the context), "lm" (continue it),
@@ -93,8 +93,8 @@ class Config:
             An answer without a question is a continuation.
         lora: rank of a PEFT LoRA (alpha is twice the rank), or a peft.LoraConfig; the base weights are frozen. None:
             the model's own weights train.
-        embedding_lora: beside a rank, that of LoRA on the input embedding; None: no LoRA there.
-        train_norms: beside a rank, each role that has adapters has norms of its own, which train.
+        embedding_lora: with a rank for `lora`, the rank of LoRA on the input embedding; None: no LoRA there.
+        train_norms: with a rank for `lora`, each role with adapters also trains its own norms.
     """
 
     method: ClassVar[str]
@@ -135,7 +135,7 @@ class Config:
 
     @property
     def chunk(self) -> int:
-        """Context tokens of a chunk, each of which has `memory_tokens` memory tokens."""
+        """Context tokens of a chunk, which is compressed to `memory_tokens` memory tokens."""
         raise NotImplementedError
 
     @property
@@ -145,12 +145,12 @@ class Config:
 
     @property
     def title(self) -> str:
-        """What a table calls the compressor, such as FiveHundredX EPL 5x."""
+        """The compressor's title in tables, such as FiveHundredX EPL 5x."""
         return f"{self.compressor.__name__} {self.chunk}x"
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The roles that have adapters, beside LoRA."""
+        """The roles that have adapters."""
         raise NotImplementedError
 
     def at(self, ratio: int) -> Self:
@@ -160,14 +160,14 @@ class Config:
         raise ValueError(f"ratio: expected none for {self.method}, whose weights are those of one ratio, got {ratio}")
 
     def check_model(self, model: nn.Module) -> None:
-        """Raises a TypeError for a model that the method cannot run in."""
+        """Raises a TypeError for an unsupported model."""
 
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
-        """What the compressor has and trains beside the model, by name, for a model with this input embedding."""
+        """The modules and parameters that train beside the model, by name, for a model with this input embedding."""
         return {}
 
     def head(self, width: int, vocabulary: int) -> nn.Module:
-        """The map that the compression loss trains, untrained."""
+        """The untrained head of the compression loss."""
         offsets = -(-self.chunk // self.memory_tokens)
         if getattr(self, "joint_head", False):
             return JointHead(width, offsets, vocabulary)
@@ -181,7 +181,7 @@ class Config:
 
     @cached_property
     def of_memory(self) -> dict[str, Any]:
-        """The settings that tell its memories from those of others, beside `chunk` and `memory_tokens`."""
+        """The settings, besides `chunk` and `memory_tokens`, that a memory's reader must share."""
         settings = self.settings
         return {
             each.name: settings[each.name]
@@ -191,7 +191,7 @@ class Config:
 
     @classmethod
     def sizes(cls, chunk: int, memory_tokens: int) -> dict[str, Any]:
-        """The settings that make `chunk` and `memory_tokens` so large."""
+        """The settings that give these values of `chunk` and `memory_tokens`."""
         return {"ratio": chunk}
 
     @classmethod
@@ -201,13 +201,13 @@ class Config:
 
     @classmethod
     def added(cls) -> dict[str, Any]:
-        """The settings that older files do not have, with their values then."""
+        """The settings that older files lack, with their values for those files."""
         values = {each.name: each.metadata.get("before", _ALWAYS) for each in fields(cls)}
         return {name: value for name, value in values.items() if value is not _ALWAYS}
 
     @classmethod
     def check_names(cls, given: Iterable[str]) -> None:
-        """Refuses an argument that is no field."""
+        """Refuses an argument that is not a field."""
         if unknown := sorted(set(given) - cls.names()):
             raise TypeError(f"{unknown[0]}: expected some of {', '.join(sorted(cls.names()))}, got {unknown[0]}")
 

@@ -95,7 +95,7 @@ def _write(compressor: Any, folder: Path, fingerprints: tuple[str, str] | None) 
         if not (folder / TOKENIZER / "tokenizer.json").is_file():
             shutil.rmtree(folder / TOKENIZER)
             warnings.warn(
-                f"tokenizer: expected one with a tokenizer.json, which alone is read from such a folder, got "
+                f"tokenizer: expected one with a tokenizer.json, the only file read from such a folder, got "
                 f"{type(compressor._tokenizer).__name__}: it is not saved; set compressor.tokenizer after loading",
                 stacklevel=4,
             )
@@ -362,7 +362,7 @@ def _read_like(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _read_settings(folder: Path) -> dict[str, Any]:
     path = folder / SETTINGS
     if not path.is_file():
-        raise FileNotFoundError(f"{folder}: expected a folder with {SETTINGS}, got none there")
+        raise FileNotFoundError(f"{folder}: expected a folder with {SETTINGS}, found none")
     settings = read_json(inside(folder, SETTINGS), "settings by name")
     if settings.get("format") != FORMAT or settings.get("version") != VERSION:
         raise ValueError(

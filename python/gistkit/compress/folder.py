@@ -167,7 +167,7 @@ def read_lora(folder: Path, name: str, allow_regex: bool) -> LoraConfig:
     from peft import LoraConfig
 
     if not (folder / name / ADAPTER_CONFIG).is_file():
-        raise FileNotFoundError(f"{folder}: expected the adapter {name} in it, got none there")
+        raise FileNotFoundError(f"{folder}: expected the adapter {name} in it, found none")
     path = inside(folder, name, ADAPTER_CONFIG)
     config, arguments = read_json(path, "the configuration of an adapter"), _arguments(allow_regex)
     if config.get("peft_type") != "LORA":
@@ -261,7 +261,7 @@ def load_model(folder: Path) -> PreTrainedModel:
     shapes: dict[str, tuple[int, ...]] = {}
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise FileNotFoundError(f"{folder}: expected the weights of a model as safetensors, got none there")
+        raise FileNotFoundError(f"{folder}: expected the weights of a model as safetensors, found none")
     for file in files:
         shapes |= tensor_shapes(inside(folder, file.name), "weights of a model")
     _check_index(folder)

@@ -1,4 +1,4 @@
-"""Generation from a memory on transformers' own loop: batched, ragged, each row until its own stop token."""
+"""Generation from a memory with transformers' own loop: batched and ragged; each row stops at its own stop token."""
 
 from __future__ import annotations
 
@@ -91,36 +91,37 @@ def generate(
     generator: torch.Generator | None = None,
     **options: Any,
 ) -> Any:
-    """Tokens that follow [memory][task token, if any][prompt]; the memory is not changed and can be read again.
+    """Generates tokens after [memory][task token, if any][prompt]; the memory is not changed.
 
-    The loop is transformers' own, `GenerationMixin.generate`: greedy unless told otherwise, whatever the model's
-    generation_config samples with, which `generation_config=model.generation_config` takes.
+    The loop is transformers' own, `GenerationMixin.generate`. It is greedy by default, even if the model's
+    generation_config samples; pass `generation_config=model.generation_config` to use that.
 
-    In eval mode, answers of 8 tokens or more are prepared for: the weights that read have their LoRA adapter in them,
-    as inside `Compressor.folded`, and on a GPU single tokens are read in a cache of fixed size, by a pass that is
-    captured once as a CUDA graph. Both are kept for the next answer, until weights change, `train()` or a move. Beams,
-    drafts and what `gistkit.compress.steps.Steps` names are read by the model's own loop. In float32 the tokens are the
-    same, unless two are as likely to within rounding; in bfloat16 they may differ, as sums are rounded elsewhere.
+    In eval mode, answers of 8 tokens or more are prepared: the reader's LoRA adapter is merged into its weights, as in
+    `Compressor.folded`, and on a GPU single tokens run in a cache of fixed size, by a pass captured once as a CUDA
+    graph. Both are kept for the next answer until weights change, `train()` is called or the model moves. Beams, drafts
+    and the cases that `gistkit.compress.steps.Steps` lists run without them. In float32 the tokens are the same, unless
+    two are equally likely to within rounding. In bfloat16 they may differ, because sums are rounded at other places.
 
     Args:
         memory: what `encode` returned; one row serves any number of prompts.
         prompt_ids: int64 [B, T], or lists of ids of any lengths, or a tokenizer's output; None: no prompt.
         attention_mask: [B, T], 0 on padding at either end of a row.
         task: "ae" reconstructs the context, "lm" continues it, "qa" answers the prompt.
-        generation_config: of transformers. Lengths are those of prompt and new tokens; the memory does not count.
-        stop_tokens: a row ends after one of these ids; one id, or several; () for none. None: eos_token_id of
+        generation_config: of transformers. Lengths count the prompt and new tokens, without the memory.
+        stop_tokens: ids after which a row ends: one id, several, or () for none. None: eos_token_id of
             `generation_config`, or else of the model's generation_config.
-        pad_token: fills a row behind its end, a token id or any other number. None: pad_token_id of the same, or else
-            the first of the ids that end a row.
+        pad_token: fills a row after its end; a token id or any other number. None: pad_token_id of the same
+            configuration, or else the first stop id.
         streamer: receives the prompt, then the new tokens of each step, as transformers' streamers expect.
         generator: of the random numbers; None: torch's global one.
-        options: what else `model.generate` takes: fields of `GenerationConfig`, such as max_new_tokens (256 where
-            neither says), do_sample, temperature, top_k (all tokens where neither says), top_p, num_beams and
-            repetition_penalty; or assistant_model, logits_processor, stopping_criteria.
+        options: other arguments of `model.generate`: fields of `GenerationConfig`, such as max_new_tokens (default:
+            256), do_sample, temperature, top_k (default: all tokens), top_p, num_beams and repetition_penalty; or
+            assistant_model, logits_processor, stopping_criteria.
 
     Returns:
-        int64 [B, n], the new tokens alone, fewer than asked for if every row has ended; B is num_return_sequences
-        times as large where that is set. With return_dict_in_generate transformers' output, with these as `sequences`.
+        int64 [B, n], only the new tokens; fewer than max_new_tokens if every row has ended. B is multiplied by
+        num_return_sequences if that is set. With return_dict_in_generate, transformers' output with these as
+        `sequences`.
     """
     check_memory(memory)
     prompt = (
@@ -264,7 +265,7 @@ def to_cache(compressor: MemoryReader, memory: Memory, task: Task) -> MemoryCach
     if next_places != memory.lengths and max(next_places) >= narrowest:
         raise ValueError(
             f"memory: expected one of fewer than {narrowest} context tokens, the model's sliding window, where its own "
-            f"attention counts memory tokens alone, got {max(next_places)}; generate takes any"
+            f"attention counts only memory tokens, got {max(next_places)}; generate takes any"
         )
     nothing = pad(((),) * memory.batch_size, compressor.lm.device)
     with compressor.lm.using(compressor.reader), compressor.lm.without_checkpointing():
@@ -303,7 +304,7 @@ def _guard(compressor: MemoryReader, places: int | None, window: int) -> Callabl
         if places is not None and places + tokens > window:
             raise ValueError(
                 f"{CACHE}: expected at most {window} tokens, the model's sliding window, where its own attention "
-                f"counts memory tokens alone, got {places} that are compressed and {tokens} behind; generate takes any"
+                f"counts only memory tokens, got {places} that are compressed and {tokens} after; generate takes any"
             )
 
     return guard
@@ -508,7 +509,7 @@ class Passes:
 
 
 class Reading(Loop):
-    """[memory][task token, if any][rest][prompt], and the new tokens behind them.
+    """[memory][task token, if any][rest][prompt], and the new tokens after them.
 
     It is used inside `compressor.lm.using(compressor.reader)`.
 

@@ -1,4 +1,4 @@
-"""Losses of the compressors, never holding the logits of all tokens at once."""
+"""Losses of the compressors, which never hold the logits of all tokens at once."""
 
 from __future__ import annotations
 
@@ -119,13 +119,13 @@ def token_loss(
     Args:
         hidden_states: [..., d] hidden states.
         weight, bias: [V, d] and [V], the output embedding.
-        targets: int64 [...], vocabulary ids; -100 is left out of the mean.
+        targets: int64 [...], vocabulary ids; -100 is ignored.
         chunk: rows of logits computed at a time, and their gradient with them: it can be differentiated once. None: as
             many as hold 2^25 logits, an eighth of a gigabyte.
-        softcap: logits are softcap * tanh(logits / softcap) where given, as Gemma 2 caps them.
+        softcap: cap logits to softcap * tanh(logits / softcap), as in Gemma 2; None: no cap.
 
     Returns:
-        A scalar in nats a token, fp32; 0 where every target is left out.
+        A scalar in nats per token, fp32; 0 if all targets are ignored.
     """
     if hidden_states.shape[:-1] != targets.shape:
         raise ValueError(
@@ -172,7 +172,7 @@ def divergence_loss(
             many as in `token_loss`.
 
     Returns:
-        A scalar in nats a token, fp32; 0 where there are no tokens.
+        A scalar in nats per token, fp32; 0 without tokens.
     """
     chunk = max(1, LOGITS // 2 // weight.shape[0]) if chunk is None else chunk
     total = hidden_states.new_zeros((), dtype=torch.float32)
@@ -182,7 +182,7 @@ def divergence_loss(
 
 
 def segment_targets(context_ids: Tensor, chunk: int, memory: int, lengths: Sequence[int] | None = None) -> Tensor:
-    """The context tokens that each memory token owns: its own part of its chunk, in order.
+    """The context tokens of each memory token's segment: its part of its chunk, in order.
 
     Args:
         context_ids: int64 [B, p].
@@ -191,7 +191,7 @@ def segment_targets(context_ids: Tensor, chunk: int, memory: int, lengths: Seque
         lengths: context tokens of each row, the rest of which is padding; None: all p.
 
     Returns:
-        int64 [B, kM, ceil(L / M)]; -100 where a memory token owns fewer tokens, or is padding itself.
+        int64 [B, kM, ceil(L / M)]; -100 fills shorter segments and padding.
     """
     rows, width = context_ids.shape
     device = context_ids.device

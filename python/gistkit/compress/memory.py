@@ -1,4 +1,4 @@
-"""Memory: a compressed context, as the decoder reads it."""
+"""Memory: a compressed context in the form that the decoder reads."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _UNSIGNED = {"format", "version", "memory"}
 
 @dataclass(frozen=True)
 class Source:
-    """What made a memory; only a compressor with an equal source can read it.
+    """Where a memory comes from; only a compressor with an equal source can read it.
 
     Args:
         method: the compressor's `method`, such as "icae" or "gistpool".
         carrier: "embedding" or "kv".
-        options: those of the method's arguments that its memories differ by, by name; JSON values.
+        options: the method's arguments that change its memories, by name; JSON values.
         chunk: chunk size L in tokens.
-        memory_tokens: memory tokens M of a chunk; BOS is not counted.
+        memory_tokens: memory tokens M per chunk, without BOS.
         structure: the base model's shape, `gistkit.hf.structure`.
-        cache_width: numbers that the model's full cache holds for each token, over all layers.
+        cache_width: numbers in the model's full KV cache per token, over all layers.
     """
 
     method: str
@@ -57,7 +57,7 @@ class Source:
 
     @property
     def ratio(self) -> float:
-        """Context tokens a memory token stands for, L / M."""
+        """Context tokens per memory token, L / M."""
         return self.chunk / self.memory_tokens
 
     @property
@@ -99,33 +99,33 @@ def _no_cache(cls: type[T]) -> type[T]:
 @_no_cache
 @dataclass(frozen=True, eq=False, repr=False)
 class Memory:
-    """The compressed contexts of B rows, at most K memory tokens each; decoding from it leaves it unchanged.
+    """The compressed contexts of B rows with at most K memory tokens each; decoding does not change it.
 
     Args:
         source: what made the memory.
-        lengths: memory tokens of each row; the other columns are padding.
-        context_lengths: context tokens that the memory tokens of each row stand for.
+        lengths: number of memory tokens in each row; the other columns are padding.
+        context_lengths: number of compressed context tokens of each row.
         positions: int64 or float64 [B, K] on the CPU, the position ids of the memory tokens in the decoder (embeddings)
-            or the ids that their keys were rotated with (kv); 0 on padding. [B, K, A] in models with A axes of them;
-            in `Select` 2 + the context token that each of A layers and key heads keeps, 1 for a BOS before them, and 0
-            for none, where other heads keep more: such columns are not seen.
+            or the ids that their keys were rotated with (kv); 0 on padding. [B, K, A] in models with A axes of them; in
+            `Select` 2 + the index of the context token that each of A layers and key heads keeps, 1 for a BOS before
+            them, and 0 in hidden columns of heads that keep fewer.
         starts: position id of the token after the memory, each row's [LM] token or its text.
-        embeddings: [B, K, hidden] where the method carries embeddings (ICAE).
-        layers: per layer (key, value), each [B, heads, K, head_dim], where it carries the cache (500xCompressor).
-        frequencies: per layer [B, R/2], the RoPE frequencies that its keys were rotated with, which depend on the
-            length of the pass in some types (dynamic, longrope); None where keys are not rotated by a RoPE that is
-            known, and in files of earlier releases.
+        embeddings: [B, K, hidden] for methods that keep embeddings (ICAE).
+        layers: per layer (key, value), each [B, heads, K, head_dim], for methods that keep the KV cache
+            (500xCompressor).
+        frequencies: per layer [B, R/2], the RoPE frequencies of its keys, which depend on the length of the pass in
+            some types (dynamic, longrope). None without a known RoPE, and in files of earlier releases.
         last: [B, hidden], the output that predicts the token after the memory if there is no task token between them.
-        ordinals: int64 [B, K] on the CPU, ascending in each row, the places of the memory tokens in the logical order
-            of the pass that made them, by which sliding windows count; the text's follow the last one. None: the method
-            knows them (VoCo does not, as images differ in size).
+        ordinals: int64 [B, K] on the CPU, ascending in each row: the places of the memory tokens in the logical order
+            of the pass that made them, which sliding windows count by. The text's places follow the last one. None: the
+            method derives them (VoCo cannot, because images differ in size).
         key_bias: [B, K], float32 or float64, added to the logits of the memory's keys: zeros through which the scores
             of Dodo's nuggets get gradients; not saved.
-        rest: token ids of each row behind the compressor's window, which the decoder reads uncompressed. (The file
+        rest: token ids of each row after the compressor's window, which the decoder reads uncompressed. (The file
             format has the names `rest` and `maker`.)
         fingerprint: of the base model's weights, `gistkit.hf.fingerprint`; None inside `Compressor.forward`.
         maker: fingerprint of the compressor's own weights, `gistkit.hf.digest`; None inside `Compressor.forward`.
-        model: the base model for messages, `gistkit.hf.identity`; None in files of earlier releases too.
+        model: the base model's identity for messages, `gistkit.hf.identity`; None also in files of earlier releases.
     """
 
     source: Source
@@ -220,7 +220,7 @@ class Memory:
         return sum(self.context_lengths) * self.source.cache_width * self.tensors[0].element_size()
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Memory:
-        """The same memory with its tensors on `device` and in the floating-point `dtype`; None: unchanged."""
+        """The same memory on `device` and in the floating-point `dtype`; None: unchanged."""
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"dtype: expected one of floating point, got {dtype}")
         memory = self._with(lambda tensor: tensor.to(device=device, dtype=dtype))
@@ -398,7 +398,7 @@ class Memory:
             raise ValueError(f"memory: expected last of shape {(rows, hidden_size)}, got {tuple(self.last.shape)}")
 
     def save(self, path: str | Path) -> None:
-        """Writes the memory as safetensors with a versioned header and a checksum, replacing `path` in one move."""
+        """Writes the memory as safetensors with a versioned header and a checksum, replacing `path` atomically."""
         write_tensors(Path(path), *packed(self))
 
     @staticmethod
@@ -414,8 +414,8 @@ class Memory:
         Args:
             path: of the file.
             device, dtype: as in `to`.
-            verify: refuses a file whose contents differ from its checksum, which finds accidents and no forgery; files
-                of earlier releases have none and come with a warning. False: neither.
+            verify: refuse a file whose contents do not match its checksum, which finds damage but not forgery. Files of
+                earlier releases have no checksum and give a warning. False: neither.
 
         Raises:
             FileNotFoundError: if there is no such file.
@@ -437,7 +437,7 @@ def _each(frequencies: tuple[Tensor, ...] | None, change: Callable[[Tensor], Ten
 
 
 def check_memory(memory: object) -> None:
-    """Refuses what is no memory."""
+    """Raises a TypeError for anything but a memory."""
     if not isinstance(memory, Memory):
         raise TypeError(f"memory: expected a Memory as encode returns, got {type(memory).__name__}")
 

@@ -1,4 +1,4 @@
-"""join: the memories of several documents, compressed one by one, as the memory of one context."""
+"""join: joins memories of several documents into the memory of one context."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gistkit.compress.memory import Memory
 
 
 def join(compressor: MemoryReader, memories: Sequence[Memory]) -> Memory:
-    """The memory of several documents in that order, as if they were consecutive chunks of one context.
+    """Joins memories in order, as if their documents were consecutive chunks of one context.
 
     If the encoder numbers the context through all chunks (UPL, EPL), a document's position ids continue those of the
     document before, and its cached keys are rotated accordingly, by the frequencies that they were made with. Otherwise
-    every chunk is numbered from 0 anyway. Where RoPE's frequencies depend on the length of a context (dynamic,
-    longrope) and the documents' differ, all keys get those of the longest document.
+    every chunk is numbered from 0 anyway. If RoPE's frequencies depend on the length of a context (dynamic, longrope)
+    and differ between documents, all keys get those of the longest document.
 
     Args:
         memories: at least one, all readable by `compressor`, with the same number of rows; only the last may have a
-            rest.
+            `rest`.
     """
     _check(compressor, memories)
     memories = _in_one_rotation(compressor, memories)

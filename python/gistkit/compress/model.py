@@ -672,8 +672,8 @@ def _refuse_learned_prompts(model: nn.Module) -> None:
             if getattr(config, "is_prompt_learning", False) or getattr(config, "alora_invocation_tokens", None):
                 kind = getattr(config.peft_type, "value", config.peft_type)
                 raise TypeError(
-                    "model: expected one without a learned prompt or an adapter that tokens invoke, which act in the "
-                    f"forward of {type(module).__name__} alone, got the adapter {name} of type {kind}"
+                    "model: expected one without a learned prompt or an adapter that tokens invoke, which act only "
+                    f"in the forward of {type(module).__name__}, got the adapter {name} of type {kind}"
                 )
 
 

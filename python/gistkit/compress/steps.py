@@ -151,7 +151,7 @@ class Step:
                 layer.length = length
             outputs.append(self.replay().clone())
         if not torch.allclose(outputs[0], outputs[1], equal_nan=True):
-            raise RuntimeError("model: expected positions of the plan alone, got some of the cache's length")
+            raise RuntimeError("model: expected only positions of the plan, got some of the cache's length")
         with torch.cuda.device_of(self.ids):
             self.replay = capture(self.replay)
 

@@ -16,7 +16,7 @@ QUESTION = "\n### Question:\n{question}\n### Answer:\n"
 
 
 class Rows(NamedTuple):
-    """Token ids int64 [B, N], each row padded with 0 behind its `lengths[b]` tokens.
+    """Token ids int64 [B, N], each row padded with 0 after its `lengths[b]` tokens.
 
     `host` is the same on the CPU, where the host knows it without waiting for the device.
     """
@@ -74,7 +74,7 @@ def as_rows(
         if "input_ids" not in ids:
             raise ValueError(f"{name}: expected a mapping with input_ids, got the keys {sorted(ids)}")
         if ids.get("pixel_values") is not None:
-            raise ValueError(f"{name}: expected text alone, got pixel_values; gistkit.compress.VoCo reads images")
+            raise ValueError(f"{name}: expected only text, got pixel_values; gistkit.compress.VoCo reads images")
         attention_mask = ids.get("attention_mask") if attention_mask is None else attention_mask
         ids = ids["input_ids"]
     if isinstance(ids, Tensor | np.ndarray):
@@ -198,7 +198,7 @@ def _from_tensor(name: str, ids: Tensor, mask: Any) -> Rows:
     expected = (columns >= start[:, None]) & (columns < (start + lengths)[:, None])
     if bool((expected != mask).any()):
         row = int((expected != mask).any(1).nonzero()[0])
-        raise ValueError(f"attention_mask: expected padding at the ends of rows alone, got a gap in row {row}")
+        raise ValueError(f"attention_mask: expected padding only at the ends of rows, got a gap in row {row}")
     longest = int(lengths.max())
     source = (start[:, None] + columns[:longest]).clamp(max=max(width - 1, 0))
     inside = columns[:longest] < lengths[:, None]

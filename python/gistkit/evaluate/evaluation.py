@@ -114,7 +114,7 @@ def compare(
     if excluded_words is not None:
         excluded_words = check_excluded(excluded_words)
         if tokenizer is None or "lm" not in tasks:
-            raise ValueError("excluded_words: expected none without a tokenizer and the task 'lm', got some")
+            raise ValueError("excluded_words: not allowed without a tokenizer and the task 'lm', got some")
     if judge is not None and (not callable(judge) or "qa" not in tasks):
         raise ValueError(f"judge: expected a function beside the task 'qa', got {judge!r} and the tasks {tasks}")
     rows = prepare(data, tokenizer, tasks)

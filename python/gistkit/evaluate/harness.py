@@ -30,7 +30,7 @@ KEEP, MAX_NEW_TOKENS = 64, 256
 
 
 class Split(NamedTuple):
-    """A context in two: ids that are compressed, at least one, and ids that are read behind their memory."""
+    """A context in two parts: ids that are compressed, at least one, and ids that are read after their memory."""
 
     compressed: tuple[int, ...]
     kept: tuple[int, ...]
@@ -290,5 +290,5 @@ def _generation(settings: dict[str, Any]) -> tuple[list[str], int]:
     if known.pop("do_sample", False) or known.pop("temperature", 0):
         raise ValueError(f"generation_kwargs: expected greedy generation, got {settings}")
     if unknown := sorted(known):
-        raise ValueError(f"generation_kwargs: expected until and max_gen_toks alone, got {', '.join(unknown)} too")
+        raise ValueError(f"generation_kwargs: expected only until and max_gen_toks, got {', '.join(unknown)} too")
     return [stop for stop in until if stop], at_least("generation_kwargs", "max_gen_toks", most, 1)

@@ -32,7 +32,7 @@ def need(module: str) -> Any:
         return import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise ImportError(f"{package} is missing; pip install 'gistkit[evaluate]' brings it", name=package) from error
+        raise ImportError(f"{package} is missing; run pip install 'gistkit[evaluate]'", name=package) from error
 
 
 def bleu4(predictions: Sequence[str], references: Sequence[str | Sequence[str]], *, tokenize: str = "13a") -> float:

@@ -62,7 +62,7 @@ def read_on(
     if excluded_words is not None:
         excluded_words = check_excluded(excluded_words)
         if tokenizer is None:
-            raise ValueError("excluded_words: expected none without a tokenizer, got some")
+            raise ValueError("excluded_words: not allowed without a tokenizer, got some")
     processes = processes or Processes()
     asking = _Asking(texts, asked, batch_size, tokenizer, excluded_words, processes)
     compressor = model.compressor

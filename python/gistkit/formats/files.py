@@ -57,7 +57,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
             try:
                 import zstandard
             except ModuleNotFoundError as error:
-                raise ImportError(f"{path}: zstd needs zstandard; pip install 'gistkit[zstd]' brings it") from error
+                raise ImportError(f"{path}: zstd needs zstandard; run pip install 'gistkit[zstd]'") from error
             with _undamaged(path, "zstd", zstandard.ZstdError):
                 yield io.BufferedReader(_Frames(raw, zstandard.ZstdDecompressor()), CHUNK)
         else:

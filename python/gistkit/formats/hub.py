@@ -26,7 +26,7 @@ def load(name: str, **options: Any) -> Any:
         from datasets import load_dataset
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"dataset {name!r} needs the package datasets; pip install 'gistkit[datasets]' brings it"
+            f"dataset {name!r} needs the package datasets; run pip install 'gistkit[datasets]'"
         ) from error
     path, _, configuration = name.partition(":")
     return load_dataset(path, configuration or None, **options)

@@ -50,7 +50,7 @@ def _opened(path: Path) -> Iterator[Any]:
             from pyarrow.lib import ArrowException
             from pyarrow.parquet import ParquetFile
         except ModuleNotFoundError as error:
-            raise ImportError(f"{path}: Parquet needs pyarrow; pip install 'gistkit[parquet]' brings it") from error
+            raise ImportError(f"{path}: Parquet needs pyarrow; run pip install 'gistkit[parquet]'") from error
         try:
             about = ParquetFile(raw)
             # Texts stay as the file has them, each once and with numbers that stand for it; pyarrow does so in columns

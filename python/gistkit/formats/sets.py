@@ -67,7 +67,7 @@ def question_sets(paths: Sequence[str | Path]) -> list[QuestionSet]:
             found[hub_name] = QuestionSet(hub_name, root)
             continue
         if not root.exists():
-            raise FileNotFoundError(f"{root}: expected a file of questions or a folder of them, got none there")
+            raise FileNotFoundError(f"{root}: expected a file of questions or a folder of them, found none")
         several = root.is_dir() and not is_one_set(root)
         for path in _files(root) if several else [root]:
             name = _name(path)

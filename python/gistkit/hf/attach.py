@@ -1,4 +1,4 @@
-"""attach: gistkit's attention and RoPE inside a transformers model, while a context is open.
+"""attach: gistkit's attention and RoPE inside a transformers model, within a `with` block.
 
 The file begins with what a pass needs of a model, and ends with the attention itself.
 """
@@ -63,7 +63,7 @@ _PARTS: WeakKeyDictionary[nn.Module, tuple[ModuleSnapshot, Parts]] = WeakKeyDict
 
 
 def parts_of(decoder: nn.Module) -> Parts:
-    """What passes need to know about a decoder, collected again only when one of its modules is replaced."""
+    """What passes need to know about a decoder, recomputed only when one of its modules is replaced."""
     known = _PARTS.get(decoder)
     if known is None or not known[0].unchanged:
         parts = find_parts(decoder)
@@ -174,9 +174,9 @@ def _window_of(family: Family, attention: nn.Module) -> int | None:
 
 
 def sliding_windows(model: nn.Module) -> tuple[int, ...]:
-    """The widths of the sliding windows of `model`'s layers, ascending: what to give to `compile` as `windows`.
+    """The widths of the sliding windows of `model`'s layers, ascending, for `compile`'s `windows`.
 
-    A TypeError if the model is none that `attach` takes.
+    Raises a TypeError if `attach` does not support the model.
     """
     decoder = decoder_of(model)
     attentions = parts_of(decoder).attentions
@@ -194,19 +194,19 @@ _ACCEPTED: set[type[PreTrainedModel]] = set()
 
 @contextmanager
 def attach(model: Model) -> Iterator[Model]:
-    """Runs `model` on gistkit's attention and RoPE inside the `with` block, and leaves it as it was.
+    """Runs `model` on gistkit's attention and RoPE inside the `with` block, and restores it afterwards.
 
-    Inside, `model(...)` takes the keyword arguments below. With gradient checkpointing the backward pass runs layers
-    again, so it belongs inside the block too. Blocks may overlap, nested or in threads: the last to end undoes it all.
+    Inside, `model(...)` takes the keyword arguments below. Gradient checkpointing runs layers again in the backward
+    pass, which must then be inside the block too. Blocks may overlap, nested or in threads; the model is restored when
+    the last one ends.
 
-    - plan: a compiled layout. Its spans say who sees whom, and its positions are the position ids unless
-      `position_ids` is given. Layers with a sliding window use the plan for their width, so compile it with
-      `windows=sliding_windows(model)`, unless all its tokens lie within the window. Without a plan attention is plain
-      causal, within each layer's window.
-    - memory: (key, value) a layer, [B or 1, Hk, K, D], which come before the layer's own keys and those of the
-      cache; num_keys of the plan counts them.
-    - keep: a `Keeper`, such as `KeptKeys`. Its `store` gets each layer's own rotated keys and values (with those of
-      the cache), and its `leave` the hidden states before and after each layer.
+    - plan: a compiled layout. Its spans are the attention mask, and its positions the position IDs unless
+      `position_ids` is given. Layers with a sliding window use the plan for their width: compile it with
+      `windows=sliding_windows(model)`, unless all its tokens fit in the window. Without a plan attention is plain
+      causal, within each layer's window. - memory: (key, value) per layer, [B or 1, Hk, K, D], placed before the
+      layer's own keys and the cache's; num_keys of the plan includes them. - keep: a `Keeper`, such as `KeptKeys`. Its
+      `store` receives each layer's own rotated keys and values (with the cache's), and its `leave` the hidden states
+      before and after each layer.
     - key_bias: [B or 1, Hq or 1, keys], float32 (float64 for a float64 model), added to the logits of each key in every
       layer, as by `ops.attention`; it counts all keys, memory and cache too. Or a list with one for each layer,
       [B or 1, Hk, K], of the first K keys.
@@ -432,7 +432,7 @@ def checkpoints_reentrantly(decoder: nn.Module) -> bool:
 
 
 class Rotation(NamedTuple):
-    """What layers get in place of cos and sin; it puts positions into queries and keys."""
+    """Replaces cos and sin in a layer; it puts positions into queries and keys."""
 
     position_ids: Tensor
     inv_freq: Tensor
@@ -548,15 +548,15 @@ def attention(
         query, key, value: [B, Hq, Nq, D] and [B, Hk, N, D], rotated already.
         attention_mask: what `mask` returned; only the plan decides visibility.
         sliding_window: the layer's width; the plan is then `plan.windowed[sliding_window]`.
-        dropout: of the weights; above 0 `ops.attention_with_dropout` computes them, which is dense and slower.
+        dropout: of the weights; above 0 `ops.attention_with_dropout` runs, which is dense and slower.
         plan, memory, keep, key_bias, extend: the keyword arguments of `model(...)`, see `attach`.
 
     Returns:
         The output as [B, Nq, Hq, D], and None in place of attention weights.
 
     Raises:
-        ValueError: for anything that the plan or the op does not support, such as a dense mask or a window that the
-            plan was not compiled for.
+        ValueError: for what the plan or the op does not support, such as a dense mask or a window that the plan was not
+            compiled for.
     """
     if isinstance(attention_mask, Carried):
         kwargs |= attention_mask.arguments
@@ -569,7 +569,7 @@ def attention(
         sliding_window = attention_mask
     elif attention_mask is not None:
         raise ValueError(
-            f"attention_mask: expected none beside a plan, got a mask of shape {tuple(attention_mask.shape)}; "
+            f"attention_mask: not allowed with a plan, got a mask of shape {tuple(attention_mask.shape)}; "
             "say who sees whom in the layout"
         )
     for name in _REFUSED:

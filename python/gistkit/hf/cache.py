@@ -106,12 +106,12 @@ class MemoryLayer(CacheLayerMixin):
 
     @property
     def added(self) -> int:
-        """Number of tokens behind the memory."""
+        """Number of tokens after the memory."""
         return self._added
 
     @property
     def logical_length(self) -> int:
-        """Position of the first token behind the memory."""
+        """Position of the first token after the memory."""
         return self._start
 
     def get_seq_length(self) -> int:
@@ -179,7 +179,7 @@ class MemoryCache(Cache):
 
 
 def memory_cache(layers: Sequence[tuple[Tensor, Tensor]], logical_length: int, capacity: int = 0) -> MemoryCache:
-    """A cache for a transformers model that starts with a memory, which it never changes.
+    """A cache for a transformers model that starts with a memory, which is never changed.
 
     Models take it as `cache`, before transformers 5.24 as `past_key_values`.
 
@@ -199,14 +199,14 @@ def memory_cache(layers: Sequence[tuple[Tensor, Tensor]], logical_length: int, c
 
 
 def cover_memory(model: PreTrainedModel) -> None:
-    """From now on, padding in front of tokens behind a memory is padding in passes of this model.
+    """Makes passes of this model respect left padding of the tokens after a memory.
 
-    Transformers reads the columns of a 2-D attention mask as those of the keys. One with a column for each position,
-    [B, logical_length + N], gets as many for the memory as it has keys. Other caches, and masks [B, K + N] that count
-    keys, are left as they are. A second call changes nothing.
+    Transformers expects one column of a 2-D attention mask per key. A mask with one column per position, [B,
+    logical_length + N], is changed to have as many columns for the memory as it has keys. Other caches, and masks [B, K
+    + N] by keys, are not changed. A second call has no effect.
 
-    In the passes, a ValueError refuses masks of another width, zeros at the memory's positions, and padding that stands
-    in a sliding window.
+    Passes raise a ValueError for masks of another width, zeros at the memory's positions, and padding inside a sliding
+    window.
     """
     for module in {model, model.get_decoder()}:
         if _cover not in module._forward_pre_hooks.values():

@@ -1,4 +1,4 @@
-"""Prompts with images, as the chat template and the processor of a vision-language model make them."""
+"""Prompts with images, made by the chat template and processor of a vision-language model."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def open_image(path: str | Path, content: bytes | None = None) -> Any:
 
 
 def image_prompt(processor: Any, images: Sequence[Any], question: str = "") -> dict[str, Any]:
-    """What a processor returns for one message of images and a question behind them.
+    """What a processor returns for one message of images followed by a question.
 
     `VoCo.split` cuts it into the context, which is the same whatever is asked, and the text behind the images, which is
     the same whatever they are: `blank` can stand for them.

@@ -1,4 +1,4 @@
-"""encode_positions: transformers' models with any position encoding in place of their own.
+"""encode_positions: transformers models with another position encoding.
 
 A hook on the base model prepares an encoding once a pass; a hook on each layer brings it there; attention puts it into
 queries and keys. A family says where its own positions come from, and how its attention gets at the encoding.
@@ -53,7 +53,7 @@ _IMAGE_ATTENTION = "gistkit_encoded"
 
 @contextmanager
 def encode_positions(model: Model, position: PositionEncoding, *, rope: bool = False) -> Iterator[Model]:
-    """Runs a model with `position` in place of its own positions inside the `with` block, and leaves it as it was.
+    """Replaces a model's positions by `position` inside the `with` block, and restores them afterwards.
 
     A GPT-2 and a vision transformer lose their learned positions, a Llama and those built like it their RoPE, unless
     `rope`. Inside, `model(...)` takes `embeddings` too: [N, out_dim] or [B, N, out_dim], SeqPE's outputs at these
@@ -78,7 +78,7 @@ def encode_positions(model: Model, position: PositionEncoding, *, rope: bool = F
         position: for the model's heads, on its device, of 1 axis and no extra tokens for decoders, and of 2 axes for
             images, with an extra token for each that comes before the patches. Its parameters are not the model's: give
             them to the optimizer, and save them, beside it (`gistkit.nn.save_position`).
-        rope: a decoder's RoPE stays on; the encoding is then put into queries and keys that it has rotated.
+        rope: keep a decoder's RoPE; the encoding is applied to queries and keys after the rotation.
 
     Raises:
         TypeError: if the model is of another family, or `position` not a position encoding.
@@ -407,7 +407,7 @@ def _padded_plan(mask: Tensor, batch: int, count: int, keys: int) -> Plan:
     first = index.where(valid, keys).amin(1, keepdim=True)
     last = index.where(valid, -1).amax(1, keepdim=True)
     if bool((last - first + 1 > valid.sum(1, keepdim=True)).any()):
-        raise ValueError("attention_mask: expected padding at the ends of rows alone, got some between their tokens")
+        raise ValueError("attention_mask: expected padding only at the ends of rows, got some between their tokens")
     queries = index[keys - count :]
     valid_queries = valid[:, keys - count :]
     spans = torch.stack([first.expand(-1, count) * valid_queries, (queries + 1) * valid_queries], -1)

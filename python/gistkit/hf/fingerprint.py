@@ -1,4 +1,4 @@
-"""structure and fingerprint: which model a memory was made with; identity: the same for readers of a message."""
+"""structure and fingerprint identify the model of a memory; identity describes it in messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a model trains beside its frozen weights: the LoRA configuration of a compressor's arguments."""
+"""LoRA configuration of a compressor."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NEUTRAL = frozenset({
 
 
 def not_honoured(fields: Mapping[str, Any]) -> str | None:
-    """The first of a LoraConfig's fields that is set and that no pass of a compressor honours, with its value."""
+    """The first field of a LoraConfig that is set but unsupported in a compressor, with its value."""
     from peft import LoraConfig
 
     defaults = vars(LoraConfig())
@@ -47,7 +47,7 @@ def not_honoured(fields: Mapping[str, Any]) -> str | None:
 
 
 def check_honoured(config: LoraConfig) -> None:
-    """Refuses a configuration that is no plain LoRA, or that changes the base model itself."""
+    """Refuses a configuration that is not plain LoRA, or that changes the base model itself."""
     start = config.init_lora_weights
     if isinstance(start, str) and start.lower().startswith(("pissa", "olora", "corda", "loftq", "lora_ga")):
         raise ValueError(f"lora: expected a start that does not change the base model, got init_lora_weights {start!r}")

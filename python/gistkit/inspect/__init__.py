@@ -1,7 +1,6 @@
-"""Looking at attention: maps of everything that runs on the op, how closely they follow the context, and what learned
-position encodings prefer.
+"""Attention maps of everything that runs on the op, and the preferences of learned position encodings.
 
-Nothing here imports the ops, which the recorder knows by name.
+Nothing here imports the ops; the recorder refers to them by name.
 """
 
 from gistkit.inspect.learned_positions import position_similarity, relative_bias

@@ -39,11 +39,11 @@ def position_similarity(model: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def relative_bias(model: nn.Module, distances: int = 128) -> Tensor:
-    """What a T5 adds to the attention logits of a key by how far before the query it is.
+    """T5's bias on attention logits, by the distance of a key before the query.
 
     Args:
         model: a T5 of transformers, whose encoder's biases are taken, or those of a part of it.
-        distances: how many, from 0, the query's own position; at least 1.
+        distances: number of distances, from 0 (the query's own position); at least 1.
 
     Returns:
         float32 [heads, distances].

@@ -57,15 +57,15 @@ class AttentionMap:
 class AttentionRecorder(TorchDispatchMode):
     """Records attention maps of everything that runs on `gistkit.attention` inside the `with` block; patches nothing.
 
-    It sees each call of the op on its way to the kernel and recomputes the weights from query, key and lse: exactly
-    exp(logit - lse) inside the spans. At most 2^20 weights (or one row) are in memory beside the maps. A layer, a
-    `gistkit.nn.GPT`, a transformers model under `gistkit.hf.attach` and a compressor are recorded alike, in training
-    and in evaluation, and their results do not change. The maps have no gradient.
+    It intercepts each call of the op and recomputes the weights from query, key and lse: exactly exp(logit - lse)
+    inside the spans. At most 2^20 weights (or one row) are in memory besides the maps. It works the same for a layer, a
+    `gistkit.nn.GPT`, a transformers model under `gistkit.hf.attach` and a compressor, in training and evaluation, and
+    does not change their results. The maps have no gradient.
 
-    Calls are numbered as they come. A call's layer is its number in its forward pass, which has `layers_per_pass`
-    calls; without that, all calls since entering belong to one pass, and the layers of a second pass count on from
-    those of the first. A call inside a backward pass, where gradient checkpointing runs layers again, is neither
-    recorded nor counted, and nor is what a CUDA graph replays. Entering again starts over.
+    Calls are numbered in order. A call's layer is its number in its forward pass, which has `layers_per_pass` calls.
+    Without `layers_per_pass`, all calls since entering belong to one pass, and the layers of a second pass continue the
+    count. Calls inside a backward pass (gradient checkpointing) and replays of a CUDA graph are neither recorded nor
+    counted. Entering again starts over.
 
         with AttentionRecorder(layers=[0, 5], reduce="mean", blocks=256) as recorder, attach(model):
             model(ids)
@@ -79,13 +79,12 @@ class AttentionRecorder(TorchDispatchMode):
             compiled layout rows and keys are in its plan's physical order.
         batch: sequences to record, as numbers or a slice; None is all of them.
         reduce: "none", or "mean" over the recorded heads.
-        blocks: at most so many blocks a side, each of equally many rows or keys but for the last; None is a map of
-            every row and key.
+        blocks: maximum number of blocks per side, of equal size except the last; None: a map of every row and key.
 
     Raises:
         TypeError, ValueError: an argument is none of these; from a recorded call, if it lacks a chosen head, row or
             sequence, or if its map would have more than 2^28 weights.
-        RuntimeError: entered where it records already.
+        RuntimeError: entered while it is already recording.
     """
 
     def __init__(

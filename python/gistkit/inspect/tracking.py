@@ -14,12 +14,13 @@ class Tracking:
     """How the attention of M memory tokens moves over L context tokens.
 
     Args:
-        slope: tokens its centre of mass moves from one memory token to the next; r = L / M for even coverage. Flat
-            attention beside the line holds the centre back.
+        slope: context tokens that the centre of mass moves from one memory token to the next; r = L / M for even
+            coverage. Flat attention besides the line reduces it.
         r_squared: how well a line fits the centres.
-        own_segment: the focus, the share of a memory token's attention in its own L / M context tokens; M^-1 where it
-            is flat.
-        peak_slope: tokens its peak moves, the line that is seen in a map: the median over all pairs of memory tokens.
+        own_segment: the focus, the share of a memory token's attention in its own L / M context tokens; 1 / M for flat
+            attention.
+        peak_slope: context tokens that the peak moves, which is the visible line in a map: the median over all pairs of
+            memory tokens.
     """
 
     slope: float
@@ -35,7 +36,7 @@ class Tracking:
 def line_angle(slope: float) -> float:
     """arctan(1 / slope) in degrees, 0 to 180: the angle to the context axis of a line in a map with square cells.
 
-    A line that moves no token from one memory token to the next has 90.
+    A line that does not move from one memory token to the next has 90.
 
     Paper: Position IDs Matter, Section 5.2: 11.3 degrees at a compression ratio of 5.
     """
@@ -45,7 +46,7 @@ def line_angle(slope: float) -> float:
 def measure_tracking(weights: Tensor) -> Tracking:
     """Tracking of attention weights [M, L] of memory tokens over the context, each row of any scale.
 
-    Memory tokens without any attention to the context are left out.
+    Memory tokens without attention to the context are ignored.
 
     Raises:
         ValueError: if the weights are not such a map, or fewer than two memory tokens attend to the context.

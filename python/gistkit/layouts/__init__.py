@@ -1,4 +1,4 @@
-"""Layouts: who sees whom, at which position, and the builders for each method."""
+"""Layouts: attention masks and position IDs, and a builder for each method."""
 
 from gistkit.layouts.avgpool import avgpool
 from gistkit.layouts.batch import compile_batch

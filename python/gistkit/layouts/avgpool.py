@@ -1,4 +1,4 @@
-"""AvgPool: text sees the mean of each window in place of the window."""
+"""AvgPool: the text sees the mean of each window instead of the window."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from gistkit.layouts.relations import ALL, CAUSAL, SEGMENT, Role
 
 
 def avgpool(context: int, ratio: int, text: int = 0) -> Layout:
-    """AvgPool: [BOS], then `ratio` context tokens and the memory token that is their mean in turn, then text.
+    """AvgPool: [BOS], then windows of `ratio` context tokens, each followed by its mean as a memory token, then text.
 
-    A memory token is no input of the model: it stands for the mean of what a layer has at the context it sees, its own
-    window. So the first pass runs the layout without memory and text, the second one that without context (see
-    `Layout.take`). Text sees BOS, memory and earlier text. Context has positions 1 to n, memory the mean of its
-    window's, text n + 1 on: with ratio 1 text reads just what it does in `full_context`.
+    A memory token is not an input of the model: in each layer it is the mean over its own window. The first pass
+    therefore runs the layout without memory and text, and the second pass the layout without context (see
+    `Layout.take`). Text sees BOS, memory and earlier text. Context has positions 1 to n, a memory token the mean of its
+    window's positions, and text the positions from n + 1. With ratio 1 the text reads exactly what it reads in
+    `full_context`.
 
     Args:
         context: number of context tokens n, at least 1; the last window may be shorter.

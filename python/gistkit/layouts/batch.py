@@ -1,4 +1,4 @@
-"""Ragged batches: one layout a row, padded to the longest."""
+"""Ragged batches: one layout per row, padded to the longest."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def compile_batch(
     aligned: bool = False,
     device: torch.device | str = "cpu",
 ) -> Plan:
-    """The plan of a batch with one layout a row, padded. A padded row sees nothing and is at position 0.
+    """The plan of a padded batch with one layout per row. Padding sees nothing and has position 0.
 
     Args:
         layouts: B layouts, with the same number of position axes.
         window, windows, queries, grouped, device: as in `Layout.compile`, for every row.
-        aligned: pad behind the tokens of each role rather than at the end of rows, so that a role has the same rows in
-            all of the batch: the plan has slices although it is ragged, and no lengths. Takes grouped order, all tokens
-            as queries, and layouts of one document.
+        aligned: pad after the tokens of each role instead of at the end of rows. Each role then has the same rows in
+            the whole batch, and the ragged plan has slices and no lengths. Requires grouped order, all tokens as
+            queries, and layouts of one document.
 
     Returns:
         A Plan with spans [B, Nmax, S, 2], positions and order [B, Nmax], and lengths [B].

@@ -1,4 +1,4 @@
-"""The layout of a plain causal language model, and its plan for the tokens that come next."""
+"""The layout of a plain causal language model, and its plan for the last tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The baselines of compression: text that sees the whole context, and text that sees none of it."""
+"""The baselines of compression: text that sees the whole context, and text that sees no context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dodo: selected tokens of the text, its nuggets, stand for the others."""
+"""Dodo: selected tokens of the text, its nuggets, represent the others."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def dodo(selected: ArrayLike, tau: int, *, segment: int = 1, bos: bool = False) 
     Args:
         selected: bool [N], True at the nuggets, N at least 1.
         tau: number of most recent tokens seen uncompressed, at least 1.
-        segment: the tokens of a segment share where the uncompressed part begins (Section 2.2, Learning): `segment`
-            tokens each, of which a token sees its own and the `tau / segment` - 1 segments before, so that it sees
-            tau - segment + 1 to tau tokens uncompressed. Divides tau.
-        bos: the first token has role BOS, which all see and which is no nugget.
+        segment: the `segment` tokens of a segment share the start of their uncompressed part (Section 2.2, Learning). A
+            token sees its own segment and the `tau / segment` - 1 before it, which are tau - segment + 1 to tau
+            uncompressed tokens. Divides tau.
+        bos: the first token has role BOS, which is visible to all and is not a nugget.
 
     Paper: Dodo, Equations 9 and 10.
     """
@@ -49,7 +49,7 @@ def dodo(selected: ArrayLike, tau: int, *, segment: int = 1, bos: bool = False) 
 
 
 def check_segment(tau: int, segment: int) -> tuple[int, int]:
-    """(tau, segment) as ints: how many tokens are seen uncompressed, and how many share where those begin."""
+    """Checked (tau, segment) as ints: how many tokens are seen uncompressed, and how many share the start of these."""
     tau = at_least("dodo", "tau", tau, 1)
     segment = at_least("dodo", "segment", segment, 1)
     if tau % segment:
@@ -64,13 +64,14 @@ def nuggets_of(plan: Plan) -> slice:
 
 
 def with_nuggets_again(plan: Plan, tau: int, segment: int) -> Plan:
-    """The plan of the same rows over N + K keys: all N, and behind them those of the K nuggets once more.
+    """The plan of the same rows over N + K keys: all N keys, followed by the K nuggets' keys again.
 
-    A row reads the nuggets before its uncompressed tokens there, and those among its uncompressed tokens at their first
-    place. So a `key_bias` of the last K keys acts exactly where a token is read as a nugget (Equations 9, 10, 18).
+    A row reads the nuggets before its uncompressed part from the last K keys, and nuggets inside its uncompressed part
+    from their original place. A `key_bias` on the last K keys therefore applies exactly where a token is read as a
+    nugget (Equations 9, 10, 18).
 
     Args:
-        plan: of `dodo` layouts, a document a row, in grouped order; with `aligned` if there are several rows.
+        plan: of `dodo` layouts, one document per row, in grouped order; with `aligned` for several rows.
         tau, segment: those of the layouts.
     """
     rows, nuggets = plan.num_queries, nuggets_of(plan)

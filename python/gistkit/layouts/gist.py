@@ -1,4 +1,4 @@
-"""Gist: memory tokens after the context, and text that sees only those."""
+"""Gist: memory tokens after the context; the text sees only those."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ def gist(
 ) -> Layout:
     """Gist: [BOS][context][memory][text]; memory sees all of the context, text sees memory and not the context.
 
-    All tokens see BOS. Positions count through all tokens from 0. This is also the layout of OffsetGist, SepGist and
-    SepOffsetGist: whether text reads the inputs or the outputs of a layer at the memory tokens (offset), and with which
-    parameters those run (separate), changes neither who sees whom nor a position.
+    All tokens see BOS. Positions count all tokens from 0. This is also the layout of OffsetGist, SepGist and
+    SepOffsetGist: reading a layer's outputs at the memory tokens instead of its inputs (offset), and separate
+    parameters for memory tokens (separate), change neither the mask nor the position IDs.
 
     Args:
         context: number of context tokens n, at least 1.
-        ratio: compression ratio r, at least 1; there are ceil(n / r) memory tokens, so one where n < r. Give this or
+        ratio: compression ratio r, at least 1; there are ceil(n / r) memory tokens, one if n < r. Give this or
             `memory`.
         text: number of text tokens (question and answer), at least 0.
         memory: number of memory tokens, at least 1.
-        separate_positions: memory tokens have a counter of their own, from 1; the other tokens count without them.
+        separate_positions: memory tokens have their own position counter, from 1; other tokens are counted without
+            them.
 
     Papers: Learning to Compress Prompts with Gist Tokens; Long Context In-Context Compression by Getting to the Gist
     of Gisting (GistPool), Sections 3 and 5.1-5.2, Table 5.

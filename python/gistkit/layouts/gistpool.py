@@ -1,4 +1,4 @@
-"""GistPool: one memory token after each window of the context, which sees that window and a few before."""
+"""GistPool: a memory token after each window of the context sees that window and a few before it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gistkit.layouts.relations import windows as windows_relation
 
 
 def interleaved(context: int, ratio: int, text: int) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
-    """Roles and segments [N] of [BOS], then `ratio` context tokens and their memory token in turn, then text.
+    """Roles and segments [N] of [BOS], then windows of `ratio` context tokens, each with its memory token, then text.
 
     Args:
         context, ratio: at least 1; the last window may be shorter.
@@ -44,25 +44,26 @@ def gistpool(
     context_sees_memory: bool = False,
     separate_positions: bool = False,
 ) -> Layout:
-    """GistPool: [BOS], then `ratio` context tokens and their memory token in turn, then text.
+    """GistPool: [BOS], then windows of `ratio` context tokens, each followed by its memory token, then text.
 
-    A memory token sees BOS, itself and the context of its own window and the ones before, `windows` in all. Context
-    sees earlier context. Text sees BOS, memory and earlier text. Positions count through all tokens from 0.
+    A memory token sees BOS, itself, and the context of `windows` windows: its own and those before it. Context sees
+    earlier context. Text sees BOS, memory and earlier text. Positions count all tokens from 0.
 
     Args:
         context: number of context tokens, at least 1; the last window may be shorter.
         ratio: context tokens a window, at least 1; a shorter context is one window.
         text: number of text tokens (question and answer), at least 0.
-        windows: number of windows a memory token sees, at least 1; None is all up to its own.
-        memory_sees_memory: memory tokens see earlier memory tokens as well.
+        windows: number of windows that a memory token sees, at least 1; None: all up to its own.
+        memory_sees_memory: memory tokens also see earlier memory tokens.
         memory_sees_itself: memory tokens see themselves.
         memory_sees_bos: memory tokens see BOS.
-        context_sees_memory: context tokens see earlier memory tokens as well.
-        separate_positions: memory tokens have a counter of their own, from 1; the other tokens count without them.
+        context_sees_memory: context tokens also see earlier memory tokens.
+        separate_positions: memory tokens have their own position counter, from 1; other tokens are counted without
+            them.
 
-    The paper's Table 10 has all sixteen choices at 1 and 5 windows; what it calls GistPool at 5x (Table 3) has the
-    figures of its row with memory_sees_memory, memory_sees_itself and memory_sees_bos, as far as its columns are known.
-    The lab's tables of the paper have that mask, and gistpool-10 has all.
+    The paper's Table 10 has all sixteen choices at 1 and 5 windows. GistPool at 5x in its Table 3 has the figures of
+    the row with memory_sees_memory, memory_sees_itself and memory_sees_bos, as far as the columns are known. The lab's
+    tables of the paper use that mask; gistpool-10 has all choices.
 
     Paper: Long Context In-Context Compression by Getting to the Gist of Gisting (GistPool), Section 5.3, Table 10.
     """

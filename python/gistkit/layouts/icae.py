@@ -1,4 +1,4 @@
-"""ICAE and 500xCompressor: chunks that are encoded into memory tokens, and the decoder over those."""
+"""ICAE and 500xCompressor: an encoder of chunks into memory tokens, and the decoder that reads them."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def decoder(
 ) -> Layout:
     """The decoder of ICAE and 500xCompressor: memory tokens of all chunks, the task token, then text; all causal.
 
-    With carrier "kv" the memory tokens are cached keys and not computed: compile with `queries=slice(k M, None)`.
+    With carrier "kv" the memory tokens are cached keys, not queries: compile with `queries=slice(k M, None)`.
 
     Args:
-        context: number of context tokens that the memory stands for, at least 1.
+        context: number of compressed context tokens, at least 1.
         chunk: chunk size, at least 1.
         memory: memory tokens a chunk, at least 1.
-        task: "ae", "lm" or "qa"; which task token, and which ids follow.
+        task: "ae", "lm" or "qa"; sets the task token and the position IDs after it.
         carrier: "embedding" (ICAE) or "kv" (500x).
         positions: "dpl", "upl", "cpl" or "epl", see `decoder_positions`.
         text: number of tokens after the task token and the question, at least 0; None is `context` for task "ae".

@@ -1,4 +1,4 @@
-"""Layout: one row per token and a table of who sees whom. Everything else is derived from it."""
+"""Layout: one row per token, and a table of which roles see which. Everything else is derived from it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Run = tuple[slice, Sees, NDArray[np.int64]]
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Layout:
-    """Who sees whom, and at which position: one row per token, in logical order. Immutable.
+    """An attention mask with position IDs: one row per token, in logical order. Immutable.
 
     Args:
         roles: uint8 [N], values of `Role`.
@@ -36,12 +36,12 @@ class Layout:
             legal. None is the index in the document.
         documents: int32 [N], nondecreasing; tokens of different documents do not see each other. None is all zero.
         sees: {query role: {key role: relation or tuple of relations}}; several relations see the union; absent is
-            nothing. PAD neither sees nor is seen. Documents of different methods: a sequence of such tables, one for
+            nothing. PAD neither sees nor is visible. Documents of different methods: a sequence of such tables, one for
             each document in order.
         ordinals: int64 [N], ascending within each document (PAD may repeat the one before it): the place in logical
             order that causal and recent relations count by. None is the index in the document; `take` keeps the
             original ones.
-        name: what to call it in pictures and messages.
+        name: title in pictures and messages.
     """
 
     roles: NDArray[np.uint8]
@@ -99,16 +99,16 @@ class Layout:
         grouped: bool = True,
         device: torch.device | str = "cpu",
     ) -> Plan:
-        """The plan that attention and RoPE take.
+        """Compiles the layout into a plan, which attention and RoPE take.
 
         Args:
             window: sliding window; a query sees only keys less than `window` before it in logical order.
-            windows: widths of sliding windows that some layers of a model have; the plan of each is in `Plan.windowed`.
-            queries: the logical rows that are queries (slice, indices or bool [N]), for decoding; all tokens stay keys.
-                None is all.
+            windows: sliding-window widths of a model's layers; the plan of each width is in `Plan.windowed`.
+            queries: logical rows that are queries (slice, indices or bool [N]), for decoding; all tokens remain keys.
+                None: all.
             grouped: sort tokens by (document, role, logical order), which makes every relation one key interval; False
                 keeps logical order, with as many intervals a row as that takes.
-            device: where the plan's tensors are put.
+            device: device of the plan's tensors.
         """
         order, spans, positions, slices = self.compile_arrays(window, queries, grouped)
         plan = Plan(
@@ -127,7 +127,7 @@ class Layout:
 
     @property
     def reach(self) -> int:
-        """Places in logical order that the longest document spans; a sliding window as wide cuts nothing."""
+        """Number of places in logical order of the longest document; a sliding window of this width has no effect."""
         if self.documents[0] == self.documents[-1]:
             return int(self.ordinals[-1] - self.ordinals[0]) + 1
         changes = self.documents[1:] != self.documents[:-1]
@@ -170,7 +170,7 @@ class Layout:
         )  # fmt: skip
 
     def dense_mask(self, order: str = "logical", window: int | None = None) -> NDArray[np.bool_]:
-        """bool [N, N], True where query row sees key column: the slow oracle, straight from the relations' definitions.
+        """bool [N, N], True where the query row sees the key column: the slow oracle, from the relations' definitions.
 
         Args:
             order: "logical", or "physical" for the grouped order of `compile`.
@@ -197,7 +197,7 @@ class Layout:
         return mask
 
     def take(self, index: slice | ArrayLike, name: str | None = None) -> Layout:
-        """The layout of some of the tokens, which keep their positions and their ordinals.
+        """The layout of some of the tokens, with their original positions and ordinals.
 
         Args:
             index: slice, bool [N], or ascending indices int [M].
@@ -215,7 +215,7 @@ class Layout:
 
     @classmethod
     def pack(cls, layouts: Sequence[Layout], name: str = "") -> Layout:
-        """One layout of several documents in a row, which do not see each other and may be of different methods."""
+        """Packs documents into one layout; they do not see each other and may use different methods."""
         if not layouts:
             raise ValueError("Layout.pack: expected at least one layout, got none")
         if len({layout.positions.shape[:-1] for layout in layouts}) > 1:
@@ -307,7 +307,7 @@ def _rebuild(fields: dict[str, Any]) -> Layout:
 
 
 def relation_words(relations: Relation | tuple[Relation, ...]) -> str:
-    """How one entry of a sees table reads."""
+    """One entry of a sees table in words."""
     return "(" + " or ".join(map(repr, _as_tuple(relations))) + ")"
 
 

@@ -1,4 +1,4 @@
-"""Rows of indices with their inverse, by which the gradients of the trie's ops gather."""
+"""Rows of indices with their inverse, which the gradients of the trie's ops gather by."""
 
 from __future__ import annotations
 

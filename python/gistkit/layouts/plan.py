@@ -1,4 +1,4 @@
-"""Plan: what a compiled layout gives the ops. Row spans, position ids and the physical order, as tensors."""
+"""Plan: a compiled layout for the ops, as tensors: row spans, position IDs and the physical order."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from gistkit.layouts.tiles import Tiles, tiles_of
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Which keys each query row sees and at which positions, ready for `gistkit.attention` and `gistkit.rope`.
+    """The attention mask and position IDs of a layout, ready for `gistkit.attention` and `gistkit.rope`.
 
-    `Layout.compile` makes plans, and `from_spans` takes spans of one's own and checks them; the bare constructor checks
-    nothing. Its tensors are not to be changed in place: lists of tiles on a GPU, which graphs hold too, are made once.
+    `Layout.compile` makes plans. `from_spans` checks spans that you made yourself; the constructor checks nothing. Do
+    not change its tensors in place: tile lists on a GPU, which CUDA graphs hold too, are made only once.
 
     Args:
         spans: int32 [B or 1, Nq, S, 2]; for each query row S half-open key intervals, ascending and disjoint, empty
             ones (start == end) last.
         num_keys: number of keys Nk the spans refer to; every end is at most Nk.
         positions: int64 or float64 [Nq], [B, Nq] or [A, B, Nq], position ids in physical order; None if there are none.
-        order: int64 [B or 1, Nq], the logical index of each physical row; None where the two orders are the same.
-        lengths: int64 [B], tokens a row before its padding; None where no row is padded.
-        slices: the rows of each role that is there, where each has one slice (one document a row, grouped order, the
-            same slices in all rows of a batch); otherwise None.
+        order: int64 [B or 1, Nq], the logical index of each physical row; None if both orders are the same.
+        lengths: int64 [B], tokens in each row before its padding; None if no row is padded.
+        slices: the rows of each role, if each role has one slice (one document per row, grouped order, the same slices
+            in all rows of a batch); otherwise None.
         windowed: {width: plan} of the same rows for layers with a sliding window, whose queries see only keys less than
             `width` before them in logical order; a plan for each of `compile`'s `windows`.
-        reach: places in logical order that the longest document spans, so that a window as wide cuts nothing; None is
+        reach: number of places in logical order of the longest document; a window of that width has no effect. None:
             num_keys.
     """
 
@@ -50,7 +50,7 @@ class Plan:
 
     @classmethod
     def from_spans(cls, spans: Tensor, num_keys: int, positions: Tensor | None = None) -> Plan:
-        """A plan from row spans that the caller made. Checks them: shape, dtype, range, ascending and disjoint."""
+        """A plan from your own row spans, which are checked: shape, dtype, range, ascending and disjoint."""
         if not isinstance(spans, Tensor):
             raise TypeError(f"spans: expected a torch tensor, got {type(spans).__name__}")
         num_keys = at_least("from_spans", "num_keys", num_keys, 0)
@@ -107,9 +107,9 @@ class Plan:
 
     @property
     def inverse(self) -> Tensor | None:
-        """int64 [B or 1, N], the physical row of each logical index; None where the two orders are the same.
+        """int64 [B or 1, N], the physical row of each logical index; None if both orders are the same.
 
-        A ValueError for a plan of some of the rows only, whose order is no permutation.
+        Raises a ValueError for a plan of only some rows, whose order is not a permutation.
         """
         if self.order is None:
             return None
@@ -132,8 +132,8 @@ class Plan:
         Args:
             start: first row, at least 0.
             stop: end of the rows, at most the number of rows.
-            num_keys: number of keys that are there; None is all of the plan's. A ValueError if a row sees further
-                (on a GPU, where nothing waits for values, it sees what is there).
+            num_keys: number of available keys; None: all of the plan's. A ValueError if a row sees further keys (not
+                checked on a GPU, where such keys are ignored).
         """
         if not 0 <= start <= stop <= self.num_queries:
             raise ValueError(f"rows: expected 0 <= start <= stop <= {self.num_queries}, got start {start}, stop {stop}")
@@ -159,11 +159,11 @@ class Plan:
         return plan.with_windows({width: cut.spans[:, start:stop] for width, cut in self.windowed.items()})
 
     def tiles(self, tile_queries: int = 64, tile_keys: int = 64) -> Tiles:
-        """Which tiles of the mask a blocked kernel visits, and the useful share; see `Tiles`."""
+        """The tiles of the mask that a blocked kernel visits, and their visible share; see `Tiles`."""
         return tiles_of(self.spans, self.num_keys, tile_queries, tile_keys)
 
     def to(self, device: torch.device | str) -> Plan:
-        """The same plan with its tensors on `device`. On a GPU it gets the lists of tiles that attention visits."""
+        """The same plan with its tensors on `device`. On a GPU it also gets attention's lists of visible tiles."""
         move = lambda t: None if t is None else moved(t, device)  # noqa: E731
         plan = replace(
             self,

@@ -1,4 +1,4 @@
-"""Position ids of the context and its memory tokens: DPL, UPL, CPL and EPL, and a counter of their own."""
+"""Position IDs of the context and its memory tokens: DPL, UPL, CPL and EPL, and separate counters."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def upl(first: int, last: int, memory: int) -> NDArray[np.int64]:
     """Position ids that spread memory tokens evenly over the context ids they summarise.
 
     Computes round(linspace(first + o, last - o, memory)) with o = (r - 1) / 2 and r = (last - first + 1) / memory in
-    exact integer arithmetic, ties to even. No other choice of ids has a smaller largest distance between a context id
-    and its nearest memory id; that distance is floor(ceil(r) / 2).
+    exact integer arithmetic, ties to even. This minimises the largest distance between a context id and its nearest
+    memory id, which is floor(ceil(r) / 2).
 
     Args:
         first: smallest context id, at least 0.
@@ -64,12 +64,12 @@ def upl(first: int, last: int, memory: int) -> NDArray[np.int64]:
 def encoder_positions(scheme: str, context: int, chunk: int, memory: int) -> EncoderPositions:
     """Position ids of the context tokens and of the memory tokens that follow each chunk, in the encoder.
 
-    "dpl" and "cpl" count every chunk from 0 and its memory tokens on from the chunk's end; "upl" and "epl" count the
+    "dpl" and "cpl" count every chunk from 0, and its memory tokens from the chunk's end. "upl" and "epl" count the
     context from 1 through all chunks and spread the memory tokens over their own chunk. The last chunk may be shorter;
-    it has `memory` tokens all the same.
+    it has `memory` memory tokens too.
 
     Args:
-        scheme: "dpl", "upl", "cpl" or "epl" (equal in pairs here; the decoder tells the others apart).
+        scheme: "dpl", "upl", "cpl" or "epl"; dpl equals cpl here, and upl equals epl. They differ in the decoder.
         context: number of context tokens p, at least 1.
         chunk: chunk size L, at least 1.
         memory: memory tokens a chunk M, at least 1.
@@ -95,14 +95,14 @@ def decoder_positions(
 ) -> DecoderPositions:
     """Position ids in the decoder: all memory tokens, then the task token, then the task's tokens.
 
-    With "dpl" and "upl" the task token continues after k M memory ids, whatever the carrier. With "cpl" and "epl" every
-    token keeps the id it had in the uncompressed sequence: [AE] is 0 and the text 1..p, [LM] is p and the text goes on
-    from p + 1.
+    With "dpl" and "upl" the task token follows k M memory ids, for both carriers. With "cpl" and "epl" every token
+    keeps its id of the uncompressed sequence: [AE] has 0 and the text 1..p; [LM] has p and the text continues from p +
+    1.
 
     Args:
         scheme: "dpl", "upl", "cpl" or "epl".
         task: "ae" (reconstruct the context), "lm" (continue it) or "qa" (question and answer).
-        carrier: "embedding" (ICAE: memory is given positions anew) or "kv" (500x: keys keep those of the encoder).
+        carrier: "embedding" (ICAE: memory tokens get new positions) or "kv" (500x: keys keep the encoder's).
         context: number of context tokens p, at least 1.
         chunk: chunk size L, at least 1.
         memory: memory tokens a chunk M, at least 1.
@@ -131,7 +131,7 @@ def decoder_positions(
 
 
 def own_counter(roles: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Position ids int64 [N] of roles [N]: memory tokens count from 1 by themselves, the others from 0 without them.
+    """Position IDs int64 [N] of roles [N]: memory tokens are counted separately from 1, other tokens from 0.
 
     Paper: Long Context In-Context Compression by Getting to the Gist of Gisting (GistPool), Section 7, Table 5.
     """

@@ -1,4 +1,4 @@
-"""Roles of tokens, and relations: which tokens of a key role a query sees."""
+"""Roles of tokens, and relations: which tokens of a key role are visible to a query."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gistkit.common.checks import at_least, one_of
 
 
 class Role(IntEnum):
-    """What a token is for. The numbers are the grouped physical order."""
+    """The role of a token. The numbers give the grouped physical order."""
 
     BOS = 0
     CONTEXT = 1
@@ -78,7 +78,7 @@ def windows(count: int) -> Relation:
 
 
 def windows_causal(count: int) -> Relation:
-    """Of `windows(count)` what is not later than the query. `count`: int, at least 1."""
+    """The part of `windows(count)` that is not later than the query. `count`: int, at least 1."""
     return Relation("windows_causal", at_least("windows_causal", "count", count, 1))
 
 
@@ -88,5 +88,5 @@ def recent(tokens: int) -> Relation:
 
 
 def older(tokens: int) -> Relation:
-    """At least `tokens` tokens before the query: what `recent` leaves of `CAUSAL`. `tokens`: int, at least 1."""
+    """Tokens at least `tokens` before the query: `CAUSAL` without `recent`. `tokens`: int, at least 1."""
     return Relation("older", at_least("older", "tokens", tokens, 1))

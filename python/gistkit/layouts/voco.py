@@ -1,4 +1,4 @@
-"""VoCo: vision tokens that text sees only through the memory tokens after each image."""
+"""VoCo: text sees an image only through the memory tokens after it."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def voco(
 ) -> Layout:
     """VoCo: [text before], then [vision][gap][memory] for each image with text between images, then [text].
 
-    Text does not see vision tokens. Nor does it see the gap, tokens of the prompt behind an image that its memory
-    tokens sum up with it. An image sees what stands before it but for other images and gaps.
+    Text does not see vision tokens. It does not see the gap either: prompt tokens after an image that its memory tokens
+    summarise with it. An image sees everything before it except other images and gaps.
 
-    Positions "dpl" count through all tokens from 0. "upl" differs from it in the memory tokens, which are spread over
-    the ids of their image's vision tokens. With "epl" they are spread likewise, and all others have the ids of the
-    sequence without memory tokens, counted from 0, which stays free for a BOS token if nothing stands before the first
-    image. With "cpl" the others have these ids too, and memory tokens count on from the end of their image.
+    Positions "dpl" count all tokens from 0. "upl" spreads the memory tokens over the ids of their image's vision
+    tokens. "epl" does so too, and all other tokens have the ids of the sequence without memory tokens, counted from 0;
+    id 0 is left for a BOS token if nothing comes before the first image. With "cpl" the other tokens have these ids
+    too, and memory tokens continue from the end of their image.
 
     Args:
         vision: vision tokens of each image, at least 1; one number for all images, or one for each.
@@ -46,11 +46,11 @@ def voco(
         before: number of text tokens before the first image (BOS and prompt), at least 0.
         between: number of text tokens after each image but the last, at least 0; one number, or images - 1 of them.
         gap: tokens between the vision tokens of each image and its memory tokens, at least 0; role CONTEXT.
-        images: number of images, at least 1; None is as many as `vision` or `memory` has numbers, else 1.
+        images: number of images, at least 1; None: the length of `vision` or `memory`, else 1.
         positions: "dpl", "upl", "cpl" or "epl".
         text_sees_before: text sees the text before the last image, as the paper says. In the released code it does
             not: False.
-        bidirectional: vision tokens see the whole of their image, as in Gemma 3; takes a gap of 0.
+        bidirectional: vision tokens see their whole image, as in Gemma 3; requires a gap of 0.
         ids: int64 [N] or [A, N], the position ids of the sequence without memory tokens in a model that does not count
             it from 0, such as the 3 axes of Qwen2.5-VL. Memory tokens are spread over the image's ids on each axis by
             itself, which is along its diagonal; where they count on, they have the same id on all axes, as text.

@@ -145,7 +145,7 @@ def _checked(scores: Tensor, mask: Tensor | None) -> Tensor | None:
         nan = nan & mask
         if not bool(mask.any(1).all()):
             row = int((~mask.any(1)).nonzero()[0])
-            raise ValueError(f"mask: expected at least one token in each row, got padding alone in row {row}")
+            raise ValueError(f"mask: expected at least one token in each row, got only padding in row {row}")
     if bool(nan.any()):
         row, column = nan.nonzero()[0].tolist()
         raise ValueError(f"scores: expected numbers, got NaN at token {column} of row {row}")

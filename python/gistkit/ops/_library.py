@@ -1,4 +1,4 @@
-"""Loads the compiled op library; errors say what to do where it cannot be loaded."""
+"""Loads the compiled op library; errors say what to do if it cannot be loaded."""
 
 import ctypes
 import os
@@ -86,9 +86,9 @@ def cpu_isa(name: str | None = None) -> str:
     """Name of the instruction set the CPU kernels use; with `name`, chooses it first.
 
     They are "generic", "avx2", "avx512", "avx512_bf16" and "amx" on x86-64, each with all before it, and "generic" and
-    "neon" on arm64. The last two of x86-64 change attention in bfloat16 alone: it is multiplied as it is, and weights
-    are rounded to it before they meet values, as on a GPU. Linux is asked for AMX's registers at their first use; if it
-    refuses them, "avx512_bf16" takes their place.
+    "neon" on arm64. The last two of x86-64 change only attention in bfloat16: they use native bfloat16 matmuls and
+    round weights to bfloat16 before the product with values, as on a GPU. Linux is asked for AMX's registers at their
+    first use; if it refuses them, "avx512_bf16" takes their place.
 
     Raises:
         ValueError: if no set has this name, or this processor, system or build does not have it.

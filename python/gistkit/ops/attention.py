@@ -37,45 +37,45 @@ def attention(
     return_lse: bool = False,
     deterministic: bool = True,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """softmax(query key^T scale + mask) value, where the plan's spans are the mask. Exact; no mask is ever in memory.
+    """softmax(query key^T scale + mask) value, with the plan's spans as the mask. Exact; no mask is stored.
 
-    Differentiable once, in query, key, value and key_bias, through the result and through lse; not in forward mode.
-    Under `torch.autocast` float32 and half inputs are cast as scaled_dot_product_attention's are. Deterministic: the
-    same bits for any number of threads, and on GPUs of one model (with few queries, how the keys are shared out follows
-    the number of multiprocessors). On a GPU nothing waits: `Plan.to` makes the lists of tiles that are visited, and a
-    plan that was made there gets its lists in its first call. That call waits where the mask has more than 2**24 tiles
-    of 128 x 64, seen or not, or more than 2**17 of them on a side, summed over the plan's sequences: it copies the
-    spans to the CPU and makes lists there, as long as what is visible.
+    Differentiable once in query, key, value and key_bias, through the result and lse; not in forward mode. Under
+    `torch.autocast` float32 and half inputs are cast like those of scaled_dot_product_attention. Deterministic: the
+    result has the same bits for any number of threads, and on all GPUs of one model (with few queries, the split of the
+    keys depends on the number of multiprocessors). A call on a GPU does not synchronise: `Plan.to` makes the lists of
+    visible tiles, and a plan made on the GPU gets its lists in its first call. That first call synchronises if the mask
+    has more than 2**24 tiles of 128 x 64, visible or not, or more than 2**17 of them on a side, summed over the plan's
+    sequences. It then copies the spans to the CPU and makes lists there, whose length is that of the visible tiles.
 
     Args:
         query: [B, Hq, Nq, Dqk], float32, float64, bfloat16 or float16; sums are formed in float32 (float64 for
-            float64). Where the hardware multiplies bfloat16 or float16 (GPUs, AMX, AVX-512's dot products), weights and
-            their gradients are rounded to that dtype before they are: errors are within twice those of plain torch in
-            that dtype, and larger than those of a float32 result rounded once, most of all in gradients of values.
-            Any strides with a contiguous last dimension; another layout is copied first.
+            float64). With native bfloat16 or float16 matmuls (GPUs, AMX, AVX-512's dot products), weights and their
+            gradients are rounded to that dtype first. Errors are then within twice those of plain torch in that dtype,
+            and larger than those of a float32 result rounded once, most of all in gradients of values. Any strides with
+            a contiguous last dimension; another layout is copied first.
         key: [B, Hk, Nk, Dqk] of query's dtype; Hq is a multiple of Hk, and query head h uses key head h // (Hq / Hk).
         value: [B, Hk, Nk, Dv] of query's dtype. Dqk and Dv are 1 to 256 and need not be equal.
         plan: spans for Nq queries and Nk keys, for B sequences or one for all of them.
         scale: factor on query key^T; default Dqk ** -0.5.
         softcap: the scaled logit x becomes softcap * tanh(x / softcap) before key_bias is added; > 0. Default: none.
         key_bias: [B or 1, Hq or 1, Nk], float32 (float64 for float64 inputs), added to the logits of a key. A key with
-            -inf is not seen. For bfloat16 and float16 inputs its gradient carries the rounding of the result.
+            -inf is hidden. For bfloat16 and float16 inputs its gradient includes the rounding of the result.
         return_lse: also return the logarithm of the softmax's denominator.
-        deterministic: False lets gradients be summed in any order where that takes less time, which is on GPUs of
-            compute capability 9.0: their bits then differ from call to call.
+        deterministic: False allows sums of gradients in any order where that is faster, on GPUs of compute capability
+            9.0. Their bits then differ from call to call.
 
     Returns:
-        out [B, Hq, Nq, Dv] of query's dtype, laid out as [B, Nq, Hq, Dv] in memory, so that
-        `out.transpose(1, 2).flatten(2)` copies nothing. With return_lse the pair (out, lse): lse [B, Hq, Nq], natural
-        logarithm, float32 (float64 for float64 inputs). A row that sees no key has out 0, lse -inf and no gradient.
-        A NaN or infinity in a key, value, query or upstream gradient reaches the rows that see it and the gradients of
-        what these rows see, and nothing else.
+        out [B, Hq, Nq, Dv] of query's dtype, laid out as [B, Nq, Hq, Dv] in memory, so that `out.transpose(1,
+        2).flatten(2)` copies nothing. With return_lse the pair (out, lse): lse [B, Hq, Nq], natural logarithm, float32
+        (float64 for float64 inputs). A row that sees no key has out 0, lse -inf and no gradient. A NaN or infinity in a
+        key, value, query or upstream gradient reaches only the rows that see it and the gradients of what these rows
+        see.
 
     Raises:
         TypeError: a dtype is not supported or the dtypes differ.
         ValueError: shapes, devices, head counts or the plan's lengths do not fit, or softcap is not positive.
-        RuntimeError: under `torch.compile`, or while a CUDA graph is captured, a plan that was made on a GPU has no
-            lists yet and is beyond these bounds. `Plan.to`, or one call before, gives it lists.
+        RuntimeError: under `torch.compile` or CUDA graph capture, a plan made on a GPU has no lists yet and exceeds
+            these bounds. Call `Plan.to`, or attention once, before.
     """
     if autocasts():
         query, key, value = autocast(query, key, value)
@@ -160,9 +160,9 @@ def _lists(plan: Plan, gradient: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def keep_lists(plan: Plan) -> None:
-    """Makes the lists of a plan on a GPU for all calls of attention that follow, also while a graph is captured.
+    """Makes the tile lists of a plan on a GPU for all later calls of attention, also during graph capture.
 
-    A plan made inside a graph must not be used outside of it.
+    A plan made inside a graph must not be used outside it.
     """
     if _by_lists(plan.spans):
         ordered, tiles = _TILES(plan.spans, plan.num_keys, False)

@@ -1,4 +1,4 @@
-"""Attention whose weights are dropped, for training: dense, where `attention` never holds a mask or a weight."""
+"""Attention with dropout, for training. It is dense, unlike `attention`, which stores no mask or weight."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def attention_with_dropout(
     scale: float | None = None,
     key_bias: Tensor | None = None,
 ) -> Tensor:
-    """`attention`, each of whose weights is 0 with probability `dropout`, and else divided by 1 - dropout.
+    """`attention` with dropout: each weight is 0 with probability `dropout`, else divided by 1 - dropout.
 
     Computed by torch's scaled_dot_product_attention with the plan as a dense mask [B or 1, 1, Nq, Nk], or with
-    `key_bias` [B or 1, H, Nq, Nk]: gistkit's kernels draw no masks. On the CPU torch holds the weights
-    [B, H, Nq, Nk] too, for backward; on a GPU its kernels need not. Masks come from torch's random numbers.
+    `key_bias` [B or 1, H, Nq, Nk]: gistkit's kernels have no dropout. On the CPU torch also stores the weights [B, H,
+    Nq, Nk] for backward; its GPU kernels need not. Dropout masks use torch's random numbers.
 
     Args:
         query, key, value, plan, scale, key_bias: as of `attention`.

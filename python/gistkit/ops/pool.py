@@ -1,4 +1,4 @@
-"""Means of keys and values over windows of tokens, in one pass, the keys rotated on the way."""
+"""Means of keys and values over windows of tokens, with the keys rotated in the same pass."""
 
 from __future__ import annotations
 
@@ -53,21 +53,21 @@ def window_pool(
     scaling: float = 1.0,
     interleaved: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Means over windows of tokens (AvgPool of GistPool's paper), and with positions the rotation of the pooled keys.
+    """Means over windows of tokens (AvgPool of GistPool's paper); with positions, the pooled keys are rotated too.
 
-    Differentiable, to any order, in key and value, not in forward mode. Under `torch.autocast` both are cast as
-    scaled_dot_product_attention's are.
+    Differentiable to any order in key and value; not in forward mode. Under `torch.autocast` both are cast like those
+    of scaled_dot_product_attention.
 
     Args:
         key: keys [B, H, N, D], or hidden states [B, N, D]; float32, float64, bfloat16 or float16, summed in float32
             (float64) and rounded once.
-        value: as key, of its dtype, device and number of dims, B and N; H and D may be others. Never rotated.
-        windows: a number of tokens, at least 1, for windows that begin with the first token, of which the last may be
-            shorter; or int64 offsets, [W + 1] or [B, W + 1]: window w is the tokens [offsets[w], offsets[w + 1]), and
-            tokens outside of all are left out. Offsets ascend within 0..N and every window has a token, but a row of
-            [B, W + 1] with fewer windows than others repeats its last offset: its missing windows are 0. Values are
-            checked on the CPU, except while compiling. On a GPU, where nothing waits for them, the tokens of a window
-            are those of its interval that exist, and a window without any is 0.
+        value: like key, with its dtype, device, number of dims, B and N; H and D may differ. Never rotated.
+        windows: a number of tokens, at least 1: windows start at the first token, and the last may be shorter. Or int64
+            offsets, [W + 1] or [B, W + 1]: window w is the tokens [offsets[w], offsets[w + 1]), and tokens outside of
+            all are left out. Offsets ascend within 0..N and every window has a token. A row of [B, W + 1] with fewer
+            windows than others repeats its last offset; its missing windows are 0. Values are checked on the CPU,
+            except while compiling. On a GPU they are not checked, to avoid a synchronisation: tokens outside 0..N are
+            ignored, and a window without tokens is 0.
         positions: of the windows, [W], [1, W] or [B, W]: finite integers or floats (checked as `rope` checks them),
             such as the windows' mean positions, by which keys [B, H, N, D] are rotated after pooling as `rope` does;
             not differentiable.

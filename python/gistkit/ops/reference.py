@@ -1,4 +1,4 @@
-"""Plain-torch forms of the ops, of the same signatures: the oracle of the tests and the baseline of the benchmarks."""
+"""The ops in plain torch, with the same signatures: oracle of the tests and baseline of the benchmarks."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _means(x: Tensor, offsets: Tensor) -> Tensor:
 
 
 def trie_mix(weights: Tensor, table: Tensor, base: Tensor, paths: Tensor) -> Tensor:
-    """Same contract as `gistkit.ops.trie_mix`, from the paths alone."""
+    """Same contract as `gistkit.ops.trie_mix`, from the paths only."""
     on_path = paths >= 0
     rows = paths.clamp(min=0).long()
     symbol = rows.gather(1, on_path.sum(1, keepdim=True) - 1)[:, 0]

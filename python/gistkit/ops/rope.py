@@ -32,24 +32,24 @@ def rope(
     interleaved: bool = False,
     inplace: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys with each pair of dims turned by the angle of its token (RoFormer, arXiv 2104.09864, eq. 34).
+    """Rotates each pair of dims of queries and keys by its token's angle (RoFormer, arXiv 2104.09864, eq. 34).
 
-    The angle of frequency f at token n is the sum over axes a of positions[a, b, n] * inv_freq[a, f], formed exactly
-    and reduced before rounding, so that large positions lose nothing. Differentiable in query, key, inv_freq and
-    floating positions, not in forward mode. Under `torch.autocast` queries and keys are cast as those of
-    scaled_dot_product_attention, but for `inplace`.
+    The angle of frequency f at token n is the sum over axes a of positions[a, b, n] * inv_freq[a, f], computed exactly
+    and reduced before rounding, so that large positions lose no precision. Differentiable in query, key, inv_freq and
+    floating positions, not in forward mode. Under `torch.autocast` queries and keys are cast like those of
+    scaled_dot_product_attention, except with `inplace`.
 
     Args:
         query: [B, Hq, N, D]; float32, float64, bfloat16 or float16, rotated in float32 (float64) and rounded once.
         key: [B, Hk, N, D], of query's dtype and device; Hk may be 0.
-        positions: [N], [B, N] or [A, B, N] (B may be 1) for A axes; integers up to 2^53 or floats, repeats and any
-            order allowed, NaN and infinity not: refused on the CPU, except while compiling. On a GPU, where nothing
-            waits for values, what such a position turns is NaN.
+        positions: [N], [B, N] or [A, B, N] (B may be 1) for A axes; integers up to 2^53 or floats, in any order and
+            with repeats. NaN and infinity are refused on the CPU, except while compiling. On a GPU values are not
+            checked; such a position gives NaN.
         inv_freq: angle per unit of position, [R/2], [A, R/2] or, for frequencies of each head, [H, A, R/2] with
             H = Hq = Hk (RoPE2D-Mix, arXiv 2403.13298, eq. 14). Dims from R on are copied.
         scaling: factor of cosines and sines (transformers' attention_scaling).
         interleaved: pairs are dims (2f, 2f + 1); otherwise (f, f + R/2).
-        inplace: overwrite query and key, which share no memory, and return them; only where no gradient is recorded.
+        inplace: overwrite query and key, which must not share memory, and return them; only without gradients.
 
     Returns:
         The rotated query and key.
@@ -117,11 +117,11 @@ def rerotate(
     """Rotated keys moved by `delta` positions, as if they had been rotated at position + delta from the start.
 
     Args:
-        key: [B, Hk, N, D] that `rope` rotated, such as cached keys; what `scaling` it had is kept.
+        key: [B, Hk, N, D] that `rope` rotated, such as cached keys; their `scaling` is kept.
         delta: a number for all tokens, or a tensor in one of the forms of `rope`'s positions.
         inv_freq: as given to `rope`.
         interleaved: as given to `rope`.
-        inplace: overwrite key and return it; only where no gradient is recorded.
+        inplace: overwrite key and return it; only without gradients.
 
     Returns:
         The keys at their new positions.

@@ -26,16 +26,16 @@ _GELU_BACKWARD = torch.ops.gistkit.bias_gelu_backward.default
 def trie_mix(weights: Tensor, table: Tensor, base: Tensor, paths: Links) -> Tensor:
     """out[n] = base[own symbol of n] + sum over i and h of weights[n, i, h] table[paths[n, i], h].
 
-    Attention over few distinct keys, its output projection and all that is linear behind it, read from a table.
+    Attention over few distinct keys, with its output projection and later linear maps, read from a table.
     Differentiable once in weights, table and base.
 
     Args:
-        weights: [N, M, H], float32 or float64; what lies beyond a path's end is not read.
+        weights: [N, M, H], float32 or float64; values beyond a path's end are not read.
         table: [R, H, C], of weights' dtype and device, as base.
         base: [R, C].
-        paths: N paths of 1 to M symbols below R, -1 behind; a node's own symbol is its path's last. A gradient needs
-            the entries of all rows. Values are checked on the CPU; on a GPU, where nothing waits for them, what is no
-            symbol of the table is passed over.
+        paths: N paths of 1 to M symbols below R, then -1; a node's own symbol is the last of its path. A gradient needs
+            the entries of all rows. Values are checked on the CPU; on a GPU they are not, and invalid symbols are
+            skipped.
 
     Returns:
         [N, C].
@@ -43,8 +43,8 @@ def trie_mix(weights: Tensor, table: Tensor, base: Tensor, paths: Links) -> Tens
     Raises:
         ValueError: shapes that do not match.
         TypeError: an unsupported or mismatched dtype, or paths that are no Links.
-        RuntimeError: on the CPU, paths with a symbol outside of the table, none at all, or one behind -1; in the
-            backward, entries that are not those of the rows.
+        RuntimeError: on the CPU, paths with a symbol outside the table, no symbol, or a symbol after -1; in the
+            backward pass, entries that do not match the rows.
     """
     weights, table, base = autocast_to_float32(weights, table, base)
     _check_links("trie_mix", "paths", paths)
@@ -63,7 +63,7 @@ def trie_mix(weights: Tensor, table: Tensor, base: Tensor, paths: Links) -> Tens
 def ancestor_attention(
     query: Tensor, key: Tensor, value: Tensor, ancestors: Links, *, scale: float | None = None
 ) -> Tensor:
-    """Attention of each query to the few keys that it names.
+    """Attention of each query to its few listed keys.
 
     Differentiable once in query, key and value.
 

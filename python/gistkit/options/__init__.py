@@ -1,1 +1,1 @@
-"""What command lines share: kinds of arguments, the model and the compressor that they name, and texts to read."""
+"""Options shared by commands: argument types, models and compressors by name, texts and output files."""

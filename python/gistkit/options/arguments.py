@@ -1,9 +1,10 @@
-"""Kinds of arguments that several commands take."""
+"""Argument types and options shared by several commands."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -11,21 +12,21 @@ from gistkit.common.messages import one_line
 from gistkit.options.messages import MOST
 
 LAYOUTS = ("dpl", "upl", "cpl", "epl")
-# What 32 bits hold: torch, NumPy and files take numbers so large.
+# The largest int32: torch, NumPy and files accept numbers up to this size.
 LARGEST = 2**31 - 1
 
 Value = TypeVar("Value")
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that tells a mistake in one line."""
+    """A parser that reports a mistake in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {one_line(message, MOST)}; {self.prog} --help lists the options\n")
 
 
 class LateParser(Parser):
-    """A parser that gets its arguments when it is used, because loading them takes seconds."""
+    """A parser whose arguments are added at first use, because importing what they need takes seconds."""
 
     fill: Any = None
 
@@ -52,13 +53,13 @@ def add_command(commands: Any, name: str, run: Any, purpose: str, examples: str)
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    # What a message about one of its options is worded with.
+    # Error messages name the option as typed.
     parser.set_defaults(run=run, actions=parser._actions)
     return parser
 
 
 def whole(low: int = 0, high: int = LARGEST) -> Callable[[str], int]:
-    """A kind of argument: a whole number from `low` to `high`."""
+    """Argument type: an integer from `low` to `high`."""
 
     def convert(text: str) -> int:
         # Python refuses to read thousands of digits.
@@ -77,14 +78,14 @@ positive = whole(1)
 
 
 def path(text: str) -> Path:
-    """A kind of argument: a file or a folder, which need not exist."""
+    """Argument type: a path, which need not exist."""
     if not text.strip() or "\0" in text:
         raise argparse.ArgumentTypeError(f"expected a path, got {text!r:.80}")
     return Path(text)
 
 
 def number(low: float, high: float = float("inf")) -> Callable[[str], float]:
-    """A kind of argument: a number from `low` to `high`."""
+    """Argument type: a float from `low` to `high`."""
 
     def convert(text: str) -> float:
         try:
@@ -100,7 +101,7 @@ def number(low: float, high: float = float("inf")) -> Callable[[str], float]:
 
 
 def names(*choices: str, empty: bool = False) -> Callable[[str], list[str]]:
-    """A kind of argument: comma-separated names out of `choices`, each once; none only where `empty`."""
+    """Argument type: comma-separated names from `choices`, each at most once; `empty` allows none."""
 
     def convert(text: str) -> list[str]:
         values = [name.strip().lower() for name in text.split(",") if name.strip()]
@@ -112,24 +113,28 @@ def names(*choices: str, empty: bool = False) -> Callable[[str], list[str]]:
 
 
 def add_questions(group: Any, purpose: str, split: str, more: str = "") -> None:
-    """The options --questions and --split: `purpose` says what they are for, `split` is the default.
+    """Adds --questions and --split.
 
-    `more` is what else a split is of.
+    Args:
+        group: a parser or a group of its arguments.
+        purpose: what the questions are for, in the help.
+        split: default of --split.
+        more: what else --split applies to, in the help.
     """
     group.add_argument(
         "--questions", type=path, metavar="FILE", nargs="+",
-        help=f"files or folders of questions, {purpose}: JSON lines of context, question and answers, or MRQA, SQuAD, "
-        "DROP, RACE, NarrativeQA, FairytaleQA, Alpaca, PwC and CNN/DailyMail as they are published, plain, gzip or "
-        "zstd; or hf:owner/name of the Hugging Face hub",
+        help=f"files or folders of questions, {purpose}. JSON lines of context, question and answers, or MRQA, SQuAD, "
+        "DROP, RACE, NarrativeQA, FairytaleQA, Alpaca, PwC and CNN/DailyMail as published; plain, gzip or zstd; or "
+        "hf:owner/name from the Hugging Face hub",
     )  # fmt: skip
     group.add_argument(
         "--split", choices=("train", "validation", "test"), default=split,
-        help=f"of --questions that are a folder or a name with several splits{more} (default: %(default)s)",
+        help=f"split to use if --questions has several{more} (default: %(default)s)",
     )  # fmt: skip
 
 
 def several(kind: Callable[[str], Value]) -> Callable[[str], list[Value]]:
-    """A kind of argument: comma-separated values of the kind `kind`, at least one and each once."""
+    """Argument type: comma-separated values of the type `kind`, at least one, each once."""
 
     def convert(text: str) -> list[Value]:
         values = [kind(part.strip()) for part in text.split(",")]
@@ -140,20 +145,48 @@ def several(kind: Callable[[str], Value]) -> Callable[[str], list[Value]]:
     return convert
 
 
+def add_declared(group: Any, kind: Any, defaults: bool) -> None:
+    """An option for each field that a dataclass has declared; one that is not given is None.
+
+    Args:
+        group: of the command.
+        kind: the class.
+        defaults: whether its defaults are the command's.
+    """
+    for each in (each for each in fields(kind) if each.metadata):
+        rules: Any = each.metadata
+        options: dict[str, Any] = {"metavar": "N"}
+        if isinstance(each.default, bool):
+            options = {"action": "store_true", "default": None}
+        elif rules["among"]:
+            options = {"choices": rules["among"]}
+        elif str(each.type).startswith("int"):
+            options["type"] = whole(rules["least"])
+        else:
+            options["type"] = number(rules["above"] or 0, rules["most"])
+        default = f" (default: {each.default})" if defaults and each.default not in (None, False) else ""
+        group.add_argument(f"--{each.name.replace('_', '-')}", help=rules["purpose"] + default, **options)
+
+
+def names_of(kind: Any) -> list[str]:
+    """The fields that `add_declared` makes options of."""
+    return [each.name for each in fields(kind) if each.metadata]
+
+
 def add_device(parser: Any) -> None:
-    """--device; `device` checks it and has its default."""
-    parser.add_argument("--device", help="cpu or cuda (default: cuda where torch and gistkit have it, else cpu)")
+    """Adds --device; `device` checks it and has its default."""
+    parser.add_argument("--device", help="cpu or cuda (default: cuda if torch and gistkit support it, else cpu)")
 
 
 def device(text: str | None) -> str:
-    """The name of an available device for which the ops have kernels; None: "cuda" if there is one, else "cpu".
+    """The name of a device for which the ops have kernels; None: "cuda" if available, else "cpu".
 
     Raises:
-        ValueError: if a device is named and is none of these, with the reason.
+        ValueError: if the named device cannot be used, with the reason.
     """
     import torch
 
-    # Its libraries bring the kernels that are looked for.
+    # Loads the libraries whose kernels are looked up.
     from gistkit.ops._private import has_cuda_kernel
 
     has_kernels = has_cuda_kernel("gistkit::attention") is not False
@@ -169,7 +202,7 @@ def device(text: str | None) -> str:
         from gistkit.info import cuda_library
 
         if not torch.cuda.is_available():
-            raise ValueError(f"--device: expected a device that is here, got {text!r}, and torch sees no CUDA device")
+            raise ValueError(f"--device: expected cpu, got {text!r}: torch finds no CUDA device")
         if (parsed.index or 0) >= torch.cuda.device_count():
             raise ValueError(f"--device: expected one of {torch.cuda.device_count()} CUDA devices, got {text!r}")
         if not has_kernels:

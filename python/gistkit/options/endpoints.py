@@ -1,4 +1,4 @@
-"""The options of models behind OpenAI-compatible interfaces: judges of answers, and writers."""
+"""Options of models behind an OpenAI-compatible API: judges of answers, and writers of summaries."""
 
 from __future__ import annotations
 
@@ -17,40 +17,41 @@ def key_of(role: str) -> str:
 
 
 def add_endpoint(group: Any, role: str, does: str, fields: str = "") -> None:
-    """--ROLE, --ROLE-model, --ROLE-concurrency, and with `fields`, those of a prompt, --ROLE-prompt.
+    """Adds --ROLE, --ROLE-model, --ROLE-concurrency, and, if a prompt has `fields`, --ROLE-prompt.
 
-    `does`: what its model does, for the help.
+    `does` says in the help what the model does.
     """
     group.add_argument(
         f"--{role}", metavar="URL",
-        help=f"OpenAI-compatible interface, such as http://localhost:8000/v1, whose model {does}; a key is read "
+        help=f"OpenAI-compatible API, such as http://localhost:8000/v1, whose model {does}; its key is read "
         f"from the environment variable {key_of(role)}",
     )  # fmt: skip
-    group.add_argument(f"--{role}-model", metavar="NAME", help="its model")
+    group.add_argument(f"--{role}-model", metavar="NAME", help=f"model name at --{role}")
     if fields:
         group.add_argument(
-            f"--{role}-prompt", type=path, metavar="FILE", help=f"its prompt, with {fields} (default: gistkit's own)"
+            f"--{role}-prompt",
+            type=path,
+            metavar="FILE",
+            help=f"file with its prompt, which contains {fields} (default: gistkit's own)",
         )
-    group.add_argument(
-        f"--{role}-concurrency", type=positive, metavar="N", help="requests to it at a time (default: 4)"
-    )
+    group.add_argument(f"--{role}-concurrency", type=positive, metavar="N", help="concurrent requests (default: 4)")
 
 
 def chosen_endpoint(arguments: argparse.Namespace, role: str, kind: type[Kind]) -> Kind | None:
-    """The endpoint, which has answered once; None without --ROLE.
+    """The endpoint, after one successful request; None without --ROLE.
 
     Raises:
-        ValueError: for the other options without --ROLE, or --ROLE without a model.
-        OSError: if it does not answer as it should.
+        ValueError: if the other options are given without --ROLE, or --ROLE without a model.
+        OSError: if the endpoint does not answer correctly.
     """
     url, model = getattr(arguments, role), getattr(arguments, f"{role}_model")
     if url is None:
         for name in ("model", "prompt", "concurrency"):
             if (value := getattr(arguments, f"{role}_{name}", None)) is not None:
-                raise ValueError(f"--{role}-{name}: expected none without --{role}, got {value}")
+                raise ValueError(f"--{role}-{name}: not allowed without --{role}, got {value}")
         return None
     if model is None:
-        raise ValueError(f"--{role}-model: expected the name of a model beside --{role}, got none")
+        raise ValueError(f"--{role}-model: expected the model's name with --{role}, got none")
     settings: dict[str, Any] = {}
     if (prompt := getattr(arguments, f"{role}_prompt", None)) is not None:
         settings["template"] = prompt.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Warnings and errors of commands, a line each on standard error."""
+"""Warnings and errors of commands, one line each on standard error."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from gistkit.common.messages import one_line
 
-# Characters of a line.
+# Most characters in a line.
 MOST = 1000
 
 
 def warn(message: object) -> None:
-    """A warning of a command, on a line of its own also where a progress bar is being drawn."""
+    """Prints a command's warning on its own line, even while a progress bar is drawn."""
     text = f"gistkit: warning: {one_line(message, MOST)}"
     if (bars := sys.modules.get("tqdm")) is None:
         print(text, file=sys.stderr)
@@ -25,7 +25,7 @@ def warn(message: object) -> None:
 
 @contextmanager
 def one_line_warnings() -> Iterator[None]:
-    """Inside, Python's warnings are those of a command: without file, line number and source line."""
+    """Shows Python's warnings as a command's: without file, line number and source line."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
         warn(message)
@@ -36,7 +36,7 @@ def one_line_warnings() -> Iterator[None]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there is not enough memory, which torch tells by a RuntimeError's text."""
+    """Whether an error means out of memory; torch reports that on a CPU only in a RuntimeError's text."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

@@ -24,8 +24,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def method(name: str) -> str:
-    """The name of a method, of those of the package and those that a script has registered."""
-    # What knows them is imported with torch.
+    """Argument type: the name of a method of the package, or of one that a script has registered."""
+    # Imports torch.
     from gistkit.compress.config import REGISTRY
 
     if name not in REGISTRY:
@@ -40,38 +40,38 @@ SEED = 0
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """--model, --dtype and --device."""
+    """Adds --model, --dtype and --device."""
     add_model_name(parser, "smollm2")
     add_dtype(parser)
     add_device(parser)
 
 
 def add_model_name(parser: argparse.ArgumentParser, default: str | None = None) -> None:
-    """--model; required where there is no default."""
+    """Adds --model, required without a default."""
     parser.add_argument(
         "--model",
         default=default,
         required=default is None,
-        help="smollm2, or the folder or hub name of a transformers decoder model; for images, "
-        f"of a vision-language model{'' if default is None else f' (default: {default})'}",
+        help="smollm2, or a folder or hub name of a transformers decoder, or for images of a vision-language model"
+        f"{'' if default is None else f' (default: {default})'}",
     )
 
 
 def add_dtype(parser: argparse.ArgumentParser) -> None:
-    """--dtype."""
-    parser.add_argument("--dtype", choices=DTYPES, help="of the model (default: float32 on a CPU, else bfloat16)")
+    """Adds --dtype."""
+    parser.add_argument("--dtype", choices=DTYPES, help="dtype of the model (default: float32 on a CPU, else bfloat16)")
 
 
 def add_memory_dtype(parser: argparse.ArgumentParser) -> None:
-    """--memory-dtype."""
+    """Adds --memory-dtype."""
     parser.add_argument(
-        "--memory-dtype", choices=DTYPES, help="of memories in files (default: bfloat16 of a float32 model, which "
-        "halves them, else the model's)",
+        "--memory-dtype", choices=DTYPES, help="dtype of memory files (default: the model's, or bfloat16 for a float32 "
+        "model, which halves the files)",
     )  # fmt: skip
 
 
 def memory_dtype(name: str | None, model: PreTrainedModel) -> torch.dtype:
-    """The dtype of memories in files, by the option's value and the model's."""
+    """The dtype of memory files, from the option's value and the model's dtype."""
     import torch
 
     if name is not None:
@@ -88,12 +88,12 @@ def load_model(
         name: "smollm2", or what transformers' `from_pretrained` takes.
         dtype: one of `DTYPES`; None: float32 on a CPU, bfloat16 elsewhere.
         device: where the model goes.
-        images: whether it is a vision-language model, with its processor in place of the tokenizer.
+        images: whether it is a vision-language model; its processor then replaces the tokenizer.
         needs: packages that the command imports later; a missing one is reported before the model is loaded.
 
     Raises:
         ValueError, FileNotFoundError: if there is no such model.
-        ImportError: if a package that brings it or one of `needs` is missing.
+        ImportError: if the package that provides it, or one of `needs`, is missing.
     """
     import torch
 
@@ -113,7 +113,7 @@ def load_model(
 
 
 def load_tokenizer(name: str) -> Any:
-    """The tokenizer of a model alone; `name` as in `load_model`.
+    """Only the tokenizer of a model; `name` as in `load_model`.
 
     Raises:
         ValueError: if there is none.
@@ -140,7 +140,7 @@ def _from_transformers(name: str, dtype: torch.dtype, images: bool) -> tuple[Pre
 
     folder = Path(name).expanduser()
     if not folder.is_dir() and (folder.is_file() or name.startswith(("/", "./", "../", "~"))):
-        raise FileNotFoundError(f"--model: expected a folder with a model, got {name}, which is none")
+        raise FileNotFoundError(f"--model: no folder at {name}")
     kind = "a vision-language model for images" if images else "smollm2, or a decoder model"
     try:
         if images:
@@ -151,11 +151,11 @@ def _from_transformers(name: str, dtype: torch.dtype, images: bool) -> tuple[Pre
         return AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype), tokenizer
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines() or [repr(error)]
-        raise ValueError(f"--model: expected {kind} that transformers loads, got {name!r}: {reason[0]}") from error
+        raise ValueError(f"--model: expected {kind} that transformers can load, got {name!r}: {reason[0]}") from error
 
 
 def load_empty(name: str, dtype: str, images: bool = False) -> PreTrainedModel:
-    """A model without values, on device "meta"; of its folder or hub page only the configuration is read.
+    """A model without weights, on device "meta"; only the configuration is read.
 
     Args:
         name, dtype: as in `load_model`.
@@ -188,31 +188,31 @@ def load_empty(name: str, dtype: str, images: bool = False) -> PreTrainedModel:
         ) from error
 
 
-TRAINED = "the one that comes with gistkit for the model, or else a selection, which needs no training"
+TRAINED = "the trained one that comes with gistkit for the model, else --method select, which needs no training"
 
 
 def add_compressor(parser: argparse.ArgumentParser, default: str = TRAINED) -> None:
-    """--compressor, or the arguments of an untrained one."""
+    """Adds --compressor and the options of an untrained compressor."""
     add_trained(parser, default)
     parser.add_argument(
-        "--method", type=method, metavar="METHOD", help="of a compressor that is not trained, such as gistpool "
-        "(default: select, which keeps the keys and values that matter most; x500 beside --layout or --chunk; voco, "
-        "the only one, for images)",
+        "--method", type=method, metavar="METHOD",
+        help="method of an untrained compressor, such as gistpool (default: select, which keeps the keys and values "
+        "with the highest scores; x500 with --layout or --chunk; voco for images)",
     )  # fmt: skip
     parser.add_argument("--layout", choices=LAYOUTS, help="position layout of icae and x500 (default: epl)")
     parser.add_argument(
-        "--ratio", type=number(1), help="context tokens a memory token (default: 4 of select, else 5); beside "
-        "--compressor a method in place compresses at this ratio instead of its own",
+        "--ratio", type=number(1), help="context tokens per memory token (default: 4 for select, else 5); with "
+        "--compressor an in-place method compresses at this ratio instead of its own",
     )  # fmt: skip
     parser.add_argument("--chunk", type=positive, help="chunk size of icae and x500 in tokens (default: 510)")
     add_option(parser)
 
 
 def add_trained(parser: Any, default: str) -> None:
-    """--compressor."""
+    """Adds --compressor."""
     parser.add_argument(
         "--compressor", type=path, metavar="FOLDER",
-        help=f"trained compressor, or the name of one that comes with gistkit (default: {default})",
+        help=f"folder of a trained compressor, or name of one that comes with gistkit (default: {default})",
     )  # fmt: skip
 
 
@@ -220,12 +220,12 @@ def add_option(parser: Any) -> None:
     """--option, any other argument of a method."""
     parser.add_argument(
         "--option", type=option, action="append", default=[], metavar="NAME=VALUE",
-        help="another argument of the method, such as windows=1 or offset=true for gistpool; may be repeated",
+        help="any other argument of the method, such as windows=1 or offset=true for gistpool; repeatable",
     )  # fmt: skip
 
 
 def option(text: str) -> tuple[str, Any]:
-    """(name, value) of "name=value", the value as JSON or else as it is."""
+    """Argument type: (name, value) from "name=value"; the value is JSON, or else text."""
     name, sign, value = text.partition("=")
     if not sign or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
@@ -238,17 +238,17 @@ def option(text: str) -> tuple[str, Any]:
 
 
 def with_options(settings: dict[str, Any], options: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A method's arguments, including those of `--option`; none may occur twice."""
+    """A method's arguments with those of `--option`; each may be given only once."""
     arguments = dict(settings)
     for name, value in options:
         if name in arguments:
-            raise ValueError(f"--option {name}: expected one value, got {arguments[name]} and {value}")
+            raise ValueError(f"--option {name}: given twice, as {arguments[name]} and {value}")
         arguments[name] = value
     return arguments
 
 
 def load_compressor(folder: Path, model: PreTrainedModel) -> Compressor:
-    """The trained compressor saved in `folder`, or of that name, around `model`, in eval mode."""
+    """Loads the trained compressor in `folder`, or of that name, around `model`, in eval mode."""
     from gistkit.common.trained import find
     from gistkit.compress import Compressor, trained
 
@@ -260,7 +260,7 @@ def load_compressor(folder: Path, model: PreTrainedModel) -> Compressor:
 
 
 def maker_of(source: Source) -> str | None:
-    """The name of the trained compressor that may have made a memory, a default first; None: none has."""
+    """The name of a trained compressor that may have made a memory, a default first; None if there is none."""
     from gistkit.common.trained import DEFAULTS, trained
 
     names = sorted(trained(), key=lambda name: name not in DEFAULTS.values())
@@ -268,7 +268,7 @@ def maker_of(source: Source) -> str | None:
 
 
 def _may_have_made(name: str, source: Source) -> bool:
-    """Whether the trained compressor of a name is of the model, the method and the sizes that made a memory."""
+    """Whether the trained compressor `name` has the model, method and sizes that made a memory."""
     from gistkit.common.trained import SETTINGS, find
     from gistkit.compress.config import REGISTRY
 
@@ -282,9 +282,9 @@ def _may_have_made(name: str, source: Source) -> bool:
 
 
 def new_compressor(model: PreTrainedModel, method: str = "select", **settings: Any) -> Compressor:
-    """An untrained compressor, the same for the same model and settings, in eval mode.
+    """A new compressor in eval mode, the same for the same model and settings.
 
-    A method whose memory is noise until it is trained comes with a warning on standard error.
+    Warns on standard error if the method's memory is noise before training.
     """
     import torch
 
@@ -301,18 +301,17 @@ def new_compressor(model: PreTrainedModel, method: str = "select", **settings: A
         compressor = kind(model, **settings).eval().to(model.device)
     if compressor.needs_training:
         warn(
-            "the compressor is UNTRAINED, and what a model reads from its memory is noise; train one with gistkit "
-            "train and give its folder as --compressor, or take --method select"
+            "the compressor is UNTRAINED, so its memory is noise; train one with gistkit train and pass its folder "
+            "as --compressor, or use --method select"
         )
     return compressor
 
 
 def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, processor: Any = None) -> Compressor:
-    """The compressor of the arguments of `add_compressor`; an untrained one comes with a warning.
+    """The compressor that the arguments of `add_compressor` choose; warns if it is untrained.
 
-    Where nothing is asked for, it is the trained one that comes with gistkit for the model.
-
-    With the processor of a vision-language model it is one of images.
+    The default is the trained one that comes with gistkit for the model. With the processor of a vision-language model
+    the compressor is one for images.
     """
     from gistkit.common.trained import default_for
 
@@ -328,13 +327,13 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, pro
         if processor is not None:
             settings = image_settings(model, processor, settings)
         elif settings.keys() & {"layout", "chunk"}:
-            # Of methods with chunks.
+            # Only methods with chunks have these.
             settings = {"method": "x500", **settings}
         return new_compressor(model, **settings)
     ratio = settings.pop("ratio", None)
     if settings:
         name, value = next(iter(settings.items()))
-        raise ValueError(f"--{name}: expected none beside --compressor, which has its own, got {value}")
+        raise ValueError(f"--{name}: not allowed with --compressor, which has its own, got {value}")
     compressor = load_compressor(arguments.compressor, model)
     if (compressor.method == IMAGES) != (processor is not None):
         raise ValueError(f"--compressor: expected one for {wanted}, got one of method {compressor.method}")
@@ -343,7 +342,7 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, pro
 
 
 def image_settings(model: PreTrainedModel, processor: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a compressor of images: VoCo, whose images are joined from the tiles of this processor."""
+    """Arguments of a compressor of images: VoCo, with the separators of this processor's tiles."""
     from gistkit.hf.chat import tile_separators
 
     with model_errors():
@@ -352,11 +351,11 @@ def image_settings(model: PreTrainedModel, processor: Any, settings: Mapping[str
 
 @contextmanager
 def model_errors() -> Iterator[None]:
-    """Turns a TypeError about an argument, such as a model that a compressor cannot use, into a user's mistake."""
+    """Turns a TypeError about an argument, such as an unsupported model, into a ValueError for the user."""
     try:
         yield
     except TypeError as error:
-        # Others are not about what the user gave.
+        # Other TypeErrors are not about the user's arguments.
         if re.match(r"\w+: expected ", str(error)) is None:
             raise
         raise ValueError(f"{'--' if str(error).startswith('model: ') else ''}{error}") from error

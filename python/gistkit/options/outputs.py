@@ -1,4 +1,4 @@
-"""Files and folders that a command writes, checked before its work begins."""
+"""Checks of output files and folders, made before the work starts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from gistkit.options.texts import STDIN
 
 
 def check_file(name: str, path: Path) -> None:
-    """Refuses what cannot be written as a file.
+    """Refuses a path that cannot be written as a file.
 
     Args:
-        name: of the option, in errors.
-        path: a regular file or one that does not exist; so may its folders.
+        name: the option's name, for errors.
+        path: a regular file, or a file that does not exist yet; its folders need not exist either.
 
     Raises:
-        ValueError: for "-", a folder, a device, or a place where nothing can be written.
+        ValueError: for "-", a folder, a device, or a place without write permission.
     """
     if str(path) == STDIN:
-        raise ValueError(f"{name}: expected a file, got {path}; nothing is written to standard output")
+        raise ValueError(f"{name}: expected a file, got {path}; this command does not write to standard output")
     try:
         if path.exists() and not path.is_file():
             kind = "a folder" if path.is_dir() else "a device or a pipe"
@@ -30,7 +30,7 @@ def check_file(name: str, path: Path) -> None:
 
 
 def check_folder(name: str, path: Path) -> None:
-    """Refuses a folder in which no file can be written; it need not exist, and is not made here."""
+    """Refuses a folder that is not writable; it need not exist, and is not created here."""
     try:
         while not path.exists() and path != path.parent:
             path = path.parent
@@ -42,4 +42,4 @@ def check_folder(name: str, path: Path) -> None:
 
 def _unwritable(name: str, path: Path, error: OSError) -> ValueError:
     reason = error.strerror or type(error).__name__
-    return ValueError(f"{name}: expected a place that can be written to, got {str(path)!r:.200}: {reason}")
+    return ValueError(f"{name}: cannot write to {str(path)!r:.200}: {reason}")

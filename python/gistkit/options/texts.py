@@ -1,4 +1,4 @@
-"""The texts and images that a command reads, with the file that each result goes to."""
+"""The texts and images that a command reads, and the output file of each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STDIN = "-"
-# Which files of a folder are texts where nothing else is asked for: in a store, and beside their memories.
+# Default patterns of text files in a folder: for a store, and for memories beside their texts.
 TEXTS, TEXT_FILES = ("**/*.txt", "**/*.md"), "**/*.txt"
 
 # How the names of images end.
@@ -17,7 +17,7 @@ PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 
 @dataclass(frozen=True)
 class Source:
-    """A text or an image: `name` is its origin, `target` the file of its memory, `path` None for standard input."""
+    """A text or an image: `name` is its origin, `target` its memory file, `path` None for standard input."""
 
     name: str
     target: Path
@@ -25,7 +25,7 @@ class Source:
 
     @property
     def is_image(self) -> bool:
-        """Whether it is an image, by the end of its name."""
+        """Whether it is an image, by its file extension."""
         return self.path is not None and is_picture(self.path)
 
     def read(self) -> str:
@@ -34,7 +34,7 @@ class Source:
 
 
 def is_picture(path: Path) -> bool:
-    """Whether a file is an image, by the end of its name."""
+    """Whether a file is an image, by its extension."""
     return path.suffix.lower() in PICTURES
 
 
@@ -44,8 +44,8 @@ def find_sources(inputs: list[str], pattern: str, out: Path | None) -> list[Sour
     Args:
         inputs: files, folders, or "-" for standard input.
         pattern: which files of a folder, such as "**/*.txt".
-        out: for one file, its memory or the folder of its memory; otherwise the folder of all memories, where those of
-            a folder keep their relative paths. None: X.txt goes to X.gist beside it.
+        out: for one input file, the memory file or its folder; otherwise the folder of all memories. Files of an input
+            folder keep their relative paths there. None: X.txt goes to X.gist beside it.
 
     Raises:
         FileNotFoundError: if an input is not there, or a folder has no such files.
@@ -55,13 +55,13 @@ def find_sources(inputs: list[str], pattern: str, out: Path | None) -> list[Sour
         if not name.strip() or "\0" in name:
             raise ValueError(f"TEXT: expected a text file, a folder or -, got {name!r}")
     if inputs.count(STDIN) > 1:
-        raise ValueError("TEXT: expected - once, got it again")
+        raise ValueError("TEXT: - (standard input) may be given only once")
     folder = out is not None and (len(inputs) > 1 or Path(inputs[0]).is_dir() or out.is_dir())
     sources: list[Source] = []
     for name in inputs:
         if name == STDIN:
             if out is None:
-                raise ValueError("-o: expected a file for the memory of standard input, got none")
+                raise ValueError("-o: expected a file name for the memory of standard input; give one with -o FILE")
             sources.append(Source("standard input", out / "stdin.gist" if folder else out, None))
             continue
         root = Path(name)
@@ -75,11 +75,11 @@ def find_sources(inputs: list[str], pattern: str, out: Path | None) -> list[Sour
 
 
 def folder_texts(folder: Path, patterns: Sequence[str]) -> dict[str, Path]:
-    """The files of a folder by their relative path, in order; those of hidden folders are left out.
+    """The files of a folder by their relative path, sorted; hidden folders are skipped.
 
     Raises:
-        FileNotFoundError: if it has none.
-        ValueError: if a pattern is none.
+        FileNotFoundError: if no file matches.
+        ValueError: if a pattern is invalid.
     """
     found: dict[str, Path] = {}
     for pattern in patterns:
@@ -89,7 +89,7 @@ def folder_texts(folder: Path, patterns: Sequence[str]) -> dict[str, Path]:
                 found[name.as_posix()] = path
     if not found:
         shown = " or ".join(map(repr, patterns))
-        raise FileNotFoundError(f"{folder}: expected files that match {shown}, got none; --glob says which to take")
+        raise FileNotFoundError(f"{folder}: no file matches {shown}; choose other files with --glob")
     return dict(sorted(found.items()))
 
 
@@ -99,7 +99,7 @@ def read_text(path: Path) -> str:
 
 
 def read_contents(inputs: list[str], pattern: str) -> list[str]:
-    """The texts that `inputs` name, in order; arguments and errors are those of `find_sources`; each is read."""
+    """Reads the texts that `inputs` name, in order; arguments and errors as in `find_sources`."""
     return [
         content
         for name in inputs
@@ -110,14 +110,14 @@ def read_contents(inputs: list[str], pattern: str) -> list[str]:
 def _files(root: Path, pattern: str) -> list[Path]:
     if not root.is_dir():
         if not root.exists():
-            raise FileNotFoundError(f"{root}: expected a text file or a folder of them, got none there")
+            raise FileNotFoundError(f"{root}: no such file or folder")
         if root.is_char_device() and root.resolve() != Path("/dev/null"):
-            # Some have no end.
-            raise ValueError(f"{root}: expected a text file or a folder of them, got a device")
+            # Some devices never end.
+            raise ValueError(f"{root}: expected a text file or a folder of text files, got a device")
         return [root]
     paths = _matching(root, pattern)
     if not paths:
-        raise FileNotFoundError(f"{root}: expected files that match {pattern!r}, got none; --glob says which to take")
+        raise FileNotFoundError(f"{root}: no file matches {pattern!r}; choose other files with --glob")
     return paths
 
 
@@ -133,7 +133,7 @@ def _read_stdin() -> str:
 
 
 def decode(name: str, content: bytes) -> str:
-    """UTF-8 text, without a byte order mark; a ValueError names what is not."""
+    """Decodes UTF-8 without a byte order mark; a ValueError names the first bad byte."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -141,7 +141,7 @@ def decode(name: str, content: bytes) -> str:
 
 
 def check_text(name: str, text: str) -> None:
-    """Refuses a word of the command line that was not UTF-8."""
+    """Refuses a command-line word that is not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -151,12 +151,12 @@ def check_text(name: str, text: str) -> None:
 def _decode(name: str, content: bytes) -> str:
     text = decode(name, content)
     if not text.strip():
-        raise ValueError(f"{name}: expected a text to compress, got an empty one")
+        raise ValueError(f"{name}: the text is empty")
     return text
 
 
 def _check_targets(sources: list[Source]) -> None:
-    """Refuses targets that overwrite another memory or a text."""
+    """Refuses targets that would overwrite another memory or a text."""
     names_by_target: dict[Path, str] = {}
     paths = {source.path.resolve() for source in sources if source.path is not None}
     for source in sources:
@@ -166,5 +166,5 @@ def _check_targets(sources: list[Source]) -> None:
                 f"{source.name}: its memory would overwrite that of {names_by_target[target]}, {source.target}"
             )
         if target in paths:
-            raise ValueError(f"-o: expected another file than the texts, got {source.target}")
+            raise ValueError(f"-o: the memory would overwrite the text {source.target}; give another file")
         names_by_target[target] = source.name

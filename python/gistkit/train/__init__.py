@@ -55,23 +55,23 @@ docs/processes.md has more, and a job for several machines.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gistkit.train.batches import Batches, Packed, Pretraining
-from gistkit.train.checkpoints import restore
-from gistkit.train.conversations import Conversation, ConversationQuestions, load_conversations
-from gistkit.train.data import Corpus, load_corpus
-from gistkit.train.images import ImageQuestion, ImageQuestions
-from gistkit.train.metrics import read_metrics, steps_to, training_curves
-from gistkit.train.mixture import Mixture
-from gistkit.train.presets import PRESETS, Preset, notes
-from gistkit.train.questions import QuestionAnswering
-from gistkit.train.recipe import Recipe
-from gistkit.train.stages import Stage, growing
-from gistkit.train.windows import Windows
-
 if TYPE_CHECKING:
+    from gistkit.train.arguments import RunOptions
+    from gistkit.train.batches import Batches, Packed, Pretraining
+    from gistkit.train.checkpoints import restore
     from gistkit.train.command import run
+    from gistkit.train.conversations import Conversation, ConversationQuestions, load_conversations
+    from gistkit.train.data import Corpus, load_corpus
     from gistkit.train.estimate import DryRun, dry_run
+    from gistkit.train.images import ImageQuestion, ImageQuestions
+    from gistkit.train.metrics import read_metrics, steps_to, training_curves
+    from gistkit.train.mixture import Mixture
+    from gistkit.train.presets import PRESETS, Preset, notes
+    from gistkit.train.questions import QuestionAnswering
+    from gistkit.train.recipe import Recipe
+    from gistkit.train.stages import Stage, growing
     from gistkit.train.trainer import CompressorTrainer, Diverged, Result, Trainer
+    from gistkit.train.windows import Windows
 
 __all__ = [
     "PRESETS",
@@ -91,6 +91,7 @@ __all__ = [
     "QuestionAnswering",
     "Recipe",
     "Result",
+    "RunOptions",
     "Stage",
     "Trainer",
     "Windows",
@@ -106,22 +107,32 @@ __all__ = [
     "training_curves",
 ]
 
-# These need accelerate; the rest serves without it.
-_LATER = {
-    "DryRun": "estimate",
-    "dry_run": "estimate",
-    "Diverged": "trainer",
-    "Result": "trainer",
-    "CompressorTrainer": "trainer",
-    "Trainer": "trainer",
-    "run": "command",
+# Torch takes seconds to import, and a command's options and presets do without it.
+_HOMES = {
+    "arguments": ("RunOptions",),
+    "batches": ("Batches", "Packed", "Pretraining"),
+    "checkpoints": ("restore",),
+    "command": ("run",),
+    "conversations": ("Conversation", "ConversationQuestions", "load_conversations"),
+    "data": ("Corpus", "load_corpus"),
+    "estimate": ("DryRun", "dry_run"),
+    "images": ("ImageQuestion", "ImageQuestions"),
+    "metrics": ("read_metrics", "steps_to", "training_curves"),
+    "mixture": ("Mixture",),
+    "presets": ("PRESETS", "Preset", "notes"),
+    "questions": ("QuestionAnswering",),
+    "recipe": ("Recipe",),
+    "stages": ("Stage", "growing"),
+    "trainer": ("CompressorTrainer", "Diverged", "Result", "Trainer"),
+    "windows": ("Windows",),
 }
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _HOME:
         raise AttributeError(f"module 'gistkit.train' has no attribute {name!r}")
-    return getattr(import_module(f"gistkit.train.{_LATER[name]}"), name)
+    return getattr(import_module(f"gistkit.train.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

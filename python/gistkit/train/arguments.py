@@ -1,48 +1,67 @@
-"""transformers' TrainingArguments of a recipe."""
+"""RunOptions: how a run is made; transformers' TrainingArguments of it and a recipe."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import TrainingArguments
-
+from gistkit.common.declared import check, declared, documented
 from gistkit.common.processes import launched
 from gistkit.train.recipe import Recipe
 
-PRECISIONS = ("no", "bf16")
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 
-def arguments_of(
-    recipe: Recipe,
-    out: str | Path,
-    *,
-    accumulate: int,
-    precision: str | None,
-    cpu: bool,
-    gradient_checkpointing: bool,
-    eval_every: int | None,
-    save_every: int,
-    keep: int,
-    track: str | Sequence[str],
-) -> TrainingArguments:
-    """The arguments of a run; their names are `Trainer`'s.
+@documented
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a run is made, which changes its losses by rounding at most; keyword arguments of `Trainer`.
+
+    Without `eval_every` there are no evaluations. `cpu`: whether to use no GPU. `track`: where the figures go too,
+    "tensorboard" or "wandb", or several of transformers' integrations.
+    """
+
+    precision: str | None = declared(None, "bf16: mixed precision (default: the launcher's)", among=("no", "bf16"))
+    accumulate: int = declared(1, "passes a step, to save memory", least=1)
+    gradient_checkpointing: bool = declared(False, "run layers again backward, to save memory")
+    eval_every: int | None = declared(500, "steps between held-out losses, the first before training", least=1)
+    held_out: int = declared(64, "rows of each of them, at most", least=1)
+    save_every: int = declared(500, "steps between checkpoints; the last step has one too", least=1)
+    save_minutes: float | None = declared(
+        5.0, "minutes after which a step has a checkpoint if none before it has; 0: by steps alone", least=0
+    )
+    keep: int = declared(2, "checkpoints kept, at least 2: the last one may turn out damaged", least=2)
+    cpu: bool = False
+    track: str | Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def rows(self, recipe: Recipe, processes: int) -> int:
+        """The rows of a pass in a process."""
+        rows, rest = divmod(recipe.batch, processes * self.accumulate)
+        if rest:
+            raise ValueError(
+                f"batch: expected a multiple of {processes} processes x {self.accumulate} passes, "
+                f"got {recipe.batch} rows"
+            )
+        return rows
+
+
+def arguments_of(recipe: Recipe, out: str | Path, run: RunOptions, *, evaluates: bool) -> TrainingArguments:
+    """The arguments of a run; `evaluates`: whether it has rows to hold out.
 
     Raises:
-        ValueError: if an argument is not supported, or the rows cannot be divided.
+        ValueError: if the rows cannot be divided.
     """
-    if precision not in (None, *PRECISIONS):
-        raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
-    processes = launched().count
-    if recipe.batch % (processes * accumulate):
-        raise ValueError(
-            f"batch: expected a multiple of {processes} processes x {accumulate} passes, got {recipe.batch} rows"
-        )
-    rows = recipe.batch // (processes * accumulate)
-    options: dict[str, Any] = {} if precision is None else {"bf16": precision == "bf16"}
-    if gradient_checkpointing:
+    from transformers import TrainingArguments
+
+    rows = run.rows(recipe, launched().count)
+    options: dict[str, Any] = {} if run.precision is None else {"bf16": run.precision == "bf16"}
+    if run.gradient_checkpointing:
         # Before transformers 5.24 it had another name.
         names = {each.name for each in fields(TrainingArguments)}
         options["activation_checkpointing" if "activation_checkpointing" in names else "gradient_checkpointing"] = True
@@ -55,18 +74,18 @@ def arguments_of(
         max_grad_norm=recipe.clip,
         per_device_train_batch_size=rows,
         per_device_eval_batch_size=rows,
-        gradient_accumulation_steps=accumulate,
-        eval_strategy="no" if eval_every is None else "steps",
-        eval_steps=eval_every,
-        save_steps=save_every,
-        save_total_limit=keep,
+        gradient_accumulation_steps=run.accumulate,
+        eval_strategy="steps" if evaluates else "no",
+        eval_steps=run.eval_every if evaluates else None,
+        save_steps=run.save_every,
+        save_total_limit=run.keep,
         logging_steps=1,
         logging_nan_inf_filter=False,
         metric_for_best_model=None if recipe.patience is None else "loss",
         greater_is_better=False,
-        dataloader_pin_memory=not cpu,
-        report_to=[track] if isinstance(track, str) else list(track),
+        dataloader_pin_memory=not run.cpu,
+        report_to=[run.track] if isinstance(run.track, str) else list(run.track),
         disable_tqdm=True,
-        use_cpu=cpu,
+        use_cpu=run.cpu,
         **options,
     )

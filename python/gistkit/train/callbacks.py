@@ -1,9 +1,8 @@
-"""What happens beside a trainer's steps: signals, patience, checkpoints by time, the metrics' file, the bar."""
+"""What happens beside a trainer's steps: random numbers, patience, the metrics' file, the bar."""
 
 from __future__ import annotations
 
 import json
-import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -15,55 +14,29 @@ from transformers import TrainerCallback
 
 from gistkit.common.files import Lines, write_text
 from gistkit.train.metrics import METRICS, Record
+from gistkit.train.resumable import Flow
 from gistkit.train.sharding import gathers_kept_keys
 
 EVAL = "eval_"
 
 
-class Flow(TrainerCallback):
-    """When a `CompressorTrainer` saves and ends, and what its random numbers are."""
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-        # Of the signal that ended the run in any process; 0: none.
-        self.number = 0
+class StepFlow(Flow):
+    """What a `CompressorTrainer` has besides: random numbers of each step's own, and patience."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.number, self.saved_at = 0, time.monotonic()
-        # Those of this run, not of the checkpoint.
-        state.compute_steps(args, state.max_steps)
+        super().on_train_begin(args, state, control)
         self.trainer.begin_records()
         self.trainer.stack.enter_context(gathers_kept_keys(self.trainer.compressor))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         seed_step(args, state)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.trainer.seconds += time.perf_counter() - self.trainer.clock
-        minutes = self.trainer.save_minutes
-        is_time = minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
-        accelerator = self.trainer.accelerator
-        # Clocks differ: the main process's decides. A signal or a callback may reach only one.
-        ours = [self.trainer.signals.number, is_time and accelerator.is_main_process, control.should_training_stop]
-        if accelerator.num_processes > 1:
-            ours = accelerator.gather(torch.tensor([ours], device=accelerator.device)).amax(0).tolist()
-        self.number = int(ours[0])
-        control.should_training_stop = bool(ours[2] or self.number)
-        control.should_save = bool(control.should_save or ours[1] or control.should_training_stop)
-        if self.number:
-            # An interrupted run is measured when it goes on.
-            control.should_evaluate = False
-
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        # A callback before this one may have ended the run.
-        control.should_save = control.should_save or control.should_training_stop
+        super().on_evaluate(args, state, control)
         if self.trainer.patience is not None and state.global_step:
             # The run may end with these weights.
             control.should_save = True
             control.should_training_stop |= waited(state) >= self.trainer.patience
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.saved_at = time.monotonic()
 
 
 def seed_step(args: Any, state: Any, *stream: int) -> None:

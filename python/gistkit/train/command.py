@@ -120,11 +120,11 @@ def run(
         combination = f"{gists_as_means} with {chosen if start is None else f'the start {start}'}"
         raise ValueError(f"gists_as_means: expected none but for a new gistpool, got {combination}")
     if packed and longer_than:
-        raise ValueError(f"longer_than: expected none beside packed rows, got {longer_than}")
+        raise ValueError(f"longer_than: not allowed with packed rows, got {longer_than}")
     if gists_as_means is not None and gists_as_means < 1:
         raise ValueError(f"gists_as_means: expected at least 1, got {gists_as_means}")
     if held_out_sources and (asked is None or images is not None):
-        raise ValueError(f"validation: expected none without questions about texts, got {validation!r:.60}")
+        raise ValueError(f"validation: not allowed without questions about texts, got {validation!r:.60}")
     made = prepare(
         model, tokenizer, preset=preset, method=method, layout=layout, recipe=recipe, compressor=compressor,
         start=start, baseline=baseline, tau=tau, segment=segment, questions=asked, images=images is not None,
@@ -238,7 +238,7 @@ def _questions(
             f"weights: expected one for each of several sets of questions, got {len(weights)} for {len(sets)}"
         )
     if validation:
-        raise ValueError("validation: expected none beside weights, with which the last tenth of each set is held out")
+        raise ValueError("validation: not allowed with weights, with which the last tenth of each set is held out")
     parts = {name: QuestionAnswering(each, tokenizer, 1, recipe.seed, **options) for name, each in sets.items()}
     return Mixture(parts, recipe.batch, dict(zip(parts, weights, strict=True)), recipe.seed)
 

@@ -70,7 +70,7 @@ def load_conversations(path: str | Path, images: str | Path, split: str | None =
     """
     path, folder = Path(path), Path(images)
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: expected a file of conversations about images, got none there")
+        raise FileNotFoundError(f"{path}: expected a file of conversations about images, found none")
     if not folder.is_dir():
         raise FileNotFoundError(f"images: expected the folder of the images, got {str(images)!r}")
     if is_choices(path):
@@ -223,7 +223,7 @@ def _image_file(where: str, name: str, folder: Path) -> Path:
     if "\0" in name or not file.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"{where}: expected an image inside {folder}, got {name!r:.60}")
     if not file.is_file():
-        raise FileNotFoundError(f"{where}: expected the image {file}, got none there")
+        raise FileNotFoundError(f"{where}: expected the image {file}, found none")
     return file
 
 

@@ -147,7 +147,7 @@ def load_corpus(
             the documents have none of the `windows`.
     """
     if text is not None and dataset is not None:
-        raise ValueError(f"dataset: expected none beside a text, got {name_of(dataset)!r} and {str(text)!r}")
+        raise ValueError(f"dataset: not allowed with a text, got {name_of(dataset)!r} and {str(text)!r}")
     if limit is not None and limit < 1:
         raise ValueError(f"limit: expected at least 1, got {limit}")
     # The topics alternate between their parts.

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from gistkit.compress import Compressor, VoCo
 from gistkit.evaluate.baselines import Baseline, NoContextBaseline
+from gistkit.train.arguments import RunOptions
 from gistkit.train.prepare import Prepared, prepare
 from gistkit.train.presets import find_preset, notes
 from gistkit.train.recipe import Recipe
@@ -116,11 +117,7 @@ def dry_run(
     with torch.device(model.device):
         made = prepare(model, preset=preset, compressor=compressor, questions=questions, **choices)
     recipe, trained = made.recipe, made.compressor
-    if recipe.batch % (processes * accumulate):
-        raise ValueError(
-            f"batch: expected a multiple of {processes} processes x {accumulate} passes, got {recipe.batch} rows"
-        )
-    rows = recipe.batch // (processes * accumulate)
+    rows = RunOptions(accumulate=accumulate).rows(recipe, processes)
     parameters = [parameter for _, parameter in trained.trainable()]
     total = sum(parameter.numel() for parameter in trained.parameters())
     mean = None if questions else recipe.batch * (recipe.min_length + recipe.max_length) // 2

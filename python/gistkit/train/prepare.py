@@ -70,10 +70,10 @@ def prepare(
     if tau is not None:
         losses = None
         if baseline is not None:
-            raise ValueError(f"tau: expected none beside baseline, got {tau}")
+            raise ValueError(f"tau: not allowed with baseline, got {tau}")
         _check_reading(tau, schedule.max_length, losses=changes.get("losses"), questions=questions)
     elif segment is not None:
-        raise ValueError(f"segment: expected none without tau, got {segment}")
+        raise ValueError(f"segment: not allowed without tau, got {segment}")
     else:
         weights = check_losses(losses)
         _check_questions(weights, losses, questions)
@@ -87,7 +87,7 @@ def prepare(
             f"compressor: expected losses and window alone beside start, which has its own settings, got {unknown}"
         )
     if images and questions is None:
-        raise ValueError("images: expected none without questions about them, got a folder")
+        raise ValueError("images: not allowed without questions about them, got a folder")
     if method not in METHODS:
         raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
     # The same new weights in every process, whatever was drawn before.
@@ -113,7 +113,7 @@ def changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     if unknown := sorted(set(changes) - fields):
         raise ValueError(f"recipe: expected some of {', '.join(sorted(fields))}, got {', '.join(unknown)}")
     if changes.get("epochs") is not None and "steps" in changes:
-        raise ValueError(f"epochs: expected none beside steps, {changes['steps']}, got {changes['epochs']}")
+        raise ValueError(f"epochs: not allowed with steps, {changes['steps']}, got {changes['epochs']}")
     return dataclasses.replace(recipe, **({"epochs": None} if "steps" in changes else {}) | dict(changes))
 
 
@@ -131,14 +131,14 @@ def _check_baseline(baseline: str, **arguments: Any) -> None:
         raise ValueError(f"baseline: expected one of {', '.join(BASELINES)}, got {baseline!r}")
     for name, value in arguments.items():
         if value is not None and name not in ("losses", "end_token"):
-            raise ValueError(f"{name}: expected none beside baseline, which trains task tokens alone, got {value}")
+            raise ValueError(f"{name}: not allowed with baseline, which trains task tokens alone, got {value}")
 
 
 def _check_reading(tau: int, longest: int, **arguments: Any) -> None:
     """Refuses arguments that a language model's training does not take, and passages without a compressed past."""
     for name, value in arguments.items():
         if value is not None:
-            raise ValueError(f"{name}: expected none beside tau, for which passages are read on, got {value}")
+            raise ValueError(f"{name}: not allowed with tau, for which passages are read on, got {value}")
     if tau >= longest:
         raise ValueError(
             f"tau: expected less than max_length, {longest}, behind which the past is compressed, got {tau}"

@@ -5,86 +5,68 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import nn
+from gistkit.common.declared import check, declared, documented
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 # Parameters and their learning rate, as torch's optimizers take them.
 Group = Mapping[str, Any]
 
 
 Schedule = Literal["constant", "linear", "cosine"]
-SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 OptimizerName = Literal["adamw", "adafactor"]
-OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 
 
+@documented
 @dataclass(frozen=True)
 class Recipe:
     """Everything that determines a run besides data and compressor; the defaults pretrain as in Position IDs Matter.
 
-    Args:
-        steps: updates of the weights.
-        epochs: in place of steps, passes over the data, a number above 0; see `for_rows`.
-        batch: rows of a step over all processes and accumulated passes.
-        optimizer: "adamw", or "adafactor", torch's, whose learning rate is relative to a parameter's own size.
-        learning_rate: once warmed up, and until it falls.
-        schedule: whether the learning rate stays ("constant"), or falls to 0 at the last step along a line ("linear")
-            or half a cosine ("cosine"), as transformers' schedules of these names.
-        warmup: steps over which the learning rate grows linearly from learning_rate / warmup; 0: none.
-        decay: the share of the steps, at their end, in which it falls; 1: all steps behind the warm-up.
-        betas: of AdamW.
-        eps: of AdamW, what is added to the root of the second moment.
-        weight_decay: on parameters with two or more axes alone.
-        clip: largest norm of the gradient.
-        memory_factor: learning rate of the gists' own parameters, over that of the others (GistPool).
-        min_length, max_length: of a passage, context and continuation together, in tokens. Contexts of questions are
-            cut to max_length.
-        context_share: of a passage, rounded down, that is its context, above 0; 1: it has no continuation.
-        patience: evaluations on end without a lower held-out loss after which the run ends; the weights are then those
-            of the lowest. None: it goes on to the last step, and the weights are those of that.
-        seed: of batches and dropout.
+    Of `epochs` and `steps` the first count; see `for_rows`. `betas` are AdamW's. Contexts of questions are cut to
+    `max_length`. Adafactor is torch's, and the schedules are transformers' of these names.
     """
 
-    steps: int = 20_000
-    batch: int = 16
-    learning_rate: float = 1e-4
-    warmup: int = 300
-    decay: float = 1.0
+    steps: int = declared(20_000, "updates", least=1)
+    batch: int = declared(16, "passages a step, over all processes and accumulated passes", least=1)
+    learning_rate: float = declared(1e-4, "after the warm-up; of adafactor relative to a parameter's size", above=0)
+    warmup: int = declared(300, "steps of linear warm-up, from learning_rate / warmup; 0: none", least=0)
+    decay: float = declared(
+        1.0, "share of the steps at the end in which it falls to 0; 1: all after the warm-up", above=0, most=1
+    )
     betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.1
-    clip: float = 2.0
-    memory_factor: float = 3.0
-    min_length: int = 510
-    max_length: int = 2040
-    seed: int = 0
-    schedule: Schedule = "constant"
-    optimizer: OptimizerName = "adamw"
-    eps: float = 1e-8
-    epochs: float | None = None
-    context_share: float = 0.5
-    patience: int | None = None
+    weight_decay: float = declared(0.1, "on matrices alone", least=0)
+    clip: float = declared(2.0, "largest norm of the gradient", above=0)
+    memory_factor: float = declared(
+        3.0, "learning rate of gists' own parameters over that of the others (GistPool)", above=0
+    )
+    min_length: int = declared(510, "shortest passage in tokens, context and continuation together", least=2)
+    max_length: int = declared(2040, "longest passage in tokens", least=2)
+    seed: int = declared(0, "of new weights, batches and dropout", least=0)
+    schedule: Schedule = declared(
+        "constant", "how the learning rate falls after the warm-up", among=("constant", "linear", "cosine")
+    )
+    optimizer: OptimizerName = declared("adamw", "adafactor is torch's", among=("adamw", "adafactor"))
+    eps: float = declared(1e-8, "of AdamW", above=0)
+    epochs: float | None = declared(None, "passes over the data, in place of steps", above=0)
+    context_share: float = declared(
+        0.5, "share of a passage that is its context; the rest is its continuation", above=0, most=1
+    )
+    patience: int | None = declared(
+        None,
+        "evaluations on end without a lower held-out loss after which the run ends, with the weights of the lowest",
+        least=1,
+    )
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("batch", 1), ("warmup", 0), ("min_length", 2), ("seed", 0), ("patience", 1)):
-            if getattr(self, name) is not None and getattr(self, name) < least:
-                raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
+        check(self)
         if self.max_length < self.min_length:
             raise ValueError(f"max_length: expected at least min_length, {self.min_length}, got {self.max_length}")
-        for name in ("learning_rate", "clip", "memory_factor", "eps", "epochs"):
-            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name}: expected a number above 0, got {getattr(self, name)}")
-        for name, names in (("schedule", SCHEDULES), ("optimizer", OPTIMIZERS)):
-            if getattr(self, name) not in names:
-                raise ValueError(f"{name}: expected one of {', '.join(names)}, got {getattr(self, name)!r}")
-        for name in ("decay", "context_share"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name}: expected a share above 0, at most 1, got {getattr(self, name)}")
         if self.decay != 1 and self.schedule == "constant":
             raise ValueError(f"decay: expected a schedule that falls beside it, linear or cosine, got {self.decay}")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay: expected a number of at least 0, got {self.weight_decay}")
 
     def for_rows(self, rows: int | None) -> Recipe:
         """The recipe with steps in place of epochs: as many as read `rows` rows so many times, the last one in full.
@@ -160,9 +142,9 @@ def adamw(
         parameters, learning_rate: as in `split_groups`.
         weight_decay, betas, eps: of AdamW.
     """
-    return torch.optim.AdamW(
-        split_groups(parameters, learning_rate, weight_decay), lr=learning_rate, betas=betas, eps=eps
-    )
+    from torch.optim import AdamW
+
+    return AdamW(split_groups(parameters, learning_rate, weight_decay), lr=learning_rate, betas=betas, eps=eps)
 
 
 def split_groups(
@@ -187,9 +169,3 @@ def split_groups(
             if members:
                 groups.append({"params": members, "weight_decay": decay, **common})
     return groups
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Gives groups of `split_groups` a learning rate, times the factor of each."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group["factor"]

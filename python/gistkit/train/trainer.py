@@ -2,57 +2,42 @@
 
 from __future__ import annotations
 
-import json
 import math
-import signal
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-import transformers
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 from transformers import TrainerCallback, TrainerState, TrainingArguments
-from transformers.trainer import TRAINER_STATE_NAME, TrainOutput
-
-try:
-    import accelerate as accelerate
-except ModuleNotFoundError as error:
-    raise ImportError("training needs the package accelerate; pip install 'gistkit[train]' brings it") from error
 
 from gistkit.common.processes import launched
-from gistkit.common.signals import Interrupted, held
 from gistkit.compress import Compressor, LanguageModel
 from gistkit.compress.files import base_fingerprints, save_compressor
 from gistkit.hf import attach
 from gistkit.train import checkpoints
-from gistkit.train.arguments import arguments_of
+from gistkit.train.arguments import RunOptions, arguments_of
 from gistkit.train.batches import Batches, collate, num_tokens
-from gistkit.train.callbacks import Bar, Flow, MetricsFile, record_of, seed_step, waited
+from gistkit.train.callbacks import Bar, MetricsFile, StepFlow, record_of, seed_step, waited
 from gistkit.train.losses import Losses
 from gistkit.train.recipe import Recipe, split_groups
+from gistkit.train.resumable import ResumableTrainer
 from gistkit.train.rounded import RoundedMaps
 from gistkit.train.sharding import reshard, whole, whole_weights
 from gistkit.train.stages import Stage, check_stages, selecting_at
 
 Measure = Callable[[Compressor], dict[str, float]]
-EXPORTED, SCHEDULER = "compressor", "scheduler.json"
-NOTICE = "The run ends after this step, with a checkpoint. The same signal once more ends it at once."
+EXPORTED = "compressor"
 
 
 class Diverged(ValueError):
     """The loss or the gradient is no longer a finite number."""
 
 
-class _Ended(Exception):
-    """A run that goes on has nothing left to do."""
-
-
-class CompressorTrainer(transformers.Trainer):
+class CompressorTrainer(ResumableTrainer):
     """Trains a compressor or a `LanguageModel` by `TrainingArguments`; under a launcher, on all its processes.
 
     It adds to transformers' Trainer what a compressor needs:
@@ -105,12 +90,12 @@ class CompressorTrainer(transformers.Trainer):
         self.compressor = self.losses.compressor
         check_stages(self.compressor, stages)
         self.memory_factor, self.stages, self.measure = memory_factor, tuple(stages), measure
-        self.patience, self.save_minutes = patience, save_minutes
+        self.patience = patience
         # Frozen base weights are not in a checkpoint; this identifies them.
         own = any(name.startswith("model.") for name, _ in self.compressor.trainable())
         frozen = self.compressor.adapters is not None or not own
         self._fingerprints = base_fingerprints(self.compressor) if frozen else None
-        self.identity = {
+        identity = {
             **(identity or {}),
             "model": self.compressor.lm.structure if self._fingerprints is None else self._fingerprints[0],
             "method": self.compressor.method,
@@ -119,7 +104,6 @@ class CompressorTrainer(transformers.Trainer):
         }
         # Of a run: what is entered when it begins ends with it, also by an error.
         self.stack = ExitStack()
-        self.flow = Flow(self)
         # The collator takes of a row what it needs.
         args.remove_unused_columns = False
         super().__init__(
@@ -128,28 +112,23 @@ class CompressorTrainer(transformers.Trainer):
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             data_collator=lambda rows: self.losses.read(data_collator(rows)),
-            callbacks=[*([Bar(self.stack)] if progress else []), MetricsFile(), *callbacks, self.flow],
+            identity=identity,
+            flow=StepFlow,
+            save_minutes=save_minutes,
+            callbacks=[*([Bar(self.stack)] if progress else []), MetricsFile(), *callbacks],
             **options,
         )
-        # transformers' own print every record.
-        for printing in (transformers.ProgressCallback, transformers.PrinterCallback):
-            self.pop_callback(printing)
         self._check_sharding()
         self.identity["precision"] = self.accelerator.mixed_precision
         # Checkpointing saves the memory that copies take, and keeps no weights for the backward pass.
         checkpointing = getattr(args, "activation_checkpointing", args.gradient_checkpointing)
         rounds = self.accelerator.mixed_precision == "bf16" and not checkpointing
         self._rounded = RoundedMaps(self.compressor, torch.bfloat16 if rounds else None)
-        self.signals: Any = None
-        # Where a checkpoint is written before it moves to its place.
-        self._partial: Path | None = None
-        self.seconds, self.clock = 0.0, 0.0
         self.begin_records()
 
-    @property
-    def out(self) -> Path:
-        """The folder of the run."""
-        return Path(str(self.args.output_dir))
+    def trained(self) -> Iterable[tuple[str, nn.Parameter]]:
+        """The compressor's."""
+        return self.compressor.trainable()
 
     def _check_sharding(self) -> None:
         """Refuses what would train or save other weights than these."""
@@ -179,53 +158,20 @@ class CompressorTrainer(transformers.Trainer):
             Interrupted: (a KeyboardInterrupt) after SIGINT or SIGTERM, when a checkpoint is saved.
             ValueError: if the checkpoint is another run's, or none is whole.
         """
-        main = self.accelerator.is_main_process
-        if main:
-            checkpoints.remove_partial(self.out)
-        path = None
-        if resume_from_checkpoint is True:
-            path = checkpoints.last_whole(self.out, remove=main)
-        elif resume_from_checkpoint:
-            path = checkpoints.checked(Path(resume_from_checkpoint))
-        state = None if path is None else TrainerState.load_from_json(str(path / TRAINER_STATE_NAME))
-        if state is not None and self.patience is not None and waited(state) >= self.patience:
-            # It has ended.
-            self._load_from_checkpoint(str(path))
-            self.state = state
-            return TrainOutput(state.global_step, 0.0, {})
-        self.args.eval_on_start = self.args.eval_strategy != "no" and self._evaluation_due(state)
         compressor, device = self.compressor, self.accelerator.device
         training = compressor.training
         try:
             # The backward pass may run layers again, so it belongs inside the attached model too.
             forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
-            with held(NOTICE if main else "") as self.signals, forked, attach(compressor.model), self.stack:
-                try:
-                    output = super().train(None if path is None else str(path), *args, **options)
-                except _Ended:
-                    output = TrainOutput(self.state.global_step, 0.0, {})
-                self._raise_signal()
+            with forked, attach(compressor.model), self.stack:
+                return super().train(resume_from_checkpoint, *args, **options)
         finally:
             self.losses.gradient_checkpointing_disable()
             compressor.train(training)
-        return output
 
-    def _raise_signal(self) -> None:
-        if number := self.flow.number:
-            step = self.state.global_step
-            raise Interrupted(
-                number,
-                f"{signal.Signals(number).name} after step {step} of {self.state.max_steps}; "
-                f"{checkpoints.path_of(self.out, step)} is saved, and resume=True goes on from there",
-            )
-
-    def _evaluation_due(self, state: TrainerState | None) -> bool:
-        """Whether the step that a run begins behind has an evaluation that was not made."""
-        if state is None:
-            return True
-        step, last = state.global_step, self.args.max_steps
-        made = any("eval_loss" in entry and entry["step"] == step for entry in state.log_history)
-        return not made and (step % int(self.args.eval_steps or last) == 0 or step == last)
+    def has_ended(self, state: TrainerState) -> bool:
+        """Whether its patience has ended the run."""
+        return self.patience is not None and waited(state) >= self.patience
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """transformers' optimizer, over the compressor's groups; weight decay is on parameters of two or more axes."""
@@ -241,7 +187,6 @@ class CompressorTrainer(transformers.Trainer):
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
         """The batches of a step's passes in this process, and the tokens of each loss in all of the step."""
-        self.clock = time.perf_counter()
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if not batches:
             return batches, None
@@ -369,45 +314,11 @@ class CompressorTrainer(transformers.Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]:
-        metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
-        # The evaluation that an interrupted run had left: it may have found the best weights, or the end.
-        if skip_scheduler and self.state.global_step:
-            self._determine_best_metric(metrics, trial)
-            if self.control.should_training_stop:
-                self._save_checkpoint(self.model, trial)
-                raise _Ended
-        return metrics
-
-    def _get_output_dir(self, trial: Any) -> str:
-        return str(self._partial or self.out)
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """transformers' checkpoint, written elsewhere, and moved to its place when all of it is on the disk."""
-        out, state = self.out, self.state
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        best = state.best_model_checkpoint
-        if state.best_global_step:
-            best = str(checkpoints.path_of(out, state.best_global_step))
-        write, wait = self.args.should_save, self.accelerator.wait_for_everyone
-        try:
-            with checkpoints.writing(out, state.global_step, write=write, wait=wait) as folder:
-                self._partial = folder.parent
-                super()._save_checkpoint(model, trial)
-                state.best_model_checkpoint = best
-                if write:
-                    state.save_to_json(str(folder / TRAINER_STATE_NAME))
-        finally:
-            self._partial, self.args.save_total_limit = None, limit
-        if write and limit:
-            checkpoints.rotate(out, limit, best)
-        wait()
-
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Saves the trained compressor for `Compressor.from_pretrained`, with whole weights where they are sharded."""
         folder = Path(output_dir or self.out / EXPORTED)
         if _internal_call:
-            self._save(str(folder))
+            super().save_model(str(folder), _internal_call=True)
             return
         main = self.accelerator.is_main_process
         with whole_weights(self.compressor, keep=main):
@@ -417,47 +328,21 @@ class CompressorTrainer(transformers.Trainer):
                 self.compressor.save_pretrained(folder)
         self.accelerator.wait_for_everyone()
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """The trained tensors alone, for a checkpoint."""
+    def header(self) -> dict[str, Any]:
+        """Beside the seconds, the longest context that any process has trained on."""
         own = torch.tensor([self.compressor.trained_length or 0], device=self.accelerator.device)
         self.compressor.trained_length = int(self.accelerator.gather(own).max()) or None
-        header = {"identity": self.identity, "trained_length": self.compressor.trained_length, "seconds": self.seconds}
-        checkpoints.save_weights(
-            Path(str(output_dir)), self.compressor.trainable(), header, write=self.args.should_save
-        )
+        return {"trained_length": self.compressor.trained_length, **super().header()}
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        header = checkpoints.restore(resume_from_checkpoint, self.compressor.trainable(), self.identity)
+    def take(self, header: Mapping[str, Any]) -> None:
+        """See `header`."""
+        super().take(header)
         length = max(self.compressor.trained_length or 0, header["trained_length"] or 0)
         self.compressor.trained_length = length or None
-        self.seconds = header["seconds"]
 
     def _load_best_model(self) -> None:
         if not self.flow.number:
             checkpoints.restore(str(self.state.best_model_checkpoint), self.compressor.trainable(), self.identity)
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if self.is_deepspeed_enabled:
-            super()._save_optimizer_and_scheduler(output_dir)
-            return
-        optimizer: Any = self.optimizer
-        state = getattr(optimizer, "optimizer", optimizer).state
-        checkpoints.save_optimizer(Path(output_dir), self.compressor.trainable(), state, write=self.args.should_save)
-        if self.args.should_save:
-            (Path(output_dir) / SCHEDULER).write_text(json.dumps(cast(Any, self.lr_scheduler).state_dict()))
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if self.is_deepspeed_enabled:
-            super()._load_optimizer_and_scheduler(checkpoint)
-        elif checkpoint is not None:
-            optimizer: Any = self.optimizer
-            checkpoints.load_optimizer(
-                Path(checkpoint), self.compressor.trainable(), getattr(optimizer, "optimizer", optimizer)
-            )
-            scheduler: Any = self.lr_scheduler
-            scheduler.load_state_dict(json.loads((Path(checkpoint) / SCHEDULER).read_text()))
-            for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
-                group["lr"] = rate
 
 
 class _Ordered(Dataset[Any]):
@@ -507,20 +392,12 @@ class Trainer(CompressorTrainer):
             patience ends, the run does; it ends with the weights of the evaluation with the lowest loss, whose
             checkpoint is kept. The evaluation before the first step is none of these.
         out: folder for metrics, checkpoints and the trained compressor; one that all processes see.
-        accumulate: passes a step; the batch's rows are divided by processes x accumulate.
-        precision: "no" or "bf16" mixed precision; None: the launcher's, otherwise "no". In bf16 the decoder's frozen
-            linear maps are rounded once rather than at every use, with the same losses to the bit; the copies take half
-            of their bytes. Not with `gradient_checkpointing`, nor with sharded weights.
-        cpu: whether to use no GPU.
-        gradient_checkpointing: whether layers run again in the backward pass, which saves memory.
-        eval_every: steps between held-out evaluations, the first of which precedes training; None: no evaluations.
-        held_out: rows of an evaluation, at most.
-        save_every: steps between checkpoints; the last step has one too.
-        save_minutes, measure, stages, progress: as of `CompressorTrainer`.
-        keep: number of checkpoints to keep, at least 2, since the last one may turn out damaged. One takes three times
-            the bytes of the trained parameters (with Adam's state), and one more is there while it is written.
-        track: where the figures go too, "tensorboard" or "wandb", or several of transformers' integrations.
+        measure, stages, progress: as of `CompressorTrainer`.
         callbacks: `transformers.TrainerCallback`s.
+        options: the fields of `RunOptions`. In bf16 the decoder's frozen linear maps are rounded once rather than at
+            every use, with the same losses to the bit; the copies take half of their bytes. Not with
+            `gradient_checkpointing`, nor with sharded weights. A checkpoint takes three times the bytes of the trained
+            parameters (with Adam's state), and one more is there while it is written.
 
     Raises:
         ImportError, RuntimeError: if the package of a tracker is missing.
@@ -534,48 +411,24 @@ class Trainer(CompressorTrainer):
         recipe: Recipe,
         out: str | Path,
         *,
-        accumulate: int = 1,
-        precision: str | None = None,
-        cpu: bool = False,
-        gradient_checkpointing: bool = False,
-        eval_every: int | None = 500,
-        held_out: int = 64,
-        save_every: int = 500,
-        save_minutes: float | None = 5.0,
-        keep: int = 2,
-        track: str | Sequence[str] = (),
         callbacks: Sequence[TrainerCallback] = (),
         progress: bool = True,
         measure: Measure | None = None,
         stages: Sequence[Stage] = (),
+        **options: Any,
     ) -> None:
-        for name, value, least in (
-            ("eval_every", eval_every, 1),
-            ("held_out", held_out, 1),
-            ("save_every", save_every, 1),
-            ("keep", keep, 2),
-        ):
-            if value is not None and value < least:
-                raise ValueError(f"{name}: expected at least {least}, got {value}")
-        if accumulate < 1:
-            raise ValueError(f"accumulate: expected at least 1 pass a step, got {accumulate}")
-        if save_minutes is not None and not save_minutes > 0:
-            raise ValueError(f"save_minutes: expected a number above 0, or None, got {save_minutes}")
-        if recipe.patience is not None and eval_every is None:
+        run = RunOptions(**options)
+        if recipe.patience is not None and run.eval_every is None:
             raise ValueError(f"patience: expected evaluations (eval_every) beside it, got {recipe.patience} without")
         if batches.size != recipe.batch:
             raise ValueError(f"batches: expected {recipe.batch} rows as the recipe says, got {batches.size}")
         self.batches, self.recipe = batches, recipe.for_rows(batches.rows)
-        rows = [] if eval_every is None else batches.held_out_rows(held_out)
+        rows = [] if run.eval_every is None else batches.held_out_rows(run.held_out)
         if recipe.patience is not None and not rows:
             raise ValueError("patience: expected held-out rows beside it, got none")
-        args = arguments_of(
-            self.recipe, out, accumulate=accumulate, precision=precision, cpu=cpu, save_every=save_every, keep=keep,
-            gradient_checkpointing=gradient_checkpointing, eval_every=eval_every if rows else None, track=track,
-        )  # fmt: skip
         super().__init__(
             compressor,
-            args,
+            arguments_of(self.recipe, out, run, evaluates=bool(rows)),
             _Ordered(batches, self.recipe.steps * recipe.batch),
             rows or None,
             batches.collate,
@@ -583,7 +436,7 @@ class Trainer(CompressorTrainer):
             stages=stages,
             measure=measure,
             patience=recipe.patience,
-            save_minutes=save_minutes,
+            save_minutes=run.save_minutes or None,
             identity={"recipe": self.recipe.identity, "batches": batches.identity},
             progress=progress,
             callbacks=callbacks,

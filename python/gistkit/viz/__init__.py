@@ -1,8 +1,7 @@
 """Pictures (`pip install gistkit[viz]`).
 
-Every drawing function returns a figure, which notebooks show, and opens no window. Functions with one panel take
-matplotlib axes to draw into as `ax=`, and then return these. `text_html` returns an HTML fragment, and
-`text_page` a document.
+Every drawing function returns a figure, which notebooks show, and opens no window. Functions with one panel also take
+matplotlib axes, `ax=`, and then return these. `text_html` returns an HTML fragment, and `text_page` a document.
 """
 
 try:

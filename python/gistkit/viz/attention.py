@@ -1,4 +1,4 @@
-"""Attention maps: a recorded map, and that of memory tokens over the context, with its slope and focus."""
+"""Attention maps: recorded maps, and maps of memory tokens over the context with slope and focus."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def draw_attention(
     title: str | None = None,
     ax: Axes | None = None,
 ) -> FigureOrAxes:
-    """One attention map, a row a query or block of queries; white where nothing is seen.
+    """Draws one attention map, one row per query or block of queries; hidden keys are white.
 
     On the linear scale the darkest colour starts at the 98% quantile of the weights above 0; the logarithmic scale goes
     down to 10^-4 of the largest weight.
@@ -100,8 +100,7 @@ def draw_memory_map(
 
     Args:
         weights: [M, L], M at least 2; each row of any scale.
-        ratio: context tokens a memory token stands for; None is L / M.
-        title: a heading above the text.
+        ratio: context tokens per memory token; None: L / M. title: a heading above the text.
         ax: axes to draw into.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The masks and position ids of several layouts side by side: by default, of all methods."""
+"""The attention masks and position IDs of several layouts side by side; by default, of all methods."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def draw_gallery(
     positions: bool = True,
     columns: int = 4,
 ) -> Figure:
-    """The masks of several layouts side by side, each under its name: a row a query, a column a key.
+    """Draws the masks of several layouts side by side: one row per query, one column per key.
 
     The picture of all methods in the README: `draw_gallery().savefig("docs/gallery.png", dpi=160)`.
 
     Args:
         named: layouts of at most 1024 tokens by name, at least one; None: those of all methods, see `all_methods`.
         order: "logical" or "physical", as in `Layout.dense_mask`.
-        positions: whether each mask has its position ids, from the lowest to the highest, in a panel below.
+        positions: whether to draw position IDs, from the lowest to the highest, in a panel below each mask.
         columns: masks in a row, at least 1.
     """
     named = all_methods() if named is None else named

@@ -1,4 +1,4 @@
-"""Pictures of layouts: who sees whom, in logical and in physical order, and the position ids."""
+"""Pictures of layouts: the attention mask in logical and physical order, and the position IDs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def draw_layout(
     title: str | None = None,
     ax: Axes | None = None,
 ) -> FigureOrAxes:
-    """The mask of a layout, rows queries and columns keys, visible keys in their role's colour; and its position ids.
+    """Draws a layout's mask (rows: queries, columns: keys, coloured by the key's role) and its position IDs.
 
     Args:
         layout: of at most 1024 tokens.

@@ -1,4 +1,4 @@
-"""What a memory saves: bars of seconds and bytes beside the full text."""
+"""What a memory saves: bars of seconds and bytes, compared with the full text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gistkit.viz.style import COLOURS, Picture
 
 
 def draw_savings(ways: Mapping[str, tuple[float, int]]) -> Figure:
-    """Seconds an answer and megabytes of keys and values, a bar for each way to answer; the last one stands out.
+    """Draws seconds per answer and megabytes of keys and values, one bar per way; the last is highlighted.
 
     Args:
         ways: {name: (seconds, bytes)}.

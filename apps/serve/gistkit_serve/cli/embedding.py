@@ -38,7 +38,7 @@ def load_embedder(name: str, device: str) -> Embedder:
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
-        raise ImportError("sentence-transformers is missing; pip install './apps/serve[embed]' brings it") from error
+        raise ImportError("sentence-transformers is missing; run pip install './apps/serve[embed]'") from error
     folder = Path(name).expanduser()
     if not folder.is_dir() and (folder.is_file() or name.startswith(("/", "./", "../", "~"))):
         raise FileNotFoundError(f"--embed: expected a folder with a model, got {name}, which is none")

@@ -67,13 +67,13 @@ def nearest_memories(arguments: argparse.Namespace, in_terminal: bool, device: s
         ):  # fmt: skip
             if given:
                 shown = repr(given[0]) if option == "--document" else given
-                raise ValueError(f"{option}: expected none beside a memory file, got {shown}")
+                raise ValueError(f"{option}: not allowed with a memory file, got {shown}")
         return None
     if arguments.documents:
         if arguments.nearest:
-            raise ValueError(f"--nearest: expected none beside --document, got {arguments.nearest}")
+            raise ValueError(f"--nearest: not allowed with --document, got {arguments.nearest}")
         if arguments.embed is not None:
-            raise ValueError(f"--embed: expected none beside --document, got {arguments.embed}")
+            raise ValueError(f"--embed: not allowed with --document, got {arguments.embed}")
         return None
     store = Store(arguments.memory)
     for given, what in (

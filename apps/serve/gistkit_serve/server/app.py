@@ -135,7 +135,9 @@ def application(
         sampling = Sampling(body.temperature, body.top_p, body.seed) if body.temperature >= 1e-3 else Sampling()
 
         def question(tell: Callable[[Any], None]) -> Question:
-            return Question(tell, body.memory, asked, body.max_tokens, sampling, body.stop, body.stream)
+            return Question(
+                tell, body.memory, asked, body.max_tokens, sampling, body.stop, body.stream, body.ignore_eos
+            )
 
         exchange = _Exchange(request, seconds, question)
         head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": name}

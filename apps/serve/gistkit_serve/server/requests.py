@@ -105,6 +105,7 @@ class ChatBody(BaseModel):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
     stop: Annotated[list[Words], Field(max_length=4)] = []
+    ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -27,6 +29,8 @@ from gistkit_serve.server.shelf import Shelf
 from gistkit_serve.server.writing import Writing
 
 log = logging.getLogger("gistkit_serve")
+# By how much the thread that compresses gives way to the one that answers.
+_NICE = 5
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,7 @@ class Question(Job):
         sampling: see there.
         stops: texts that end the answer.
         pieces: whether `tell` gets pieces; otherwise the `Answer` alone.
+        endless: an end token ends no answer.
     """
 
     memories: Sequence[str]
@@ -121,6 +126,7 @@ class Question(Job):
     sampling: Sampling
     stops: Sequence[str]
     pieces: bool = False
+    endless: bool = False
 
 
 class _Answer:
@@ -177,7 +183,7 @@ class _Answer:
         """Whether the answer ends with a token; the question is told what is new."""
         job, writing = self.job, self.writing
         writing.add(token)
-        ended = token in ends
+        ended = token in ends and not job.endless
         over = ended or len(writing.tokens) >= job.new_tokens
         if over or job.pieces or job.stops:
             piece = writing.look(over)
@@ -300,6 +306,9 @@ class Worker:
     @torch.no_grad()
     def _compress(self) -> None:
         twin = _twin(self.compressor)
+        # Linux takes a thread's number, and those that compute for it are as nice: questions come first.
+        with suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.nice(0) + _NICE)
         while self._wait(self._texts):
             if (job := self._take(self._texts)) is None:
                 continue

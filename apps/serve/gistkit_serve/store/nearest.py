@@ -27,7 +27,7 @@ WINDOW = 50
 TERMS = 2**20
 # Its vector says whether what embeds is what made an index: at most as far from it as rounding in half precision.
 PROBE, FAR = "Who wrote this report, and when was it finished?", 0.2
-INSTALL = "pip install './apps/serve[index]' brings it"
+INSTALL = "run pip install './apps/serve[index]'"
 
 # Vectors [N, D] of N texts, an array or what NumPy makes one of, such as `SentenceTransformer(...).encode`.
 Embed = Callable[[list[str]], Any]

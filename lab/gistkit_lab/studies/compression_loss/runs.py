@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,10 +14,9 @@ from torch import Tensor
 from gistkit.compress import Compressor
 from gistkit.hf import attach
 from gistkit.train.data import Corpus
-from gistkit.train.recipe import adamw
 from gistkit_lab.studies import answering
 from gistkit_lab.studies.compression_loss.study import TASKS, Recipe, build_compressor
-from gistkit_lab.studies.fitting import fit, remove_states
+from gistkit_lab.studies.fitting import fit
 from gistkit_lab.studies.needles import Needles
 from gistkit_lab.studies.reconstruction import evaluate, held_out_losses
 
@@ -131,12 +131,12 @@ def train(
     texts, run = Texts(recipe, corpus, seed, device), Run(setting, seed)
     pretrained = build_compressor(recipe, setting, seed).to(device)
     run.parameters = sum(parameter.numel() for _, parameter in pretrained.trainable())
-    states = {stage: out / f"{setting}-{seed}{suffix}.safetensors" for stage, suffix in
+    states = {stage: out / f"{setting}-{seed}{suffix}" for stage, suffix in
               ((PRETRAINING, ""), *((task, f"-{task}") for task in TASKS))}  # fmt: skip
     if not resume:
         # Those of all stages: a later stage must not go on from an earlier run.
         for state in states.values():
-            remove_states(state)
+            shutil.rmtree(state, ignore_errors=True)
     _run_stage(run, PRETRAINING, pretrained, recipe, texts, states[PRETRAINING], bar)
     for task in TASKS:
         compressor = build_compressor(recipe, setting, seed).to(device)
@@ -150,12 +150,11 @@ def _run_stage(
     run: Run, stage: str, compressor: Compressor, schedule: Recipe, texts: Texts, state: Path, bar: Any
 ) -> None:
     recipe, loss = texts.recipe, texts.loss(stage)
-    optimizer = adamw([value for _, value in compressor.trainable()], recipe.learning_rate, recipe.weight_decay)
     # The measurements at the end do not determine a run.
     decides = {key: value for key, value in asdict(recipe).items() if key not in ("final_chunks", "final_questions")}
     identity = {"recipe": decides, "corpus": texts.corpus.digest, "arm": run.setting, "seed": run.seed, "stage": stage}
     progress = fit(
-        schedule, compressor, optimizer, lambda step: loss(compressor, step),
+        schedule, compressor, lambda step: loss(compressor, step),
         lambda: texts.figures(stage, compressor), state, identity, resume=True, bar=bar,
     )  # fmt: skip
     before = run.seconds[PRETRAINING][-1] if stage in TASKS else 0.0

@@ -194,11 +194,10 @@ class Learner(Generic[Model]):
         # Dropout, where a model has it.
         torch.manual_seed(self.seed + 100_003 * self.processes.index)
         return optimise(
-            self.schedule, parameters, optimizer, loss, figures, state,
+            self.schedule, parameters, loss, figures, state,
             {"recipe": asdict(self.schedule), "seed": self.seed} | identity,
-            learning_rate=self.schedule.learning_rate_at,
             clips=[(model_parameters, self.schedule.clip), (positions, self.schedule.position_clip)],
-            resume=resume, bar=bar, processes=self.processes,
+            optimizer=optimizer, resume=resume, bar=bar,
         )  # fmt: skip
 
     def precision(self) -> AbstractContextManager[Any]:

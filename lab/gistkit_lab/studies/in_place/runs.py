@@ -14,12 +14,13 @@ from transformers import PreTrainedModel
 from gistkit.compress import GistPool, start_as_means
 from gistkit.compress.methods.in_place import InPlace
 from gistkit.hf import attach
+from gistkit.train import checkpoints
 from gistkit.train.batches import Batch
 from gistkit.train.data import Corpus
 from gistkit.train.questions import Question
 from gistkit.train.recipe import adamw
 from gistkit_lab.studies.answering import evaluate
-from gistkit_lab.studies.fitting import Progress, exclusively, fit, saved_states
+from gistkit_lab.studies.fitting import Progress, exclusively, fit
 from gistkit_lab.studies.in_place.study import Arm, Recipe, build_compressor, fresh_model
 from gistkit_lab.studies.models import tokenizer
 from gistkit_lab.studies.needles import Needles, as_batch
@@ -82,8 +83,8 @@ def train(
     model = _base(recipe, seed, data, out, device, bar)
     torch.manual_seed(seed)
     compressor = build_compressor(recipe, arm, model).to(device)
-    state = out / f"{arm.name}-{seed}.safetensors"
-    if arm.method == "gistpool-means" and not (resume and saved_states(state)):
+    state = out / f"{arm.name}-{seed}"
+    if arm.method == "gistpool-means" and not (resume and checkpoints.find(state)):
         start(recipe, compressor, data)
     run = Run(arm.method, arm.ratio, seed, parameters=sum(p.numel() for _, p in compressor.trainable()))
     progress = _fit(recipe, compressor, arm.name, seed, data, state, device, resume, bar)
@@ -150,7 +151,7 @@ def _fit(
     identity = {"recipe": asdict(recipe), "questions": data.identity, "arm": name, "seed": seed}
     if base:
         identity["losses"] = ["answers", "text", "repetition"]
-    return fit(recipe, compressor, optimizer, loss, figures, state, identity, resume=resume, bar=bar)
+    return fit(recipe, compressor, loss, figures, state, identity, resume=resume, bar=bar, optimizer=optimizer)
 
 
 def _base(recipe: Recipe, seed: int, data: Needles, out: Path, device: str, bar: Any) -> PreTrainedModel:
@@ -159,7 +160,7 @@ def _base(recipe: Recipe, seed: int, data: Needles, out: Path, device: str, bar:
     if recipe.base_steps:
         schedule = replace(recipe, steps=recipe.base_steps, eval_every=recipe.base_steps, base_steps=0)
         compressor = build_compressor(schedule, Arm("full"), model).to(device)
-        state = out / f"base-{seed}.safetensors"
+        state = out / f"base-{seed}"
         with exclusively(state.with_suffix(".lock")):
             _fit(schedule, compressor, "base", seed, data, state, device, True, bar, True)
     return model

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gistkit.evaluate.report import format_table
+from gistkit.train import checkpoints
 from gistkit.train.data import Corpus, load_corpus
 from gistkit_lab.studies.extrapolation.command import add_encodings
 from gistkit_lab.studies.extrapolation.student import ARMS, arms
@@ -82,7 +83,7 @@ class LengthStudy(Study):
 
     def more_pictures(self, plan: StudyPlan, out: Path) -> list[Path]:
         encodings = ("seqpe-bias-no-delta", "seqpe-bias")
-        states = {arm: path for arm in encodings if (path := out / f"{arm}-0.safetensors").exists()}
+        states = {arm: path for arm in encodings if checkpoints.find(path := out / f"{arm}-0")}
         if len(states) < len(encodings) or {job.arm.name for job in plan.jobs}.isdisjoint(encodings):
             return []
         return [report.draw_embeddings(out / "similarity.png", plan.recipe, states)]

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from gistkit.common.files import write_picture
+from gistkit.train import checkpoints
 from gistkit_lab.studies.extrapolation import student as extrapolation
 from gistkit_lab.studies.extrapolation.report import TITLES, arm_lines, arm_rows, number, paper_lines
 from gistkit_lab.studies.length.study import Recipe, Run
@@ -61,7 +62,7 @@ def draw_embeddings(path: Path, recipe: Recipe, states: Mapping[str, Path]) -> P
     """How alike the embeddings of positions are before training and after it, as a PNG file (SeqPE, Figure 2).
 
     Args:
-        states: by arm, what `train` left of its weights.
+        states: by arm, the folder of its run.
     """
     from gistkit.viz.seqpe import draw_similarity
 
@@ -74,8 +75,8 @@ def draw_embeddings(path: Path, recipe: Recipe, states: Mapping[str, Path]) -> P
             raise ValueError(f"states: expected arms with an encoder, got {arm!r}")
         with torch.no_grad():
             embeddings.setdefault("before training", encoder.eval().table(positions))
-            prefix = "model.position.encoder."
-            weights = load_file(state)
+            prefix = "position.encoder."
+            weights = load_file(checkpoints.last_whole(state, remove=False) / checkpoints.WEIGHTS)
             encoder.load_state_dict({k.removeprefix(prefix): x for k, x in weights.items() if k.startswith(prefix)})
             embeddings[TITLES[arm].removeprefix("SeqPE ")] = encoder.table(positions)
     write_picture(path, draw_similarity(embeddings, trained=recipe.length), dpi=100)

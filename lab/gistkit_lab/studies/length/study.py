@@ -180,5 +180,5 @@ def fit(
         held_out = losses(student, texts.splits["held_out"], ends, recipe.eval_tokens)
         return held_out[ends[0]], held_out[ends[1]]
 
-    state = out / f"{arm.name}-{seed}.safetensors"
+    state = out / f"{arm.name}-{seed}"
     return student, student.train(texts, figures, state, {"text": corpus.digest}, resume=resume, bar=bar)

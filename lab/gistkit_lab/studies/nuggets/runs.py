@@ -18,9 +18,8 @@ from gistkit.evaluate import bleu4
 from gistkit.evaluate.reading import last_tokens
 from gistkit.hf import attach
 from gistkit.train.data import Corpus
-from gistkit.train.recipe import adamw
 from gistkit.train.stages import selecting_at
-from gistkit_lab.studies.fitting import Carried, Progress, exclusively, fit, saved_states
+from gistkit_lab.studies.fitting import Carried, Progress, exclusively, fit
 from gistkit_lab.studies.nuggets.study import Arm, Recipe, build_compressor, build_reader, fresh_model
 from gistkit_lab.studies.reconstruction import evaluate as reconstruct
 
@@ -166,11 +165,7 @@ def _train_reader(
     mixed = reader if isinstance(reader, MixedResolution) else None
     scored = mixed if arm.method in ("learned", "frozen", "delimiters") else None
 
-    calibrated = False
-
     def calibrate(step: int, batches: int = 2) -> None:
-        nonlocal calibrated
-        calibrated = True
         if scored is not None:
             # Training texts that no step uses.
             scored.calibrate([texts(1_000_000 + batches * step + at).to(device) for at in range(batches)])
@@ -178,9 +173,6 @@ def _train_reader(
     def loss(step: int) -> Tensor:
         if step % recipe.calibrate_every == 0:
             calibrate(step)
-        elif not calibrated:
-            # In states of earlier releases the threshold is that of the last evaluation, and has to be found again.
-            calibrate(0, 8)
         return reader(_pieces(recipe, arm, texts(step)).to(device))["loss"]
 
     def evaluate() -> tuple[float, float]:
@@ -188,8 +180,6 @@ def _train_reader(
         return continue_texts(reader, recipe, arm, splits["held_out"][: recipe.eval_texts])
 
     def resume_threshold(value: float) -> None:
-        nonlocal calibrated
-        calibrated = True
         compressor.threshold = value
 
     carried = None if scored is None else Carried(lambda: compressor.threshold, resume_threshold)
@@ -224,14 +214,13 @@ def _take_scorer(
 ) -> None:
     """Gives the language model the scorer that learned to reconstruct, after training that if it does not exist yet."""
     source = Arm("ae", "learned", arm.ratio)
-    path = out / f"{source.name}-{seed}.safetensors"
     model = _base(recipe, seed, corpus, out, device, bar)
     torch.manual_seed(seed)
     teacher = build_compressor(recipe, source, model).to(device)
-    with exclusively(path.with_suffix(".lock")):
+    with exclusively(out / f"{source.name}-{seed}.lock"):
         _train_reconstruction(
             replace(recipe, final_texts=recipe.eval_texts), source, seed, corpus, out, teacher, Run("ae", "", 1, seed),
-            device, bool(saved_states(path)), bar,
+            device, True, bar,
         )  # fmt: skip
     if compressor.scorer is not None and isinstance(teacher, Dodo) and teacher.scorer is not None:
         compressor.scorer.load_state_dict(teacher.scorer.state_dict())
@@ -241,8 +230,6 @@ def _fit(
     recipe: Recipe, name: str, seed: int, corpus: Corpus, compressor: Any, loss: Any, figures: Any, out: Path,
     resume: bool, bar: Any, carried: Carried | None = None,
 ) -> Progress:  # fmt: skip
-    optimizer = adamw([p for _, p in compressor.trainable()], recipe.learning_rate, recipe.weight_decay)
-
     def trained(step: int) -> Tensor:
         compressor.train()
         value: Tensor = loss(step)
@@ -258,9 +245,9 @@ def _fit(
     identity = {"recipe": decides, "corpus": corpus.digest, "arm": name, "seed": seed}
     # Each run has its own seed, so that dropout, where a model has it, is the same for all arms.
     torch.manual_seed(seed)
-    state = out / f"{name}-{seed}.safetensors"
     return fit(
-        recipe, compressor, optimizer, trained, measured, state, identity, resume=resume, bar=bar, carried=carried
+        recipe, compressor, trained, measured, out / f"{name}-{seed}", identity, resume=resume, bar=bar,
+        carried=carried,
     )  # fmt: skip
 
 

@@ -17,7 +17,8 @@ from gistkit.hf import attach
 from gistkit.layouts import Plan
 from gistkit.train.recipe import adamw
 from gistkit.train.stages import Stage, selecting_at
-from gistkit_lab.studies.fitting import Carried, Progress, exclusively, optimise
+from gistkit_lab.studies.fitting import Carried, Progress, exclusively
+from gistkit_lab.studies.fitting import fit as fit_compressor
 from gistkit_lab.studies.in_place.runs import Run
 from gistkit_lab.studies.in_place.study import Arm, arm_compressor
 from gistkit_lab.studies.pairs.study import Pairs, Recipe, draw, fresh_model
@@ -103,7 +104,7 @@ def fit(
     part: int, stages: Sequence[Stage] = (), before: Callable[[int], None] | None = None,
     carried: Carried | None = None,
 ) -> Progress:  # fmt: skip
-    """Trains a compressor on the answers of a recipe's contexts; its state is the file `name`-`seed` of `out`.
+    """Trains a compressor on the answers of a recipe's contexts; `out`/`name`-`seed` has its checkpoints.
 
     Args:
         part: of the training contexts, which differ from part to part.
@@ -112,7 +113,6 @@ def fit(
         carried: as in `optimise`.
     """
     parameter_groups = compressor.parameter_groups(recipe.learning_rate, memory_factor=recipe.memory_factor)
-    parameters = list(compressor.trainable())
 
     def loss(step: int) -> Tensor:
         if before is not None:
@@ -126,10 +126,8 @@ def fit(
     )
     # The measurements at the end do not determine a run.
     decides = {key: value for key, value in asdict(recipe).items() if key != "test_contexts"}
-    with attach(compressor.model):
-        return optimise(
-            recipe, parameters, adamw(parameter_groups, recipe.learning_rate, recipe.weight_decay), loss, figures,
-            out / f"{name}-{seed}.safetensors", {"recipe": decides, "arm": name, "seed": seed},
-            learning_rate=recipe.learning_rate_at, clips=[([value for _, value in parameters], recipe.clip)],
-            resume=resume, bar=bar, carried=carried,
-        )  # fmt: skip
+    return fit_compressor(
+        recipe, compressor, loss, figures, out / f"{name}-{seed}", {"recipe": decides, "arm": name, "seed": seed},
+        optimizer=adamw(parameter_groups, recipe.learning_rate, recipe.weight_decay), resume=resume, bar=bar,
+        carried=carried,
+    )  # fmt: skip

@@ -110,8 +110,7 @@ class PoolingStudy(Study):
         return StudyPlan(recipe, [Job(setting, setting.seed) for setting in settings], about)
 
     def train(self, plan: StudyPlan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
-        state = out / f"{job.arm.name}.safetensors"
-        return train(plan.recipe, job.arm, state, device=device, resume=resume, bar=bar)
+        return train(plan.recipe, job.arm, out / job.arm.name, device=device, resume=resume, bar=bar)
 
     def arm_name(self, run: Run) -> str:
         return run.setting.name

@@ -7,7 +7,7 @@ the standard one everything before it.
 
 from __future__ import annotations
 
-import time
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from gistkit.hf import attach
 from gistkit.train.recipe import warmed_up
-from gistkit_lab.studies import states as checkpoint
-from gistkit_lab.studies.fitting import remove_states, save_state, saved_states
+from gistkit_lab.studies.fitting import optimise
 from gistkit_lab.studies.pooling.inputs import Inputs, make_inputs
 from gistkit_lab.studies.pooling.layer import (
     PoolingLayer,
@@ -87,67 +86,43 @@ def evaluate(layer: PoolingLayer, inputs: Inputs, batch: int, seeds: Sequence[in
     return squared / zeros, share / len(seeds)
 
 
-def train(
-    recipe: Recipe, setting: Setting, state: Path, *, device: str = "cpu", resume: bool = False, bar: Any = None
-) -> Run:
+def train(recipe: Recipe, setting: Setting, out: Path, *, device: str = "cpu", resume: bool = False, bar: Any) -> Run:
     """Trains and measures one setting.
 
     Args:
         recipe, setting: what decides the run.
-        state: file of the unfinished run, written at every evaluation and removed at the end.
+        out: folder of the unfinished run, with a checkpoint of every evaluation; removed at the end.
         device: torch device.
-        resume: go on from `state` if it is of this run.
-        bar: progress bar, as tqdm's; None: no bar.
+        resume: go on from `out` if it is of this run.
+        bar: progress bar, as tqdm's.
     """
     torch.manual_seed(setting.seed)
     layer = PoolingLayer(recipe, setting).to(device)
     parameters = [parameter for _, parameter in layer.trainable()]
-    optimizer = torch.optim.Adam(parameters, lr=setting.learning_rate)
     inputs = make_inputs(setting.inputs, recipe.width).to(device)
     run = Run(setting, parameters=sum(parameter.numel() for parameter in parameters))
-    identity = {"recipe": asdict(recipe), "setting": asdict(setting)}
-    first = 0
-    if not resume:
-        remove_states(state)
-    if states := saved_states(state):
-        progress = checkpoint.load_last(states, identity, layer.trainable(), optimizer)
-        first, run.seconds = progress["step"], progress["seconds"]
-        run.curve = [(int(step), error, share) for step, error, share in progress["curve"]]
-    if bar is not None:
-        bar.reset(total=recipe.steps)
-        bar.update(first)
 
-    clock = time.perf_counter()
+    def loss(step: int) -> Tensor:
+        # Each step has a seed of its own: a resumed run draws what the whole one would have.
+        context = draw(inputs, setting, recipe.batch, _seeds(3 + setting.seed, recipe.steps)[step])
+        return functional.mse_loss(layer(context), window_means(context, setting.ratio))
+
     with attach(layer.model):
-        for step in range(first, recipe.steps + 1):
-            last = step == recipe.steps
-            if last or step % recipe.eval_every == 0:
-                run.seconds += time.perf_counter() - clock
-                if not run.curve or run.curve[-1][0] < step:
-                    run.curve.append((step, *evaluate(layer, inputs, recipe.batch, _seeds(1, recipe.eval_batches))))
-                    progress = {"step": step, "seconds": run.seconds, "curve": run.curve}
-                    save_state(state, identity, progress, layer.trainable(), optimizer)
-                if bar is not None:
-                    bar.set_postfix_str(f"right {run.curve[-1][2]:.2f}")
-                clock = time.perf_counter()
-                if last or run.curve[-1][2] >= recipe.enough:
-                    break
-            for group in optimizer.param_groups:
-                group["lr"] = warmed_up(setting.learning_rate, step, recipe.warmup)
-            # Each step has a seed of its own: a resumed run draws what the whole one would have.
-            context = draw(inputs, setting, recipe.batch, _seeds(3 + setting.seed, recipe.steps)[step])
-            optimizer.zero_grad()
-            functional.mse_loss(layer(context), window_means(context, setting.ratio)).backward()
-            nn.utils.clip_grad_norm_(parameters, recipe.clip)
-            optimizer.step()
-            if bar is not None:
-                bar.update()
+        progress = optimise(
+            recipe, list(layer.trainable()), loss,
+            lambda: evaluate(layer, inputs, recipe.batch, _seeds(1, recipe.eval_batches)), out,
+            {"recipe": asdict(recipe), "setting": asdict(setting)},
+            optimizer=torch.optim.Adam(parameters, lr=setting.learning_rate),
+            learning_rate=lambda step: warmed_up(setting.learning_rate, step, recipe.warmup),
+            resume=resume, bar=bar, enough=lambda figures: figures[1] >= recipe.enough,
+        )  # fmt: skip
+        run.curve, run.seconds = progress.curve, progress.seconds
         run.error, run.share = evaluate(layer, inputs, recipe.batch, _seeds(2, recipe.final_batches))
         longest = replace(setting, context="fixed")
         attention = attention_of_gists(layer, draw(inputs, longest, recipe.batch, _seeds(2, 1)[0]))
     run.in_window = share_in_window(attention, setting.ratio)
     run.attention = [[round(float(weight), 5) for weight in row] for row in attention]
-    remove_states(state)
+    shutil.rmtree(out, ignore_errors=True)
     return run
 
 

@@ -12,6 +12,7 @@ from gistkit.common.processes import launched
 from gistkit.evaluate.report import format_table
 from gistkit.nn import IMAGE_ENCODINGS
 from gistkit.options.arguments import whole
+from gistkit.train import checkpoints
 from gistkit_lab.studies.options import add_names, add_runs, jobs
 from gistkit_lab.studies.pages import drop_column, machine_caption, runs
 from gistkit_lab.studies.registry import SavedRun
@@ -124,7 +125,7 @@ class ResolutionStudy(Study):
         embedded = dict.fromkeys(
             job.arm.name for job in plan.jobs if job.arm.name == "learned-2d" or job.arm.name.startswith("seqpe")
         )
-        states = {arm: path for arm in embedded if (path := out / f"{arm}-0.safetensors").exists()}
+        states = {arm: path for arm in embedded if checkpoints.find(path := out / f"{arm}-0")}
         return [report.draw_embeddings(out / "similarity.png", plan.recipe, states)] if states else []
 
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from gistkit.common.files import write_picture
 from gistkit.nn import Learned2D, SeqPEPositions
+from gistkit.train import checkpoints
 from gistkit_lab.studies import results
 from gistkit_lab.studies.resolution.study import ARMS, Arm, Recipe, Run, build_position
 
@@ -105,18 +106,16 @@ def draw_embeddings(path: Path, recipe: Recipe, states: Mapping[str, Path]) -> P
 
     Args:
         recipe: of the runs.
-        states: by arm, what `train` left of its weights; of SeqPE's arms and of "learned-2d".
+        states: by arm, the folder of its run; of SeqPE's arms and of "learned-2d".
     """
     from gistkit.viz.seqpe import draw_grid_similarity
 
     embeddings: dict[str, Any] = {}
     for arm, state in states.items():
         position = build_position(recipe, Arm(arm)).eval()
-        prefix = "model.position."
-        weights = {
-            name.removeprefix(prefix): weight for name, weight in load_file(state).items() if name.startswith(prefix)
-        }
-        position.load_state_dict(weights)
+        prefix = "position."
+        weights = load_file(checkpoints.last_whole(state, remove=False) / checkpoints.WEIGHTS)
+        position.load_state_dict({k.removeprefix(prefix): x for k, x in weights.items() if k.startswith(prefix)})
         if isinstance(position, SeqPEPositions):
             with torch.no_grad():
                 embeddings[TITLES[arm]] = position.encoder.table(recipe.grids[0], recipe.grids[0])

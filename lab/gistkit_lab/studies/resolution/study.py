@@ -338,7 +338,7 @@ def train(
         return *learner.measure(images_measured, recipe.grids[0]), learner.measure(images_measured, recipe.grids[-1])[1]
 
     identity = {"images": images.digest, "arm": arm.name}
-    state = out / f"{arm.name}-{seed}.safetensors"
+    state = out / f"{arm.name}-{seed}"
     progress = learner.fit(learner.loss, figures, state, identity, resume=resume, bar=bar)
     run.curve, run.seconds = progress.curve, progress.seconds
     for name in ("held_out", "test"):

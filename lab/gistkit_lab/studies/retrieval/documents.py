@@ -200,7 +200,7 @@ def train(
         "sequences": [recipe.shortest, recipe.letters, recipe.facts, recipe.questions],
         "model": recipe.model.steps,
     }
-    state = out / f"{arm.name}-{seed}.safetensors"
+    state = out / f"{arm.name}-{seed}"
     progress = student.train(data, figures, state, identity, resume=resume, bar=bar)
     run.curve, run.seconds = progress.curve, progress.seconds
     for split in ("held_out", "test"):

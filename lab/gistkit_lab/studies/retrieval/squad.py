@@ -353,7 +353,7 @@ def train(
     """Fine-tunes and measures one arm and seed; `out` gets its state at every evaluation, from which it can resume.
 
     The language model is that in `out`/length, the folder of a `gistkit study length` of the same recipe; it is trained
-    where it is not there. What is measured is the model of the lowest held-out loss, `out`/ARM-SEED.best.safetensors.
+    where it is not there. What is measured is the model of the lowest held-out loss, `out`/ARM-SEED/best.safetensors.
     """
     data, corpus = Prompts(questions, recipe, seed), questions.corpus
     base = language_models.pretrained(recipe.model, arm, seed, corpus, out, device=device, bar=bar)
@@ -362,9 +362,8 @@ def train(
     start_from(student, base)
     run = Run(arm.name, seed, parameters=student.parameters)
     asked = data.split("held_out", recipe.length, recipe.eval_rows)
-    best = out / f"{arm.name}-{seed}.best.safetensors"
-    if not resume:
-        best.unlink(missing_ok=True)
+    state = out / f"{arm.name}-{seed}"
+    best = state / "best.safetensors"
 
     def figures() -> tuple[float, float]:
         loss = answer_loss(student, data, asked, recipe.length)
@@ -373,7 +372,6 @@ def train(
 
     # The measurements at the end do not determine a run; the language model does.
     identity = {"questions": questions.digest, "model": recipe.model.steps}
-    state = out / f"{arm.name}-{seed}.safetensors"
     progress = student.train(data, figures, state, identity, resume=resume, bar=bar)
     run.curve, run.seconds = progress.curve, progress.seconds
     load_best(student, best)

@@ -184,7 +184,7 @@ def train(
         held_out = measure(student, data, "held_out", recipe.length, recipe.eval_rows)
         return held_out["loss"], held_out["exact"]
 
-    progress = student.train(data, figures, out / f"{arm.name}-{seed}.safetensors", {}, resume=resume, bar=bar)
+    progress = student.train(data, figures, out / f"{arm.name}-{seed}", {}, resume=resume, bar=bar)
     run.curve, run.seconds = progress.curve, progress.seconds
     for split in ("held_out", "test"):
         figures_by_length = {

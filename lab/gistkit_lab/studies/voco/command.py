@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gistkit.evaluate.report import format_table
 from gistkit.layouts.positions import SCHEMES
 from gistkit.options.arguments import names
+from gistkit.train import checkpoints
 from gistkit_lab.studies.options import add_names, add_runs, jobs
 from gistkit_lab.studies.pages import drop_column, machine_caption, runs
 from gistkit_lab.studies.registry import SavedRun
@@ -130,8 +131,8 @@ class VoCoStudy(Study):
     def more_pictures(self, plan: StudyPlan, out: Path) -> list[Path]:
         # The arms of the lowest ratio, where there is most to see, as far as their states are here.
         study_arms = dict.fromkeys(job.arm for job in plan.jobs if job.arm.method in SCHEMES)
-        there = [arm for arm in study_arms if (out / f"{arm.name}-0.safetensors").exists()]
-        if not there or not (out / "base-0.safetensors").exists() or plan.source is None:
+        there = [arm for arm in study_arms if checkpoints.find(out / f"{arm.name}-0")]
+        if not there or not checkpoints.find(out / "base-0") or plan.source is None:
             return []
         first = [arm for arm in there if arm.ratio == min(arm.ratio for arm in there)]
         return [report.draw_sight(out / "sight.png", plan.recipe, plan.source, first, out)]  # type: ignore[arg-type]

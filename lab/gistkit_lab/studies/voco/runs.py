@@ -15,8 +15,7 @@ from transformers import LlavaForConditionalGeneration
 from gistkit.hf import attach
 from gistkit.hf.vision import Vision
 from gistkit.inspect import AttentionRecorder
-from gistkit.train.recipe import adamw
-from gistkit_lab.studies import states as checkpoint
+from gistkit.train import checkpoints
 from gistkit_lab.studies.fitting import Progress, exclusively, optimise
 from gistkit_lab.studies.resolution.images import Images
 from gistkit_lab.studies.voco.mosaics import TURN, Batch, Mosaics
@@ -117,14 +116,11 @@ def _fit(
     recipe: Recipe, name: str, mosaics: Mosaics, parameters: list[tuple[str, nn.Parameter]],
     loss: Callable[[int], Tensor], figures: Callable[[], tuple[float, ...]], out: Path, resume: bool, bar: Any,
 ) -> Progress:  # fmt: skip
-    weights = [value for _, value in parameters]
     # The measurements at the end do not determine a run.
     decides = {key: value for key, value in asdict(recipe).items() if key != "test_mosaics"}
     identity = {"recipe": decides, "images": mosaics.images.digest, "arm": name, "seed": mosaics.seed}
     return optimise(
-        recipe, parameters, adamw(weights, recipe.learning_rate, recipe.weight_decay), loss, figures,
-        out / f"{name}-{mosaics.seed}.safetensors", identity, learning_rate=recipe.learning_rate_at,
-        clips=[(weights, recipe.clip)], resume=resume, bar=bar,
+        recipe, parameters, loss, figures, out / f"{name}-{mosaics.seed}", identity, resume=resume, bar=bar,
     )  # fmt: skip
 
 
@@ -134,7 +130,7 @@ def _base(recipe: Recipe, mosaics: Mosaics, out: Path, device: str, bar: Any) ->
     nn.Module.to(model, device)
     with exclusively(out / f"base-{mosaics.seed}.lock"):
         # The tower is a part of the base's state, too.
-        if not (out / f"base-{mosaics.seed}.safetensors").exists():
+        if not checkpoints.find(out / f"base-{mosaics.seed}"):
             _train_tower(recipe.tower, model, mosaics, out, bar)
         _fit_reader(recipe.base, "base", BASE, Plain(model, recipe.vision_tokens), mosaics, out, True, bar)
     return model
@@ -170,11 +166,11 @@ def _train_tower(recipe: Recipe, model: LlavaForConditionalGeneration, mosaics: 
 
 
 def trained_reader(recipe: Recipe, arm: Arm, seed: int, images: Images, out: Path) -> Reader:
-    """The reader of an arm as a run left it, whose states are in `out`."""
+    """The reader of an arm as a run left it, whose checkpoints are in `out`."""
     model = fresh_model(recipe, images, seed)
-    checkpoint.restore(out / f"base-{seed}.safetensors", model.named_parameters())
+    checkpoints.restore(checkpoints.last_whole(out / f"base-{seed}", remove=False), model.named_parameters())
     reader = build_reader(recipe, arm, model)
-    checkpoint.restore(out / f"{arm.name}-{seed}.safetensors", reader.trained())
+    checkpoints.restore(checkpoints.last_whole(out / f"{arm.name}-{seed}", remove=False), reader.trained())
     return reader
 
 

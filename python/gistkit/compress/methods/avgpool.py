@@ -23,15 +23,15 @@ from gistkit.layouts import Layout
 class AvgPoolConfig(OnePassConfig):
     """AvgPool (Getting to the Gist of Gisting, Section 4); with ratio 1 it is the model that reads the whole context.
 
-    In layer l the text sees BOS and means over every `ratio` context tokens of what enters layer l, at the mean of
-    their position ids. There are no parameters besides the model's, but for a soft prompt.
+    In layer l the text sees BOS and means of layer l's input over every `ratio` context tokens, at the mean of their
+    position IDs. There are no parameters besides the model's, except for a soft prompt.
 
     Args:
-        pool: "hidden": means of hidden states, through the layer's norm and projections; "kv": means of keys, as they
-            are before rotation, and of values.
-        past: the means that `Compressive` keeps of its past, "hidden" or "kv" as in `pool`; None: as `pool` says.
-        soft_prompt: a learned embedding takes the place of BOS's where `Compressive` reads on (Dodo, Appendix B.3); it
-            begins as BOS's. Nothing else uses it.
+        pool: "hidden": means of hidden states, through the layer's norm and projections; "kv": means of keys (before
+            rotation) and of values.
+        past: the means that `Compressive` keeps of its past, "hidden" or "kv" as in `pool`; None: as `pool`.
+        soft_prompt: `Compressive` reads a learned embedding instead of BOS's (Dodo, Appendix B.3), initialised as
+            BOS's. Nothing else uses it.
     """
 
     pool: Literal["hidden", "kv"] = setting("hidden", among=("hidden", "kv"))
@@ -86,7 +86,7 @@ class PooledKeys(WithBos):
 
     Args:
         rows: of the context.
-        windows: int64 [W + 1] or [B, W + 1], where windows begin and end among these rows.
+        windows: int64 [W + 1] or [B, W + 1], the bounds of the windows among these rows.
         positions: int64 or float64 [W] or [B, W], position ids of the pooled keys.
         of_hidden: means of a layer's input hidden states, through the layer's norm and projections; otherwise of the
             layer's values and of its keys as they are before rotation.
@@ -119,7 +119,7 @@ class PooledKeys(WithBos):
 class NoContextConfig(OnePassConfig):
     """The No context baseline (Getting to the Gist of Gisting, Section 2), trained like the other methods.
 
-    The text sees BOS and no context; its position ids begin after BOS.
+    The text sees BOS and no context; its position IDs start after BOS.
     """
 
     any_ratio: ClassVar[bool] = False
@@ -139,7 +139,7 @@ class NoContextConfig(OnePassConfig):
         return {}
 
     def layout(self, context: int) -> Layout:
-        """BOS and the text, whatever the context is."""
+        """BOS and the text, for any context."""
         return layouts.no_context(1)
 
     def kept(self, batch: InPlacePass, as_text: AsText) -> hf.Keeper:

@@ -1,4 +1,4 @@
-"""Dodo: the keys and values of some tokens of the context, the nuggets, stand for the whole context."""
+"""Dodo: keeps the keys and values of selected context tokens, the nuggets."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ _MASK = 2**24 - 1
 @register("dodo")
 @dataclass(frozen=True, kw_only=True)
 class DodoConfig(InPlaceConfig):
-    """Dodo (Qin et al.): a context's ceil(n / ratio) best tokens, at every layer, are its memory.
+    """Dodo (Qin et al.): the memory is a context's ceil(n / ratio) best tokens, in every layer.
 
     Args:
-        lora: as in `InPlaceConfig`, but that a rank is that of query, key and value projections.
-        selection: "learned", or a rule to compare it with: "strided" (every `ratio`-th token), "random", "delimiters"
-            (some of the tokens `delimiters`, at random), "none" (only the last token).
+        lora: as in `InPlaceConfig`, but a rank applies to query, key and value projections.
+        selection: "learned", or a baseline: "strided" (every `ratio`-th token), "random", "delimiters" (a random choice
+            of the tokens `delimiters`), "none" (only the last token).
         layer: iota, the layer of the base model whose hidden states are scored, from 1.
         train_scorer: False: the scorer keeps its random weights.
-        scorer_norm: the scorer reads these hidden states behind the model's final norm rather than as they are
-            (Equation 15). Compressors saved before there was a choice read them behind the norm.
+        scorer_norm: the scorer reads these hidden states after the model's final norm, not directly (Equation 15).
+            Compressors saved before this option existed use the norm.
         separate: encoder and nuggets have their own parameters (phi) beside those of the decoder (theta).
         delimiters: token ids.
-        threshold: Lambda; nuggets of a `MixedResolution` have a score above it, and its `calibrate` finds it.
+        threshold: Lambda; nuggets of a `MixedResolution` have a higher score. Its `calibrate` sets it.
     """
 
     maps: ClassVar[Maps] = "query_key_value"
@@ -75,7 +75,7 @@ class DodoConfig(InPlaceConfig):
         self._set("delimiters", tuple(self.delimiters))
         if (self.selection == "delimiters") != bool(self.delimiters):
             raise ValueError(
-                f"delimiters: expected token ids for selection='delimiters' alone, got {self.delimiters} for "
+                f"delimiters: expected token ids only for selection='delimiters', got {self.delimiters} for "
                 f"{self.selection!r}"
             )
         threshold = self.threshold
@@ -113,10 +113,10 @@ class Dodo(InPlace, config=DodoConfig):
     """Dodo; arguments are those of `DodoConfig` and `InPlaceConfig`.
 
     An encoder with its own parameters reads BOS and the context. A scorer reads the hidden states of a low layer of the
-    base model; the tokens with the highest scores stay, and so does the last one. The decoder reads their keys and
-    values at their positions (Sections 2.1, 2.3). The gradient of a nugget's attention logits is that of its score, the
-    last one's too (Section 2.4). BOS stays as well, as in all methods in place. `MixedResolution` makes a Dodo a
-    language model.
+    base model. The memory keeps the tokens with the highest scores and the last token. The decoder reads their keys and
+    values at their positions (Sections 2.1, 2.3). A nugget's score receives the gradient of its attention logits, also
+    the last token's (Section 2.4). The memory keeps BOS too, as in all in-place methods. `MixedResolution` turns a Dodo
+    into a language model.
     """
 
     options: DodoConfig
@@ -158,16 +158,16 @@ class Dodo(InPlace, config=DodoConfig):
     def selecting(
         self, rule: Rule | None = None, ratio: int | None = None, *, scorer_rests: bool = False
     ) -> Iterator[None]:
-        """Inside, nuggets are selected by another rule, or one in `ratio` tokens is one; settings stay as they are.
+        """Inside, nuggets are selected by another rule or ratio; settings do not change.
 
-        The threshold does too: a `MixedResolution` needs another one inside, which its `calibrate` finds.
+        The threshold does not change either: a `MixedResolution` needs `calibrate` inside.
 
         Args:
             rule: in place of `selection`; "learned" where there is a scorer, "delimiters" where there are delimiters.
                 "random" draws other tokens at every call, so that any token of any text is a nugget now and then. None:
                 no other.
             ratio: in place of `ratio`, a whole number >= 1. None: no other.
-            scorer_rests: whether scores have no gradients.
+            scorer_rests: freeze the scorer: scores have no gradients.
         """
         if rule is not None:
             self.check_rule(rule)
@@ -248,7 +248,7 @@ class Dodo(InPlace, config=DodoConfig):
         return hf.first_layers(self.model, self.layer, norm=self.options.scorer_norm)
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
-        """A pass through the lower layers selects the nuggets; a second pass makes their keys and values."""
+        """A pass through the lower layers selects the nuggets; a second pass computes their keys and values."""
         input_rows = self.with_bos(rows)
         self.lm.check_positions("input_ids", max(input_rows.lengths) - 1)
         plan = self.lm.causal_plan(input_rows.ids.shape[1])
@@ -316,7 +316,7 @@ class Dodo(InPlace, config=DodoConfig):
         return out.last_hidden_state.take_along_dim(index[..., None], 1), keep.close()
 
     def stands_for(self, memory: Memory) -> Tensor:
-        """See `Compressor.stands_for`: a nugget stands for itself and the tokens since the nugget before it."""
+        """See `Compressor.stands_for`: a nugget represents itself and the tokens since the previous nugget."""
         spans = torch.zeros(memory.batch_size, memory.num_tokens, 2, dtype=torch.int64)
         for row, length in enumerate(memory.lengths):
             # Positions count BOS, also where it is no token of the context.

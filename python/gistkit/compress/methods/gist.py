@@ -1,4 +1,4 @@
-"""Gist and GistPool: learned memory tokens, the gists, read the context, and the text reads only the gists."""
+"""Gist and GistPool: learned memory tokens (gists) read the context, and the text reads only the gists."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from gistkit.layouts import Layout
 
 @dataclass(frozen=True, kw_only=True)
 class GistsConfig(OnePassConfig):
-    """Methods with gists, beside the arguments of `InPlaceConfig`.
+    """Arguments of methods with gists, besides those of `InPlaceConfig`.
 
     Args:
-        offset: in layer l the text reads what leaves layer l at the gists, instead of what enters it.
+        offset: compute the gists' keys and values of layer l from the layer's output at the gists, not from its input
+            (the paper's offset).
         separate: gists have their own parameters.
-        full_copy: with `separate`, these are a copy of the layers' linear maps, whatever `lora` is.
-        copy_norms: where they are a copy, it has the layers' norms too, so that gists and text share no parameter of a
-            layer, as in the paper; otherwise they share the norms.
-        gists: number of gist embeddings, one for each gist, which is the most there can be; None: one for all (GistPool
-            paper, Table 5).
+        full_copy: with `separate`, the gists' parameters are a full copy of the layers' linear maps, also with `lora`.
+        copy_norms: a full copy also has its own norms, so that gists and text share no parameter of a layer, as in the
+            paper. False: they share the norms.
+        gists: number of gist embeddings, one per gist, and so the largest number of gists; None: one embedding for all
+            (GistPool paper, Table 5).
     """
 
     has_gists: ClassVar[bool] = True
@@ -69,7 +70,7 @@ class GistsConfig(OnePassConfig):
 
 
 class OffsetKeys(WithBos):
-    """Keys and values of layer l from the gists' OUTPUT of layer l, with the text's norm and projections of that layer.
+    """Keys and values of layer l from the gists' OUTPUT of layer l, with the text's norm and projections of the layer.
 
     The last layer's output is taken before the model's final norm; BOS is not offset (GistPool, Section 5.1, Figure 3).
 
@@ -96,7 +97,7 @@ class GistConfig(GistsConfig):
     """Gist (Mu et al.) at a fixed ratio; OffsetGist, SepGist and SepOffsetGist (GistPool, Sections 2, 5.1 and 5.2).
 
     Args:
-        separate_positions: gists have their own counter of position ids, and other tokens do not count them.
+        separate_positions: gists have their own position counter, and other tokens are counted without them.
     """
 
     separate_positions: bool = False
@@ -137,7 +138,7 @@ class GistPoolConfig(GistsConfig):
     separate_positions: bool = False
 
     def layout(self, context: int) -> Layout:
-        """Windows of `ratio` context tokens and their gist in turn."""
+        """Windows of `ratio` context tokens, each followed by its gist."""
         return layouts.gistpool(
             context,
             self.ratio,

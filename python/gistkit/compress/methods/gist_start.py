@@ -1,7 +1,7 @@
-"""start_as_means: gists that give about the means of their windows before any training.
+"""start_as_means: initialises gists so that they compute about the means of their windows.
 
-Starting from a language model's weights, gists take long to learn to pool. But what they should learn is known: in
-every layer, the mean of the context tokens' hidden states. Least squares comes near it without a step of training.
+Gists that start from a language model's weights take long to learn to pool. But their target is known: in every layer,
+the mean of the context tokens' hidden states. Least squares comes close to it without training.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ def start_as_means(
     ridge: float = 1e-3,
     progress: bool = True,
 ) -> list[float]:
-    """Changes the gists' copied maps so that a layer's output at a gist is near the mean of its window's inputs.
+    """Fits the gists' copied maps so that a layer's output at a gist is close to the mean of its window's inputs.
 
-    One pass sets the layers one after another. Queries become zero, so that a gist attends evenly. The last maps of
-    attention and of the MLP are each fitted by least squares to add what is missing to the mean. The MLP's other maps
-    are those of the layer below, which made this layer's inputs from the ones that the gist has. The mean is what
-    AvgPool's text reads in the layer (Getting to the Gist of Gisting, Sections 4 and 5.1). The paper trains from the
-    model's weights alone.
+    One pass fits the layers one after another. Queries become zero, so that a gist attends uniformly. The output
+    projections of attention and of the MLP are each fitted by least squares to the remaining difference from the mean.
+    The MLP's other maps are those of the layer below, which computed this layer's inputs. The mean is what AvgPool's
+    text reads in the layer (Getting to the Gist of Gisting, Sections 4 and 5.1). The paper trains from the model's
+    weights only.
 
     Args:
         compressor: with windows=1, offset, and a copy of the maps for gists: full_copy=True or lora=None.
-        input_ids, attention_mask: contexts, as `encode` takes them, all in one pass: several times as many gists as a
-            map has inputs (the study `in-place` reads 5000 for 1536); with fewer, the start fits only these contexts.
+        input_ids, attention_mask: contexts, as for `encode`, all read in one pass. They need several times as many
+            gists as a map has inputs (the study `in-place` uses 5000 for 1536); with fewer, the fit is good only for
+            these contexts.
         ridge: added to the diagonal of the normal equations, as a multiple of its mean.
         progress: whether to show a progress bar.
 

@@ -41,7 +41,7 @@ class ChunkConfig(Config):
 
     Args:
         chunk: chunk size L in tokens.
-        ratio: compression ratio r >= 1, the context tokens that a memory token stands for; chunk / ratio must be whole.
+        ratio: compression ratio r >= 1, context tokens per memory token; chunk / ratio must be a whole number.
         layout: "dpl", "upl", "epl" or "cpl" (only the decoder half of EPL).
         lora: rank of a PEFT LoRA on the encoder's query and value projections (alpha is twice the rank), or a
             peft.LoraConfig; the base weights are frozen and the decoder runs without the adapter, or with it if
@@ -108,10 +108,10 @@ class ChunkConfig(Config):
 
 
 class ChunkCompressor(Compressor):
-    """Compresses chunks of a context into memory tokens that the same model reads in their place.
+    """Compresses chunks of a context into memory tokens, which the same model reads instead.
 
     A context of p tokens is cut into k = ceil(p / chunk) chunks. Each chunk is followed by M = chunk / ratio learned
-    memory tokens and encoded by itself. What the memory keeps of the memory tokens depends on the method (its carrier).
+    memory tokens and encoded separately. What the memory keeps of the memory tokens depends on the method's carrier.
     The decoder reads [memory][task token][tokens]. Position ids follow the layout (Position IDs Matter, Tables 1-3 and
     12-15).
 
@@ -199,7 +199,7 @@ class ChunkCompressor(Compressor):
     ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
         """`_encoded` of all chunks, each part written into the results at once; hidden states where a loss reads them.
 
-        Nothing exists twice.
+        Peak memory is one copy of the result.
         """
         made: tuple[Tensor, ...] = ()
         is_read, first, at = "compression" in self.loss_weights, 0, 0

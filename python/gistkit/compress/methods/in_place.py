@@ -1,4 +1,4 @@
-"""InPlace: one pass over BOS and the context. The text reads some of its keys and values in place of the context."""
+"""InPlace: one pass over BOS and the context, of which the text reads some keys and values instead of the context."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ TEXT, GISTS = "text", "memory"
 
 @dataclass(frozen=True, kw_only=True)
 class InPlaceConfig(Config):
-    """The arguments that methods share which compress in place.
+    """Arguments shared by methods that compress in place.
 
     Args:
-        ratio: context tokens a compressed token stands for, a whole number >= 1; a shorter context has one. The same
-            weights compress at any other, see `Compressor.at`.
-        train_ratios: those that `forward` draws one of in training mode, at each call; (): it compresses at `ratio`.
+        ratio: context tokens per compressed token, a whole number >= 1; a shorter context has one. The same weights
+            compress at any other ratio, see `Compressor.at`.
+        train_ratios: `forward` draws one of these ratios at each call in training mode; (): it always uses `ratio`.
         lora: rank of a PEFT LoRA on all linear maps of the layers (alpha is twice the rank), or a peft.LoraConfig; with
             `separate` one for context and text and one for compressed tokens. The base weights are frozen. None: the
             model's own weights train, and with `separate` a copy of its linear maps.
         embedding_lora, train_norms: as in `Config`, for each role that has adapters.
-        window: the first `window` tokens of a longer context are compressed, and the text reads the others directly.
+        window: only the first `window` tokens of a longer context are compressed; the text reads the others directly.
         end_token: token id that ends the reconstruction of a context, such as the tokenizer's eos. None: no token.
-        bos_token: id of the first token, which all others see; None: the first token, or else the end token, of the
-            model's configuration. A context that begins with it does not get a second one.
+        bos_token: id of the first token, which all others see; None: the BOS token, or else the end token, of the
+            model's configuration. It is not added to a context that already begins with it.
     """
 
     any_ratio: ClassVar[bool] = True
@@ -90,7 +90,7 @@ class InPlaceConfig(Config):
 
     @property
     def chunk(self) -> int:
-        """Context tokens a compressed token stands for."""
+        """Context tokens per compressed token."""
         return self.ratio
 
     @property
@@ -105,7 +105,7 @@ class InPlaceConfig(Config):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The text, and compressed tokens that have adapters of their own."""
+        """The text, and compressed tokens if they have their own adapters."""
         return (TEXT, GISTS) if self.apart and not getattr(self, "full_copy", False) else (TEXT,)
 
     def check_model(self, model: nn.Module) -> None:
@@ -119,13 +119,13 @@ class InPlaceConfig(Config):
 
 
 class InPlace(Compressor):
-    """What the methods share that compress in place: Gist, AvgPool, GistPool, Dodo, Select.
+    """Base of the methods that compress in place: Gist, AvgPool, GistPool, Dodo, Select.
 
     The model reads BOS and the context once, and the memory holds keys and values of that pass. The text follows
-    directly, at the position ids that it has behind the whole context; a learned [AE] token precedes it only for a
-    reconstruction. Without that token, and where no tokens follow the window, the last state of the encoder, which has
-    read the whole context, predicts the text's first token. The papers predict only what follows a prompt or that
-    token; `evaluate` leaves such a first token out.
+    directly, at the position IDs that it has after the whole context; a learned [AE] token precedes it only for a
+    reconstruction. Without that token, and if no tokens follow the window, the encoder's last state, which has read the
+    whole context, predicts the text's first token. The papers predict only what follows a prompt or that token;
+    `evaluate` leaves such a first token out.
 
     Args:
         model: a transformers causal language model; one copy of its weights reads context and text.
@@ -216,7 +216,7 @@ class InPlace(Compressor):
         return adapter is not None and adapter in name.split(".")
 
     def join(self, memories: Sequence[Memory]) -> Memory:
-        """Refused: documents that are compressed in place must be read together."""
+        """Refuses: documents that are compressed in place must be read together."""
         raise ValueError(
             f"memories: expected those of a method that compresses chunks by themselves, got {self.method}'s; encode "
             "the documents as one context"
@@ -238,13 +238,13 @@ AsText = Callable[[], AbstractContextManager[None]]
 
 @dataclass(frozen=True, kw_only=True)
 class OnePassConfig(InPlaceConfig):
-    """What `OnePass` asks of a method: its layout, and what it keeps of a layer."""
+    """What `OnePass` needs from a method: its layout, and what the memory keeps of a layer."""
 
     # Whether compressed tokens are learned tokens of the pass; otherwise `kept` makes them from the context's.
     has_gists: ClassVar[bool] = False
 
     def layout(self, context: int) -> Layout:
-        """The layout of a context and one token of text behind it, whose position says where the text begins."""
+        """The layout of a context and one text token after it, whose position is where the text begins."""
         raise NotImplementedError
 
     def kept(self, batch: InPlacePass, as_text: AsText) -> hf.Keeper:
@@ -252,19 +252,19 @@ class OnePassConfig(InPlaceConfig):
         raise NotImplementedError
 
     def check_model(self, model: nn.Module) -> None:
-        """See `Config.check_model`; a layout that decoding would read otherwise is refused too."""
+        """See `Config.check_model`; also refuses a layout that decoding would read differently."""
         super().check_model(model)
         few = self if self.ratio <= 4 else replace(self, ratio=4, window=None)
         check_text(self.method, few.layout(3 * few.ratio))
 
     @property
     def counts_apart(self) -> bool:
-        """Whether compressed tokens have a counter of position ids to themselves."""
+        """Whether compressed tokens have their own position counter."""
         return getattr(self, "separate_positions", False)
 
 
 class OnePass(InPlace):
-    """The methods whose compressed tokens stand for `ratio` context tokens each, as a layout says."""
+    """Methods with one compressed token per `ratio` context tokens, under a layout."""
 
     memory_embeddings: nn.Parameter
 
@@ -317,7 +317,7 @@ class OnePass(InPlace):
         return ordinals, tuple(text_ordinals)
 
     def stands_for(self, memory: Memory) -> Tensor:
-        """See `Compressor.stands_for`: a compressed token stands for its window, and BOS for nothing."""
+        """See `Compressor.stands_for`: a compressed token represents its window; BOS represents nothing."""
         spans = torch.zeros(memory.batch_size, memory.num_tokens, 2, dtype=torch.int64)
         ratio, options = memory.source.chunk, self.options.at(memory.source.chunk)
         for row, (length, context) in enumerate(zip(memory.lengths, memory.context_lengths, strict=True)):
@@ -341,7 +341,7 @@ class OnePass(InPlace):
 
 
 class WithBos(hf.Keeper):
-    """Keeps BOS's keys and values as attention made them, followed by those that `compressed` makes from a layer."""
+    """Keeps BOS's own keys and values of a layer, followed by those that `compressed` computes."""
 
     def __init__(self) -> None:
         super().__init__()

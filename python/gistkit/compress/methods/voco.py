@@ -52,7 +52,7 @@ class VoCoConfig(Config):
             itself: the same time, and rows and columns along the image's diagonal.
         text_sees_before: text sees the text before the last image, as the paper says. In the released code it does
             not: False; the memory is then without that text.
-        gap: tokens behind each image that its VoCo tokens sum up with it, such as an end-of-image token; at least 0.
+        gap: tokens after each image that its VoCo tokens summarise with it, such as an end-of-image token; at least 0.
             Text does not see them.
         separators: token ids that join the image tokens before and after them to one image, if nothing else stands
             between, such as what SmolVLM's processor writes between the tiles of an image. Without them each run of
@@ -129,13 +129,13 @@ class VoCo(Compressor, config=VoCoConfig):
     """VoCo; arguments are those of `VoCoConfig`.
 
     One pass of the language model reads [text before][image][VoCo tokens][text], several images if there are. The VoCo
-    tokens see their image, and text sees only them in its place. The memory holds the keys and values of the VoCo
-    tokens and of the text between images; the text that reads it follows directly, and no vision token is in its cache.
+    tokens see their image; the text sees only the VoCo tokens. The memory holds the keys and values of the VoCo tokens
+    and of the text between images; the text that reads it follows directly, and no vision token is in its cache.
 
     A context is what the model's own processor returns for a text with images: input_ids with its image tokens,
     pixel_values, and what belongs to them (image_sizes, image_grid_thw, pixel_attention_mask); `encode` and `forward`
     take it as `input_ids`. `split` cuts a whole prompt, as a chat template makes it, into such a context and the
-    question behind the last image.
+    question after the last image.
     """
 
     options: VoCoConfig
@@ -178,7 +178,7 @@ class VoCo(Compressor, config=VoCoConfig):
         """A user's token ids of a text without images, checked and padded at the end of rows."""
         if isinstance(ids, Mapping) and ids.get("pixel_values") is not None:
             raise ValueError(
-                f"{name}: expected text alone behind a memory, got pixel_values: encode images with the context, see "
+                f"{name}: expected only text after a memory, got pixel_values: encode images with the context, see "
                 "VoCo.split"
             )
         return self._text_alone(name, super().rows(name, ids, attention_mask, shortest))
@@ -189,7 +189,7 @@ class VoCo(Compressor, config=VoCoConfig):
         without = [row for row, count in enumerate(is_image.sum(1).tolist()) if not count]
         if without:
             pictures = "pixel_values" in input_ids and len(without) == rows.batch_size
-            reason = "although there are pixel_values" if pictures else "text alone has nothing to compress"
+            reason = "although there are pixel_values" if pictures else "a text without images has nothing to compress"
             raise ValueError(
                 f"input_ids: expected at least one image, as image tokens of id {self.vision.image_token}, in each "
                 f"row, got none in row {without[0]}: {reason}"
@@ -212,7 +212,7 @@ class VoCo(Compressor, config=VoCoConfig):
         """The losses named at construction, and their weighted mean as "loss", see `Compressor.forward`.
 
         Args:
-            input_ids, attention_mask: the contexts, as in `encode`; or their token ids alone, with `images`.
+            input_ids, attention_mask: the contexts, as in `encode`; or only their token ids, with `images`.
             continuation_ids, question_ids, answer_ids: as in `Compressor.forward`, text without images.
             images: pixel_values and what belongs to them, where `input_ids` is no mapping.
         """
@@ -226,7 +226,7 @@ class VoCo(Compressor, config=VoCoConfig):
         )
 
     def split(self, inputs: Any, attention_mask: Any = None) -> tuple[dict[str, Any], list[list[int]]]:
-        """A processor's output as the context of `encode`, and the token ids behind each row's last image and its gap.
+        """Splits a processor's output into `encode`'s context and the token ids after each row's last image and gap.
 
         Args:
             inputs: what the processor returned for whole prompts, such as a chat template makes them.

@@ -28,7 +28,7 @@ class KVCache:
             raise ValueError(f"cache: expected a batch of {self._layers[0][0].shape[0]} as it holds, got {batch}")
 
     def extend(self, positions: Tensor) -> Tensor:
-        """All positions [1 or B, K + N], those of new tokens [N] or [B, N] behind the ones held."""
+        """All positions [1 or B, K + N]: the cached ones, then those of new tokens [N] or [B, N]."""
         new = positions if positions.dim() == 2 else positions[None]
         if self.positions is not None:
             rows = max(new.shape[0], self.positions.shape[0])
@@ -38,7 +38,7 @@ class KVCache:
         return new
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys [B, H, K + N, D] and values of a layer, new ones behind those held. Layers come in their order."""
+        """All keys [B, H, K + N, D] and values of a layer: cached ones, then new ones. Call layers in order."""
         if layer == len(self._layers):
             self._layers.append((key, value))
         else:

@@ -1,0 +1,56 @@
+"""Fields of a dataclass that are options of a command too: default, limits and purpose from one declaration."""
+
+from __future__ import annotations
+
+from dataclasses import field, fields
+from inspect import cleandoc
+from math import inf
+from typing import Any, TypeVar
+
+Kind = TypeVar("Kind", bound=type[Any])
+
+
+def declared(
+    default: Any, purpose: str, *, least: float | None = None, above: float | None = None, most: float = inf,
+    among: tuple[str, ...] = (),
+) -> Any:  # fmt: skip
+    """A field.
+
+    Args:
+        default: its value if none is given; one that is None, or whose type says so, may be None.
+        purpose: of the option and in the class's documentation.
+        least, above, most: limits of a number, which is finite.
+        among: the values that it may have.
+    """
+    limits = {"least": least, "above": above, "most": most, "among": among}
+    return field(default=default, metadata={"purpose": purpose, **limits})
+
+
+def documented(kind: Kind) -> Kind:
+    """Adds the fields to a class's documentation."""
+    lines = [f"    {each.name}: {each.metadata['purpose']}." for each in fields(kind) if each.metadata]
+    kind.__doc__ = "\n".join([cleandoc(kind.__doc__ or ""), "", "Args:", *lines])
+    return kind
+
+
+def check(values: Any) -> None:
+    """Refuses values of a dataclass that are not as declared.
+
+    Raises:
+        ValueError: naming the field, what was expected and what came.
+    """
+    for each in fields(values):
+        value, rules = getattr(values, each.name), each.metadata
+        if not rules or (value is None and "None" in str(each.type)):
+            continue
+        if rules["among"] and value not in rules["among"]:
+            raise ValueError(f"{each.name}: expected one of {', '.join(rules['among'])}, got {value!r}")
+        least, above, most = rules["least"], rules["above"], rules["most"]
+        if least is None and above is None:
+            continue
+        fits = value < inf and value <= most and (value >= least if above is None else value > above)
+        if not fits:
+            expected = f"at least {least:g}" if above is None else f"a number above {above:g}"
+            if most < inf:
+                expected = f"a share above {above:g}, at most {most:g}"
+            raise ValueError(f"{each.name}: expected {expected}, got {value}")
