@@ -132,7 +132,7 @@ def _figures(measured: dict[str, dict[str, float]]) -> str:
             parts += [format_table(rows), kept]
     if figures := measured.get("questions"):
         title = f"{figures['count']} questions written by hand, about 512 tokens of a held-out page"
-        rows = [[title, "exact answers, %", "answers with it within, %", "F1 of words, %"]]
+        rows = [[title, "exact match, %", "contains the answer, %", "F1 of words, %"]]
         for name, read in READ.items():
             if name in figures:
                 rows.append([read, *(f"{figures[f'{name}{kind}']:.3g}" for kind in ("", "_within", "_f1"))])

@@ -64,7 +64,7 @@ def pages(package: str, pattern: str) -> Iterator[tuple[str, str]]:
     """
     listed = subprocess.run(["dpkg-query", "-L", package], capture_output=True, text=True, check=False)
     if listed.returncode:
-        raise FileNotFoundError(f"{package}: expected Debian's package, got none; apt-get install {package} brings it")
+        raise FileNotFoundError(f"{package}: expected Debian's package, got none; run apt-get install {package}")
     for name in sorted(listed.stdout.splitlines()):
         path = Path(name)
         plain = name.removesuffix(".gz")

@@ -710,7 +710,7 @@ def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsy
         (["train", "--tau", "9"], "compressor: expected dodo or avgpool, which language models read with, got x500"),
         (["train", "--random-steps", "9"], "--random-steps: expected none but for a dodo with learned nuggets, got 9"),
         (["train", "--segment", "9"], "segment: not allowed without tau, got 9"),
-        (["train", "--tau", "9", "--losses", "ae"], "losses: not allowed with tau, for which passages are read on"),
+        (["train", "--tau", "9", "--losses", "ae"], "losses: not allowed with tau, which trains on whole passages"),
         (["train", "--device", "tpu"], "--device: expected cpu or cuda, got 'tpu'"),
         (["evaluate", "--questions", "x", "--context", "9"], "--context: not allowed with --questions, got 9"),
         (["evaluate", "--questions", "{tmp}/none"], "none"),

@@ -60,9 +60,9 @@ def add(commands: Any) -> None:
         "texts", nargs="+", metavar="TEXT", help="text file, image, folder of either, or - for standard input"
     )
     parser.add_argument(
-        "-o", "--out", type=path, help="memory file; of several texts, a folder for their files; of one folder of "
-        "texts, a store: its documents' memories in a few files, which a run that was killed goes on with (default: "
-        "X.gist beside X.txt)",
+        "-o", "--out", type=path, help="memory file; for several texts, a folder for their files; for one folder of "
+        "texts, a store: the documents' memories in a few files, to which an interrupted run adds when it is run again "
+        "(default: X.gist beside X.txt)",
     )  # fmt: skip
     parser.add_argument(
         "--glob", help="which files of a folder (default: **/*.txt, and for a store **/*.md too; images are never "

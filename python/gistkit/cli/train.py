@@ -171,11 +171,11 @@ def _add_settings(group: Any) -> None:
         "--tau",
         type=positive,
         metavar="N",
-        help="in place of the losses, train the language model that sees its last N tokens, and of those before them "
-        "only nuggets (--method dodo) or means (avgpool); passages must be longer",
+        help="instead of the losses, train a language model that sees its last N tokens in full, and earlier tokens "
+        "only as nuggets (--method dodo) or means (avgpool); passages must be longer",
     )
     group.add_argument(
-        "--segment", type=positive, metavar="N", help="tokens that share the beginning of those of --tau (default: 32)"
+        "--segment", type=positive, metavar="N", help="tokens per step by which the window of --tau moves (default: 32)"
     )
     add_option(group)
     group.add_argument(

@@ -138,7 +138,7 @@ def _check_reading(tau: int, longest: int, **arguments: Any) -> None:
     """Refuses arguments that a language model's training does not take, and passages without a compressed past."""
     for name, value in arguments.items():
         if value is not None:
-            raise ValueError(f"{name}: not allowed with tau, for which passages are read on, got {value}")
+            raise ValueError(f"{name}: not allowed with tau, which trains on whole passages, got {value}")
     if tau >= longest:
         raise ValueError(
             f"tau: expected less than max_length, {longest}, behind which the past is compressed, got {tau}"

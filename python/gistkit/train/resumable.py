@@ -18,7 +18,7 @@ from transformers.trainer import TRAINER_STATE_NAME, TrainOutput
 try:
     import accelerate as accelerate
 except ModuleNotFoundError as error:
-    raise ImportError("training needs the package accelerate; pip install 'gistkit[train]' brings it") from error
+    raise ImportError("training needs the package accelerate; run pip install 'gistkit[train]'") from error
 
 from gistkit.common.signals import Interrupted, held
 from gistkit.train import checkpoints
