@@ -93,8 +93,8 @@ def fact_questions(
 ) -> dict[str, list[Example]]:
     """Questions by kind about passages of a text; the questions of a passage have the same context.
 
-    A passage has `count_of` facts, each about another thing and after a sentence of the text, and a question about each.
-    Every passage of 128 tokens and more is also asked something that it does not say. The same arguments give
+    A passage has `count_of` facts, each about another thing and after a sentence of the text, and a question about
+    each. Every passage of 128 tokens and more also has a question that it does not answer. The same arguments give
     the same questions. The first question of a passage has the text's next tokens as its continuation.
 
     Args:
