@@ -215,6 +215,8 @@ class Worker:
     def __init__(self, compressor: Compressor, shelf: Shelf, turns: Turns, limits: Limits) -> None:
         self.compressor, self.shelf, self.turns, self.limits = compressor, shelf, turns, limits
         self.tokenizer = compressor.tokenizer
+        # Copied before the first answer changes what its modules call.
+        self._twin = _twin(compressor)
         self._positions: int = getattr(compressor.config, "max_position_embeddings", None) or POSITIONS
         self._ends = {*stop_ids(compressor.lm, None), self.tokenizer.eos_token_id} - {None}
         # RoPE that changes with the length of a pass would change with other rows.
@@ -305,7 +307,6 @@ class Worker:
 
     @torch.no_grad()
     def _compress(self) -> None:
-        twin = _twin(self.compressor)
         # Linux takes a thread's number, and those that compute for it are as nice: questions come first.
         with suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.nice(0) + _NICE)
@@ -313,7 +314,7 @@ class Worker:
             if (job := self._take(self._texts)) is None:
                 continue
             try:
-                job.tell(self._memory(twin, job))
+                job.tell(self._memory(self._twin, job))
                 self._finish(job)
             # A panic of the tokenizer is no Exception.
             except BaseException as error:
