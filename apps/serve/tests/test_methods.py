@@ -7,7 +7,7 @@ import torch
 from clients import GIGA, Letters
 
 from gistkit.ask import Turns
-from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX
+from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, Select
 from gistkit.compress.tokens import QUESTION
 from gistkit_serve.server import Limits, Refused, Shelf
 from gistkit_serve.server.worker import Question, Sampling, Text, Worker
@@ -20,6 +20,7 @@ CHUNKED = {
 IN_PLACE = {
     "avgpool": (AvgPool, {"ratio": 2, "bos_token": 256, "lora": 2}),
     "dodo": (Dodo, {"ratio": 4, "layer": 1, "bos_token": 256}),
+    "select": (Select, {"ratio": 4, "by": "key_norm", "shares": "all", "bos_token": 256}),
 }
 # The window of x500 ends within the last one.
 TEXTS = ["Olga has it", "The gate code is 4471, mind."]
@@ -58,4 +59,7 @@ def test_memories_of_a_method_are_answered_together_as_each_is_alone(name, tmp_p
         assert isinstance(refused, Refused) and refused.status == 400
         assert str(refused).startswith("memory: expected those of a method that compresses chunks by themselves, got")
     assert [answer.text for answer in answers] == [expected[0], *expected]
+    assert [answer.memory_tokens for answer in answers[1:3]] == [
+        memory.sizes[0] + len(memory.rest[0]) for memory in memories
+    ]
     assert max(sizes) == len(answers)

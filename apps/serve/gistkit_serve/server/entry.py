@@ -49,4 +49,4 @@ def entry_of(name: str, path: Path, memory: Memory) -> Entry:
     rest = len(memory.rest[0])
     tokens = memory.context_lengths[0] + rest
     file = path.stat()
-    return Entry(name, tokens, memory.lengths[0], rest, memory.nbytes, file.st_size, int(file.st_mtime), memory)
+    return Entry(name, tokens, memory.sizes[0], rest, memory.nbytes, file.st_size, int(file.st_mtime), memory)

@@ -158,7 +158,7 @@ class _Answer:
     @property
     def held(self) -> int:
         """Tokens of the memory, with those behind the window."""
-        return 0 if self.memory is None else self.memory.lengths[0] + len(self.memory.rest[0])
+        return 0 if self.memory is None else self.memory.sizes[0] + len(self.memory.rest[0])
 
     @property
     def sizes(self) -> tuple[int, ...]:
