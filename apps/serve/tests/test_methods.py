@@ -13,27 +13,27 @@ from gistkit_serve.server import Limits, Refused, Shelf
 from gistkit_serve.server.worker import Question, Sampling, Text, Worker
 from tests.helpers.models import tiny_llama
 
-CHUNKED = {
+JOINED = {
     "icae": (ICAE, {"chunk": 8, "ratio": 2, "lora": 2}),
     "x500": (FiveHundredX, {"chunk": 6, "ratio": 3, "window": 20}),
+    "select": (Select, {"ratio": 4, "by": "key_norm", "shares": "all", "bos_token": 256}),
 }
-IN_PLACE = {
+APART = {
     "avgpool": (AvgPool, {"ratio": 2, "bos_token": 256, "lora": 2}),
     "dodo": (Dodo, {"ratio": 4, "layer": 1, "bos_token": 256}),
-    "select": (Select, {"ratio": 4, "by": "key_norm", "shares": "all", "bos_token": 256}),
 }
 # The window of x500 ends within the last one.
 TEXTS = ["Olga has it", "The gate code is 4471, mind."]
 
 
-@pytest.mark.parametrize("name", [*CHUNKED, *IN_PLACE])
+@pytest.mark.parametrize("name", [*JOINED, *APART])
 def test_memories_of_a_method_are_answered_together_as_each_is_alone(name, tmp_path, gate, sizes):
-    method, settings = (CHUNKED | IN_PLACE)[name]
+    method, settings = (JOINED | APART)[name]
     torch.manual_seed(1)
     compressor = method(tiny_llama(vocab_size=257), **settings).float().eval()
     compressor.tokenizer = Letters()
     memories = [compressor.compress(text) for text in TEXTS]
-    contexts = [*memories, compressor.join(memories)] if name in CHUNKED else memories
+    contexts = [*memories, compressor.join(memories)] if name in JOINED else memories
     expected = [compressor.ask(memory, "Who?", max_new_tokens=12) for memory in contexts]
     # No memory stays in RAM.
     shelf = Shelf(tmp_path, compressor, most=9, ram_bytes=0, disk_bytes=GIGA)
@@ -54,7 +54,7 @@ def test_memories_of_a_method_are_answered_together_as_each_is_alone(name, tmp_p
     answers = [one.get(timeout=30) for one in told]
     worker.close()
     shelf.close()
-    if name in IN_PLACE:
+    if name in APART:
         refused = answers.pop()
         assert isinstance(refused, Refused) and refused.status == 400
         assert str(refused).startswith("memory: expected those of a method that compresses chunks by themselves, got")
