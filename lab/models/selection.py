@@ -79,7 +79,7 @@ the adapter of [{one.adapter}](../{one.adapter}/README.md). Nothing was trained 
 | answers | a few words, also where the question asks for a sentence |
 
 The ratio: at 8x the file is half as large and 36% of the questions by hand are answered exactly, at 4x 42%, at 2x 50%,
-from the whole text 52%. `Select(model, ratio=8, by="kvzip", shares="all")` has another ratio, without the adapter.
+from the whole text 52%. `gistkit compress --ratio 8`, or `compressor.at(8)`, has another ratio with the same adapter.
 
 ## What it costs
 

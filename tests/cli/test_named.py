@@ -95,6 +95,19 @@ def test_a_selection_with_an_adapter_and_one_without_are_told_apart(folder, plac
             assert shown == run("ask", memory, *questions, *words)[1]
 
 
+def test_the_default_compresses_at_another_ratio(folder, place, run, report, monkeypatch):  # noqa: F811
+    select = METHODS["select"](load(folder)[0].model, ratio=4, lora=2)
+    select.save_pretrained(place / "select-4x")
+    monkeypatch.setattr(places, "DEFAULTS", {str(folder): "select-4x"})
+    memory = report.with_suffix(".gist")
+    for words in (("--ratio", 8), ("--ratio", 8, "--compressor", "select-4x")):
+        assert run("compress", report, *words)[0] == 0
+        made = Memory.load(memory)
+        assert made.source.chunk == 8 and made.maker == select.own_fingerprint()
+        status, _, complaints = run("ask", memory, "Who asks?", "--max-new-tokens", 4)
+        assert status == 0 and "gistkit:" not in complaints
+
+
 @pytest.mark.slow
 def test_what_is_asked_for_is_not_replaced(folder, place, run, report):  # noqa: F811
     memory = report.with_suffix(".gist")

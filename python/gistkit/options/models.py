@@ -201,8 +201,8 @@ def add_compressor(parser: argparse.ArgumentParser, default: str = TRAINED) -> N
     )  # fmt: skip
     parser.add_argument("--layout", choices=LAYOUTS, help="position layout of icae and x500 (default: epl)")
     parser.add_argument(
-        "--ratio", type=number(1), help="context tokens per memory token (default: 4 for select, else 5); with "
-        "--compressor an in-place method compresses at this ratio instead of its own",
+        "--ratio", type=number(1), help="context tokens per memory token (default: 4 for select, else 5); a "
+        "trained compressor of an in-place method compresses at this ratio instead of its own",
     )  # fmt: skip
     parser.add_argument("--chunk", type=positive, help="chunk size of icae and x500 in tokens (default: 510)")
     add_option(parser)
@@ -277,7 +277,8 @@ def _may_have_made(name: str, source: Source) -> bool:
     content = json.loads((find(name) / SETTINGS).read_text())
     kind, settings = REGISTRY[source.method], content["settings"]
     # What a memory does not name has the value from before it could.
-    made = kind.sizes(source.chunk, source.memory_tokens) | kind.unnamed() | dict(source.options)
+    sizes = {} if kind.any_ratio else kind.sizes(source.chunk, source.memory_tokens)
+    made = sizes | kind.unnamed() | dict(source.options)
     same = content["method"] == source.method and content["structure"] == source.structure
     return same and all(settings.get(key) == value for key, value in made.items())
 
@@ -311,8 +312,8 @@ def new_compressor(model: PreTrainedModel, method: str = "select", **settings: A
 def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, processor: Any = None) -> Compressor:
     """The compressor that the arguments of `add_compressor` choose; warns if it is untrained.
 
-    The default is the trained one that comes with gistkit for the model. With the processor of a vision-language model
-    the compressor is one for images.
+    The default is the one that comes with gistkit for the model, at `--ratio` if that is given. With the processor of a
+    vision-language model the compressor is one for images.
     """
     from gistkit.common.trained import default_for
 
@@ -321,10 +322,10 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, pro
     wanted = "texts" if processor is None else f"images, {IMAGES}"
     if "method" in settings and (settings["method"] == IMAGES) != (processor is not None):
         raise ValueError(f"--method: expected one for {wanted}, got {settings['method']}")
-    name = default_for(arguments.model) if not settings and processor is None else None
-    if arguments.compressor is None and name is not None:
-        return load_compressor(Path(name), model)
-    if arguments.compressor is None:
+    folder = arguments.compressor
+    if folder is None and processor is None and settings.keys() <= {"ratio"}:
+        folder = default_for(arguments.model)
+    if folder is None:
         if processor is not None:
             settings = image_settings(model, processor, settings)
         elif settings.keys() & {"layout", "chunk"}:
@@ -335,7 +336,7 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, pro
     if settings:
         name, value = next(iter(settings.items()))
         raise ValueError(f"--{name}: not allowed with --compressor, which has its own, got {value}")
-    compressor = load_compressor(arguments.compressor, model)
+    compressor = load_compressor(Path(folder), model)
     if (compressor.method == IMAGES) != (processor is not None):
         raise ValueError(f"--compressor: expected one for {wanted}, got one of method {compressor.method}")
     with model_errors():
