@@ -184,7 +184,8 @@ def restore(path: str | Path, parameters: NamedParameters, identity: Mapping[str
 
 
 def _check_identity(path: Path, saved: dict[str, Any], expected: dict[str, Any]) -> None:
-    saved = {name: value for name, value in ADDED_SETTINGS.items() if name in expected} | saved
+    # As JSON has them, in which a tuple is a list.
+    saved = json.loads(json.dumps({name: ADDED_SETTINGS[name] for name in ADDED_SETTINGS.keys() & expected})) | saved
     changed = sorted(key for key in saved.keys() | expected.keys() if saved.get(key) != expected.get(key))
     if changed:
         raise ValueError(
