@@ -20,7 +20,7 @@ from gistkit.options.models import (
     add_trained,
     load_compressor,
     load_model,
-    maker_of,
+    makers_of,
     new_compressor,
 )
 from gistkit.options.texts import check_text, decode
@@ -76,7 +76,7 @@ def add(commands: Any) -> None:
         help="another memory or text to read after the first; may be repeated",
     )  # fmt: skip
     add_model(parser)
-    add_trained(parser, "the one that comes with gistkit and may have made the memory")
+    add_trained(parser, "the one that comes with gistkit and made the memory")
     parser.add_argument(
         "--task", choices=("qa", "lm", "ae"), default="qa",
         help="qa: answer questions; lm: continue the text; ae: reconstruct it (default: %(default)s)",
@@ -262,19 +262,20 @@ def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: M
     if memory is None:
         name = default_for(arguments.model)
         return new_compressor(model) if name is None else load_compressor(Path(name), model)
-    source = memory.source
     from gistkit.compress.config import REGISTRY
 
-    name, kind = maker_of(source), REGISTRY.get(source.method)
-    if name is not None and (kind is None or kind.needs_training):
-        return load_compressor(Path(name), model)
-    if kind is None:
+    source = memory.source
+    if (kind := REGISTRY.get(source.method)) is None:
         raise ValueError(f"MEMORY: expected one made by {' or '.join(REGISTRY)}, got method {source.method!r}")
+    for name in makers_of(memory):
+        trained = load_compressor(Path(name), model)
+        # Others have its method too: its weights tell.
+        if memory.maker in (None, trained.own_fingerprint()):
+            return trained
+        if trained.adapters is not None:
+            trained.adapters.remove()
     try:
-        sizes = kind.sizes(source.chunk, source.memory_tokens)
-        made = new_compressor(model, source.method, **sizes, **source.options)
-        # Made with an adapter, or by the model as it is: its weights tell.
-        return made if name is None or memory.maker == made.own_fingerprint() else load_compressor(Path(name), model)
+        return new_compressor(model, source.method, **kind.sizes(source.chunk, source.memory_tokens), **source.options)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"MEMORY: expected one whose compressor can be made again, got {source.method}: {error}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from gistkit.compress import Compressor, Source
+    from gistkit.compress import Compressor, Memory
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -259,28 +259,33 @@ def load_compressor(folder: Path, model: PreTrainedModel) -> Compressor:
         return Compressor.from_pretrained(folder, model).eval().to(model.device)
 
 
-def maker_of(source: Source) -> str | None:
-    """The name of a trained compressor that may have made a memory, a default first; None if there is none."""
-    from gistkit.common.trained import DEFAULTS, trained
+def makers_of(memory: Memory) -> list[str]:
+    """The trained compressors whose model, method and sizes a memory has, by name: those of its ratio, defaults first.
 
-    names = sorted(trained(), key=lambda name: name not in DEFAULTS.values())
-    return next((name for name in names if _may_have_made(name, source)), None)
-
-
-def _may_have_made(name: str, source: Source) -> bool:
-    """Whether the trained compressor `name` has the model, method and sizes that made a memory."""
-    from gistkit.common.trained import SETTINGS, find
+    The weights of one in place made memories of any ratio.
+    """
+    from gistkit.common.trained import DEFAULTS, SETTINGS, find, trained
     from gistkit.compress.config import REGISTRY
 
+    source, found = memory.source, []
     if source.method not in REGISTRY:
-        return False
-    content = json.loads((find(name) / SETTINGS).read_text())
-    kind, settings = REGISTRY[source.method], content["settings"]
+        return []
+    kind = REGISTRY[source.method]
+    sizes = kind.sizes(source.chunk, source.memory_tokens)
     # What a memory does not name has the value from before it could.
-    sizes = {} if kind.any_ratio else kind.sizes(source.chunk, source.memory_tokens)
-    made = sizes | kind.unnamed() | dict(source.options)
-    same = content["method"] == source.method and content["structure"] == source.structure
-    return same and all(settings.get(key) == value for key, value in made.items())
+    made = kind.unnamed() | dict(source.options)
+    for name in trained():
+        content = json.loads((find(name) / SETTINGS).read_text())
+        settings = kind.added() | content["settings"]
+        of_its_ratio = all(settings.get(key) == value for key, value in sizes.items())
+        if (
+            (content["method"], content["structure"]) == (source.method, source.structure)
+            and content["fingerprint"] in (None, memory.fingerprint)
+            and all(settings.get(key) == value for key, value in made.items())
+            and (of_its_ratio or kind.any_ratio)
+        ):
+            found.append((not of_its_ratio, name not in DEFAULTS.values(), name))
+    return [name for *_, name in sorted(found)]
 
 
 def new_compressor(model: PreTrainedModel, method: str = "select", **settings: Any) -> Compressor:
