@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import TrainingArguments
 
 from gistkit.common.signals import Interrupted
 from gistkit.compress import FiveHundredX
-from gistkit.train import checkpoints, read_metrics
+from gistkit.train import CompressorTrainer, checkpoints, read_metrics
 from gistkit.train.trainer import Trainer
 from tests.helpers import train_worker
 from tests.helpers.disks import limit
@@ -93,6 +94,28 @@ def test_a_signal_ends_a_run_after_its_step_and_it_goes_on_bit_for_bit(number, s
     train(tmp_path, resume=True, save_every=100)
     check_equal(tmp_path, whole)
     check_clean(tmp_path)
+
+
+@pytest.mark.parametrize("when", [{"eval_strategy": "epoch"}, {"eval_strategy": "steps", "eval_steps": 0.5}])
+def test_a_run_of_epochs_that_goes_on_is_evaluated_as_often(when, tmp_path):
+    rows = [{"input_ids": [index, index + 1, index + 2], "continuation_ids": [index, 7]} for index in range(12)]
+
+    def metrics(out, resume=False, **options):
+        args = TrainingArguments(
+            str(out), num_train_epochs=2, per_device_train_batch_size=4, save_steps=1, logging_steps=1, use_cpu=True,
+            report_to=[], **when,
+        )  # fmt: skip
+        with contextlib.suppress(Interrupted):
+            CompressorTrainer(make_compressor(), args, rows, rows[:4], progress=False, **options).train(resume)
+        return numbers(read_metrics(out / "metrics.jsonl"))
+
+    undisturbed = metrics(tmp_path / "undisturbed")
+    assert [record["step"] for record in undisturbed if "held_out" in record] == [0, 3, 6]
+    # Within an epoch, and at its end.
+    for steps in (2, 3):
+        ended = metrics(tmp_path / str(steps), callbacks=raising(steps - 1, signal.SIGINT))
+        assert [record["step"] for record in ended if "held_out" in record] == [0]
+        assert metrics(tmp_path / str(steps), resume=True) == undisturbed
 
 
 def test_a_run_goes_on_in_another_compressor_of_the_same_model(whole, tmp_path):

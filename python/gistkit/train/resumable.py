@@ -60,6 +60,10 @@ class Flow(TrainerCallback):
             # An interrupted run is measured when it goes on.
             control.should_evaluate = False
 
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # A run that a signal ends within an epoch gets here too.
+        control.should_evaluate = bool(control.should_evaluate and not self.number)
+
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # A callback before this one may have ended the run.
         control.should_save = control.should_save or control.should_training_stop
@@ -168,9 +172,14 @@ class ResumableTrainer(transformers.Trainer):
         """Whether the step that a run begins behind has an evaluation that was not made."""
         if state is None:
             return True
-        step, last = state.global_step, self.args.max_steps
-        made = any("eval_loss" in entry and entry["step"] == step for entry in state.log_history)
-        return not made and (step % int(self.args.eval_steps or last) == 0 or step == last)
+        step, last = state.global_step, self.args.max_steps if self.args.max_steps > 0 else state.max_steps
+        if any("eval_loss" in entry and entry["step"] == step for entry in state.log_history):
+            return False
+        if self.args.eval_strategy == "epoch":
+            return step == last or float(state.epoch or 0).is_integer()
+        # Those of this run, not of the checkpoint.
+        state.compute_steps(self.args, last)
+        return step == last or step % cast(int, state.eval_steps) == 0
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
         """transformers' own; a step's time begins here."""
