@@ -2,11 +2,13 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 
-from gistkit.train import Trainer, checkpoints, read_metrics
+from gistkit.train import Recipe, Trainer, checkpoints, read_metrics
+from gistkit.train.arguments import RunOptions
 from tests.helpers.tiers import mostly_slow
 from tests.helpers.train_worker import RECIPE, Before, make_batches, make_compressor, numbers, train
 
@@ -97,3 +99,30 @@ def test_runs_of_earlier_releases_have_the_same_identity():
     ]
     assert all(one != other for index, one in enumerate(identities) for other in identities[:index])
     assert dataclasses.replace(RECIPE, patience=3).identity == RECIPE.identity
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("steps", "5", "a whole number, got '5'"),
+        ("steps", 2.5, r"a whole number, got 2\.5"),
+        ("steps", True, "a whole number, got True"),
+        ("steps", 0, "at least 1, got 0"),
+        ("batch", None, "a whole number, got None"),
+        ("learning_rate", "1e-4", "a number, got '1e-4'"),
+        ("learning_rate", float("nan"), "a number above 0, got nan"),
+        ("schedule", None, "one of constant, linear, cosine, got None"),
+        ("betas", (0.9,), r"two numbers >= 0, below 1, got \(0\.9,\)"),
+        ("betas", 0.9, r"two numbers >= 0, below 1, got 0\.9"),
+        ("betas", (0.9, 1), r"two numbers >= 0, below 1, got \(0\.9, 1\)"),
+    ],
+)
+def test_a_value_that_is_none_names_its_argument(name, value, expected):
+    with pytest.raises(ValueError, match=f"^{name}: expected {expected}$"):
+        Recipe(**{name: value})
+    assert Recipe(steps=np.int64(5), learning_rate=1, betas=[0.9, 0.99], epochs=None).steps == 5
+
+
+def test_options_of_a_run_are_checked_likewise():
+    with pytest.raises(ValueError, match=r"^gradient_checkpointing: expected True or False, got 'no'$"):
+        RunOptions(gradient_checkpointing="no")

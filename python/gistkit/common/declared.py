@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import field, fields
 from inspect import cleandoc
 from math import inf
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 Kind = TypeVar("Kind", bound=type[Any])
@@ -43,14 +44,20 @@ def check(values: Any) -> None:
         value, rules = getattr(values, each.name), each.metadata
         if not rules or (value is None and "None" in str(each.type)):
             continue
-        if rules["among"] and value not in rules["among"]:
-            raise ValueError(f"{each.name}: expected one of {', '.join(rules['among'])}, got {value!r}")
         least, above, most = rules["least"], rules["above"], rules["most"]
-        if least is None and above is None:
+        if isinstance(each.default, bool):
+            fits, expected = isinstance(value, bool), "True or False"
+        elif rules["among"]:
+            fits, expected = value in rules["among"], f"one of {', '.join(rules['among'])}"
+        elif least is None and above is None:
             continue
-        fits = value < inf and value <= most and (value >= least if above is None else value > above)
+        else:
+            kind, expected = (Integral, "a whole number") if str(each.type).startswith("int") else (Real, "a number")
+            fits = isinstance(value, kind) and not isinstance(value, bool)
+            if fits:
+                fits = value < inf and value <= most and (value >= least if above is None else value > above)
+                expected = f"at least {least:g}" if above is None else f"a number above {above:g}"
+                if most < inf:
+                    expected = f"a share above {above:g}, at most {most:g}"
         if not fits:
-            expected = f"at least {least:g}" if above is None else f"a number above {above:g}"
-            if most < inf:
-                expected = f"a share above {above:g}, at most {most:g}"
-            raise ValueError(f"{each.name}: expected {expected}, got {value}")
+            raise ValueError(f"{each.name}: expected {expected}, got {value!r}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from gistkit.common.declared import check, declared, documented
@@ -63,6 +64,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check(self)
+        betas = self.betas if isinstance(self.betas, Sequence) else ()
+        if len(betas) != 2 or not all(isinstance(beta, Real) and 0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas: expected two numbers >= 0, below 1, got {self.betas!r}")
         if self.max_length < self.min_length:
             raise ValueError(f"max_length: expected at least min_length, {self.min_length}, got {self.max_length}")
         if self.decay != 1 and self.schedule == "constant":
