@@ -46,12 +46,12 @@ def divergence(compressor, memory, ids, exercises):
 
 
 def test_the_divergence_is_that_of_the_model_s_own_attention():
-    from gistkit.compress.refining import _exercises
+    from gistkit.compress.refining import Clock, _exercises
 
     compressor = made()
     memory, ids = compressor.compress(TEXT), compressor.tokenizer(TEXT)["input_ids"]
     with torch.no_grad():
-        trained, held = _exercises(compressor, ids, random.Random(0), lambda: False)
+        trained, held = _exercises(compressor, ids, random.Random(0), Clock(None))
     found = refine(compressor, memory, TEXT, steps=3)
     assert found.texts == len(trained) and len(held) == 9
     assert found.before == pytest.approx(divergence(compressor, memory, ids, held), rel=1e-5)
@@ -93,14 +93,44 @@ def test_the_same_steps_give_the_same_memory():
     assert shares == [0.25, 0.5, 0.75, 1.0]
 
 
-def test_seconds_end_the_training_and_the_writing_of_questions(monkeypatch):
-    compressor, clock = made(), iter(range(10_000))
+def test_seconds_hold_all_that_is_done(monkeypatch):
+    compressor, now = made(), [0.0]
     memory = compressor.compress(TEXT)
-    monkeypatch.setattr("gistkit.compress.refining.time.monotonic", lambda: next(clock))
-    found = refine(compressor, memory, TEXT, seconds=20)
-    # Each look at the clock is a second: before the step, and twice where it has one too many.
-    assert 5 <= found.steps < 20
-    assert refine(compressor, memory, TEXT, seconds=2).texts < found.texts
+
+    def pass_takes_a_second(*_):
+        now[0] += 1
+
+    compressor.model.model.layers[0].register_forward_pre_hook(pass_takes_a_second)
+    monkeypatch.setattr("gistkit.compress.refining.time.monotonic", lambda: now[0])
+    texts = []
+    for seconds in (40, 300):
+        begun = now[0]
+        found = refine(compressor, memory, TEXT, seconds=seconds)
+        assert seconds - 10 < now[0] - begun <= seconds
+        assert found.steps > seconds / 10 and found.after < found.before
+        texts.append(found.texts)
+    assert texts[0] < texts[1]
+    # Too few seconds have one step, in which the memory changes.
+    begun, found = now[0], refine(compressor, memory, TEXT, seconds=1)
+    assert found.steps == 1 and found.after != found.before and now[0] - begun < 20
+
+
+def test_modes_and_random_numbers_are_as_before():
+    compressor = made("adapter").train()
+    compressor.model.model.layers[1].eval()
+    memory = compressor.compress(TEXT)
+    modes, numbers = [module.training for module in compressor.modules()], torch.get_rng_state()
+    refine(compressor, memory, TEXT, steps=1)
+    assert [module.training for module in compressor.modules()] == modes and {True, False} == set(modes)
+    assert torch.equal(torch.get_rng_state(), numbers)
+
+
+def test_a_text_with_control_tokens_is_read_as_the_memory_s():
+    compressor, text = made(), "Read this <end> and that."
+    memory = compressor.compress(text, control_tokens=True)
+    assert refine(compressor, memory, text, steps=1, control_tokens=True).steps == 1
+    with pytest.raises(ValueError, match=f"text: expected the {memory.context_lengths[0]} tokens"):
+        refine(compressor, memory, text, steps=1)
 
 
 def test_joined_memories_have_what_was_trained():

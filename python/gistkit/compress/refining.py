@@ -6,6 +6,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -25,11 +26,39 @@ from gistkit.compress.tokens import QUESTION, Rows, batches, filled_ids, pad, te
 OPENINGS = ("What", "Which", "Who", "When", "Where", "Why", "How many", "What does")
 # Tokens of a passage; passages that are recited, questions and continuations at most; tokens of a step.
 PIECE, PASSAGES, QUESTIONS, CONTINUATIONS, STEP = 64, 64, 32, 4, 128
-# Passages that are asked about at a time.
+# Passages that are asked about at a time, without a limit of seconds.
 TOGETHER = 4
-# The part of the seconds in which questions are written.
-WRITING = 0.4
+# Tokens of a continuation at least.
+LEAST = 8
+# The parts of the seconds after which continuations, questions and the reading of both with the whole text end.
+CONTINUING, WRITING, READING = 0.2, 0.4, 0.55
 STEPS = 100
+
+
+class Clock:
+    """What is spent of a limit of seconds, of which None never ends."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.limit = math.inf if seconds is None else seconds
+        self.begun = time.monotonic()
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a limit."""
+        return self.limit < math.inf
+
+    @property
+    def spent(self) -> float:
+        """The part of the limit that is over; 1: all of it."""
+        return (time.monotonic() - self.begun) / self.limit
+
+    def stopping(self, part: float) -> dict[str, Any]:
+        """Options with which `generate` looks at the clock after each token."""
+
+        def late(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+            return torch.full((len(ids),), ids.shape[1] >= LEAST and self.spent > part, device=ids.device)
+
+        return {"stopping_criteria": [late]} if self.limited else {}
 
 
 class Exercise(NamedTuple):
@@ -72,6 +101,7 @@ def refine(
     steps: int | None = None,
     rate: float = 2e-2,
     seed: int = 0,
+    control_tokens: bool = False,
     progress: Callable[[float], None] | None = None,
 ) -> Refined:
     """Trains what a memory holds, as Cartridges do (Eyuboglu et al., arXiv 2506.06266), from where it stands.
@@ -84,35 +114,44 @@ def refine(
     Args:
         compressor: it reads the memory, and the whole text with the adapter that it reads memories with.
         memory: of one row, such as `Select` makes, of this text.
-        text: as `compress` or `encode` got it. The compressor needs its tokenizer.
-        seconds: at least 1, in which all this is done, the writing of questions too.
+        text: as `compress` or `encode` got it; only its number of tokens is checked. The compressor needs its
+            tokenizer.
+        seconds: at least 1, in which all this is done, the writing of questions too. It takes longer only where they do
+            not suffice for a pass over the text, a few exercises and one step, which are made in any case.
         steps: of 128 tokens at most. None: 100, or as many as the seconds have.
         rate: learning rate; it rises over 5 steps and falls to a tenth.
         seed: of the passages, questions and continuations.
+        control_tokens: of a text, as `compress` got it.
         progress: is given the part that is done, from 0 to 1.
 
     Raises:
-        ValueError: for a memory of several rows or of another text, or if there is no tokenizer.
+        ValueError: for a memory of several rows or of a text of another length, or if there is no tokenizer.
     """
-    ids = _checked(compressor, memory, text)
-    rate, begun = number("rate", rate, 0), time.monotonic()
-    limit = math.inf if seconds is None else number("seconds", seconds, 1)
+    clock = Clock(None if seconds is None else number("seconds", seconds, 1))
+    ids = _checked(compressor, memory, text, control_tokens)
+    rate = number("rate", rate, 0)
     if steps is None:
         steps = STEPS if seconds is None else POSITIONS
     steps = whole("steps", steps)
-    spent = lambda: (time.monotonic() - begun) / limit  # noqa: E731
-    with torch.inference_mode(False), torch.no_grad():
-        exercises, held = _exercises(compressor, ids, random.Random(seed), lambda: spent() > WRITING)
-        before, taken = _divergence(compressor, memory, held), 0
+    with torch.inference_mode(False), torch.no_grad(), _undisturbed(compressor):
+        exercises, held = _exercises(compressor, ids, random.Random(seed), clock)
+        started = clock.spent
+        before = _divergence(compressor, memory, held)
+        # The parts of the seconds that the same takes at the end, and that a step takes.
+        measuring, step, taken = clock.spent - started, 0.0, 0
         trained = [tensor.clone().to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in memory.tensors]
         adam = torch.optim.Adam([tensor.requires_grad_() for tensor in trained], betas=(0.9, 0.95))
         order = random.Random(seed)
         queue: list[list[int]] = []
-        while taken < steps and (done := max(taken / steps, spent())) < 1:
+        while taken < steps:
+            started = clock.spent
+            if taken and started + step + measuring > 1:
+                break
             if not queue:
                 queue = list(batches([len(exercise.ids) for exercise in exercises], STEP))
                 order.shuffle(queue)
-            adam.param_groups[0]["lr"] = rate * min((taken + 1) / 5, max(0.1, 1 - done))
+            left = 1 - max(taken / steps, started)
+            adam.param_groups[0]["lr"] = rate * min((taken + 1) / 5, max(0.1, left))
             batch = [exercises[index] for index in queue.pop()]
             with torch.enable_grad():
                 loss = _loss(compressor, _holding(memory, trained), batch)
@@ -120,19 +159,38 @@ def refine(
             adam.step()
             adam.zero_grad()
             taken += 1
+            step = clock.spent - started
             if progress is not None:
-                progress(min(1.0, max(taken / steps, spent())))
+                progress(min(1.0, max(taken / steps, started + step)))
         result = _holding(memory, [tensor.detach() for tensor in trained])
         return Refined(result, before, _divergence(compressor, result, held), taken, len(exercises))
 
 
-def _checked(compressor: Compressor, memory: Memory, text: str | Sequence[int]) -> list[int]:
+@contextmanager
+def _undisturbed(compressor: Compressor) -> Iterator[None]:
+    """Inside, all modules are in eval mode; afterwards they and torch's random numbers are as before."""
+    modes = {module: module.training for module in compressor.modules()}
+    device = compressor.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        compressor.eval()
+        try:
+            yield
+        finally:
+            # In training mode it also frees what answers have kept.
+            compressor.train(modes[compressor])
+            for module, mode in modes.items():
+                module.training = mode
+
+
+def _checked(compressor: Compressor, memory: Memory, text: str | Sequence[int], control_tokens: bool) -> list[int]:
     """The text's token ids, without padding."""
     check_memory(memory)
     if memory.batch_size != 1:
         raise ValueError(f"memory: expected one row, of the text, got {memory.batch_size} rows")
     compressor.check_readable(memory)
-    ids = text_ids(texts_of("text", text)[0], compressor.tokenizer) if isinstance(text, str) else text
+    ids: Any = text
+    if isinstance(text, str):
+        ids = text_ids(texts_of("text", text)[0], compressor.tokenizer, control_tokens=control_tokens)
     (row,) = compressor.contexts(ids).lists()
     expected = memory.context_lengths[0] + len(memory.rest[0])
     if len(row) != expected:
@@ -149,7 +207,7 @@ def _holding(memory: Memory, tensors: Sequence[Tensor]) -> Memory:
 
 
 def _exercises(
-    compressor: Compressor, ids: list[int], draw: random.Random, late: Callable[[], bool]
+    compressor: Compressor, ids: list[int], draw: random.Random, clock: Clock
 ) -> tuple[list[Exercise], list[Exercise]]:
     """What trains the memory, and what measures it, with the states of the model that reads the whole text."""
     rows = compressor.uncompressed(pad([ids], compressor.device))
@@ -159,11 +217,12 @@ def _exercises(
     with compressor.using(compressor.reader):
         whole_text = teacher.compress_rows(rows)[0]
         recited = list(_passages(ids, draw, compressor.tokenizer))
-        written = [*_continuations(teacher, whole_text, draw), *_questions(teacher, rows, draw, late)]
+        written = [*_continuations(teacher, whole_text, draw, clock), *_questions(teacher, rows, draw, clock)]
         # One in four of what the model wrote is kept apart.
         apart = range(0, len(written), 4)
         groups = [*recited, *(one for index, one in enumerate(written) if index not in apart)]
-        return _read_whole(teacher, whole_text, groups), _read_whole(teacher, whole_text, written[::4])
+        held = _read_whole(teacher, whole_text, written[::4], draw, clock)
+        return _read_whole(teacher, whole_text, groups, draw, clock), held
 
 
 def _passages(ids: list[int], draw: random.Random, tokenizer: Any) -> Iterator[tuple[list[int], int]]:
@@ -173,17 +232,17 @@ def _passages(ids: list[int], draw: random.Random, tokenizer: Any) -> Iterator[t
         yield words, len(words) - (part.stop - part.start)
 
 
-def _continuations(teacher: Select, memory: Memory, draw: random.Random) -> Iterator[tuple[list[int], int]]:
+def _continuations(
+    teacher: Select, memory: Memory, draw: random.Random, clock: Clock
+) -> Iterator[tuple[list[int], int]]:
     """What the model says next, drawn from all that it might."""
     generator = torch.Generator(teacher.device).manual_seed(draw.randrange(2**31))
     memory = memory.repeat(CONTINUATIONS)
     options: dict[str, Any] = {"do_sample": True, "max_new_tokens": PIECE, "stop_tokens": (), "generator": generator}
-    yield from ((row, 1) for row in teacher.generate(memory, **options).tolist())
+    yield from ((row, 1) for row in teacher.generate(memory, **options, **clock.stopping(CONTINUING)).tolist())
 
 
-def _questions(
-    teacher: Select, rows: Rows, draw: random.Random, late: Callable[[], bool]
-) -> Iterator[tuple[list[int], int]]:
+def _questions(teacher: Select, rows: Rows, draw: random.Random, clock: Clock) -> Iterator[tuple[list[int], int]]:
     """Questions and answers that the model writes with one passage before it."""
     (ids,), tokenizer = rows.lists(), teacher.tokenizer
     starts = range(0, len(ids), PIECE)
@@ -192,29 +251,46 @@ def _questions(
     head = QUESTION.partition("{question}")[0]
     generator = torch.Generator(teacher.device).manual_seed(draw.randrange(2**31))
     ends = {*stop_ids(teacher.lm, None), tokenizer.eos_token_id} - {None}
-    for first in range(0, len(chosen), TOGETHER):
-        if late():
+    together, stopping = 1 if clock.limited else TOGETHER, clock.stopping(WRITING)
+    for first in range(0, len(chosen), together):
+        if clock.spent > WRITING:
             return
-        pieces = [ids[start : start + PIECE] for start in chosen[first : first + TOGETHER] for _ in range(each)]
+        pieces = [ids[start : start + PIECE] for start in chosen[first : first + together] for _ in range(each)]
         openings = [draw.choice(OPENINGS) for _ in pieces]
         memory = teacher.compress_rows(pad(pieces, teacher.device))[0]
         begun = [text_ids(head + opening, tokenizer, special_tokens=False) for opening in openings]
         drawn = teacher.generate(
-            memory, begun, task="qa", do_sample=True, temperature=0.7, max_new_tokens=24, generator=generator
+            memory,
+            begun,
+            task="qa",
+            do_sample=True,
+            temperature=0.7,
+            max_new_tokens=24,
+            generator=generator,
+            **stopping,
         )
+        if clock.spent > WRITING:
+            return
         said = tokenizer.batch_decode(drawn, skip_special_tokens=True)
         lines = [(opening + words).splitlines()[0] for opening, words in zip(openings, said, strict=True)]
         asked = [filled_ids(QUESTION, "{question}", line.partition("?")[0] + "?", tokenizer) for line in lines]
-        answers = teacher.generate(memory, asked, task="qa", max_new_tokens=32, stop_tokens=ends).tolist()
+        answers = teacher.generate(memory, asked, task="qa", max_new_tokens=32, stop_tokens=ends, **stopping).tolist()
         for question, answer in zip(asked, answers, strict=True):
             end = next((place + 1 for place, token in enumerate(answer) if token in ends), len(answer))
             yield question + answer[:end], len(question)
 
 
-def _read_whole(teacher: Select, memory: Memory, texts: Sequence[tuple[list[int], int]]) -> list[Exercise]:
-    """Texts with the states that predict them."""
+def _read_whole(
+    teacher: Select, memory: Memory, texts: Sequence[tuple[list[int], int]], draw: random.Random, clock: Clock
+) -> list[Exercise]:
+    """Texts with the states that predict them, all for which there is time."""
     found: dict[int, Exercise] = {}
-    for batch in batches([len(ids) for ids, _ in texts], 4 * STEP):
+    groups = list(batches([len(ids) for ids, _ in texts], STEP if clock.limited else 4 * STEP))
+    # Of all kinds and lengths where time ends it.
+    draw.shuffle(groups)
+    for batch in groups:
+        if found and clock.spent > READING:
+            break
         parts = _states(teacher, memory, [texts[index] for index in batch])
         found |= {index: Exercise(*texts[index], part) for index, part in zip(batch, parts, strict=True)}
     return [found[index] for index in sorted(found)]
