@@ -157,3 +157,5 @@ def test_a_compressor_of_texts_has_the_weights_of_the_one_that_answers(tmp_path,
         assert twin is not own
         for name, weight in own.named_parameters():
             assert twin.get_parameter(name) is weight
+        # RoPE's frequencies of a pass are written in place.
+        assert {*map(id, twin.buffers())}.isdisjoint(map(id, own.buffers())) and [*own.buffers()]

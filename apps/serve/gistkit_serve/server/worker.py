@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import torch
@@ -518,7 +517,8 @@ class Worker:
 
 def _twin(compressor: Compressor) -> Compressor:
     """A compressor of the same weights, which another thread may use at the same time."""
-    return copy.deepcopy(compressor, {id(one): one for one in chain(compressor.parameters(), compressor.buffers())})
+    # transformers writes RoPE's buffers in place where frequencies depend on the length of a pass.
+    return copy.deepcopy(compressor, {id(one): one for one in compressor.parameters()})
 
 
 def _refusal(error: BaseException) -> Exception:
