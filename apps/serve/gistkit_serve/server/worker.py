@@ -344,7 +344,7 @@ class Worker:
 
     def _answer_all(self) -> None:
         """Answers questions until none waits: between two tokens others join, a part of their prompts at a time."""
-        rows, together = Rows(self.compressor), list[_Answer]()
+        rows, together = Rows(self.compressor, self.limits.batch_tokens), list[_Answer]()
         joining, prompts = list[_Answer](), None
         while True:
             if prompts is None:
