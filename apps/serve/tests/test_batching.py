@@ -16,6 +16,7 @@ from gistkit.compress import AvgPool, Dodo
 from gistkit.compress.generation import answering
 from gistkit.compress.tokens import QUESTION
 from gistkit_serve.server import Limits, Refused, Shelf, rows
+from gistkit_serve.server import worker as workers
 from gistkit_serve.server.worker import Question, Sampling, Text, Worker
 from tests.helpers.models import tiny, tiny_llama
 from tests.helpers.stores import make_compressor
@@ -215,6 +216,29 @@ def test_questions_are_answered_while_a_text_is_compressed(tmp_path, monkeypatch
         # And it gives way to them.
         answering = serving.worker._threads[0].native_id
         assert nice[0] == min(19, os.getpriority(os.PRIO_PROCESS, answering) + 5)
+
+
+def test_a_text_that_is_being_compressed_does_not_keep_a_server_from_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "_GRACE", 0.1)
+    begun, go_on = threading.Event(), threading.Event()
+    with Serving(make_compressor, tmp_path) as serving:
+        slow = lambda *_: begun.set() or go_on.wait(30)  # noqa: E731
+        monkeypatch.setattr(type(serving.same), "encode_rows", slow)
+        text = serving.submit(Text, TEXTS[1])
+        assert begun.wait(30)
+        begin = time.monotonic()
+        serving.worker.close()
+        assert time.monotonic() - begin < 10 and text.get(timeout=10).code == "shutting_down"
+        go_on.set()
+
+
+def test_a_thread_gives_way_only_where_the_system_takes_its_number(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(workers.os, "setpriority", lambda *arguments: given.append(arguments))
+    for system in ("linux", "darwin"):
+        monkeypatch.setattr(workers.sys, "platform", system)
+        with Serving(make_compressor, tmp_path / system):
+            assert len(given) == 1
 
 
 def test_a_compressor_of_texts_has_the_weights_of_the_one_that_answers(tmp_path, monkeypatch):
