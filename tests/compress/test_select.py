@@ -188,14 +188,29 @@ def chosen_first(scores):
     return [sorted(range(len(head)), key=lambda i: (-head[i], i)) for head in scores]
 
 
-@pytest.mark.parametrize(("by", "shares"), [("key_norm", "heads"), ("key_norm", "all"), ("kvzip", "all")])
+@pytest.mark.parametrize(
+    ("by", "shares"),
+    [
+        ("key_norm", "heads"),
+        ("key_norm", "all"),
+        ("kvzip", "all"),
+        ("key_norm", "pyramid"),
+        ("kvzip", "pyramid"),
+    ],
+)
 def test_heads_share_what_they_keep(by, shares, tmp_path):
     model = model_of()
     compressor, ids, count = made(by, model, shares=shares), [BOS, *IDS], 91 // 3
     memory = compressor.encode([IDS, IDS[:20]])
     whole = cached(model, ids)
     scores = [ORACLES[by](model, layer, *whole[layer], ids) for layer in range(2)]
-    places = shared(scores, count, 0) if shares == "all" else [shared([own], count, count // 5)[0] for own in scores]
+    if shares == "pyramid":
+        # From 58.5 at the bottom to a twentieth of 30 at the top.
+        places = [[sorted(own[:n]) for own in chosen_first(heads)] for n, heads in zip((58, 2), scores, strict=True)]
+    else:
+        places = (
+            shared(scores, count, 0) if shares == "all" else [shared([own], count, count // 5)[0] for own in scores]
+        )
     sizes = [len(own) for layer in places for own in layer]
     assert sum(sizes) == count * 4 and len({*sizes}) > 1 and memory.lengths[0] == max(sizes)
     for layer, heads in enumerate(places):
@@ -400,7 +415,7 @@ def test_a_users_adapter_stays_active():
         ({"positions": "both"}, "positions: expected one of kept, closed, got 'both'"),
         ({"budget": 0}, "budget: expected"),
         ({"by": "kvzip", "question": "Who?"}, "question: expected by snapkv, which reads it, got by kvzip"),
-        ({"shares": "layers"}, "shares: expected one of equal, heads, all, got 'layers'"),
+        ({"shares": "layers"}, "shares: expected one of equal, heads, all, pyramid, got 'layers'"),
         ({"question": ""}, "question: expected a text, got ''"),
         ({"losses": ("kl",)}, "losses: expected 'kl' beside LoRA"),
     ],

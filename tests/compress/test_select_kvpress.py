@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gistkit.compress import Select
+from gistkit.compress.methods.select import pyramid
 from gistkit.compress.scores import SnapKV
 from tests.compress.test_select import BOS, IDS, cached
 from tests.helpers.models import byte_tokenizer, tiny_llama
@@ -18,7 +19,8 @@ PACKAGES = ("kvpress==0.5.5", "cachetools==5.5.2", "fire==0.6.0", "termcolor")
 SCRIPT = """
 import json, sys
 import torch
-from kvpress import ExpectedAttentionPress, KeyDiffPress, KnormPress, KVzipPress, SnapKVPress, StreamingLLMPress
+from kvpress import ExpectedAttentionPress, KeyDiffPress, KnormPress, KVzipPress, PyramidKVPress, SnapKVPress
+from kvpress import StreamingLLMPress
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from gistkit.hf import CACHE
 
@@ -70,6 +72,13 @@ with torch.no_grad():
         zipped.start_idx = zipped.end_idx
     zipped.score_val[..., : zipped.n_sink] = zipped.score_val.amax() + 1
     found["kvzip"] = zipped.score_val[:, 0].tolist()
+found["pyramid"] = {
+    f"{length} {ratio} {window}": [
+        PyramidKVPress(1 - 1 / ratio, window_size=window).get_layer_budget(layer.self_attn, length)
+        for layer in model.model.layers
+    ]
+    for length in (88, 96, 1024, 4096) for ratio in (2, 4, 8) for window in (1, 8, 16)
+}
 print("FOUND", json.dumps(found))
 """
 
@@ -101,6 +110,14 @@ def test_the_same_keys_are_kept(kept, by):
         for head, own in enumerate(places):
             for mine, whole in zip(memory.layers[layer], (key, value), strict=True):
                 torch.testing.assert_close(mine[0, head], whole[head, own], rtol=1e-6, atol=1e-6)
+
+
+def test_layers_of_a_pyramid_keep_as_many(kept):
+    found = {each: each.split() for each in kept["pyramid"]}
+    assert len({tuple(budget) for budget in kept["pyramid"].values()}) > 15
+    for each, (length, ratio, window) in found.items():
+        count = int(length) // int(ratio)
+        assert pyramid(count, int(length), len(kept["pyramid"][each]), int(window)) == kept["pyramid"][each], each
 
 
 def test_heads_of_all_layers_share_what_kvzip_keeps(kept):

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # Positions left for what is read behind a text.
 ROOM = 128
+# How heads share what is kept, with what a title says of it.
+SHARES = {"equal": "", "heads": ", shared by heads", "all": ", shared by layers and heads", "pyramid": ", as a pyramid"}
 
 
 @register("select")
@@ -49,7 +51,9 @@ class SelectConfig(InPlaceConfig):
         budget: how many tokens of any longer context are kept, in place of a share of them.
         shares: "equal": each head keeps as many. "heads": those of a layer share what they keep, by their scores, and
             each has a fifth of an equal share at least (AdaKV, Feng et al., arXiv 2407.11550). "all": the heads of all
-            layers do, as KVzip's. A file has what is kept, and a memory that is read columns for the head with most.
+            layers do, as KVzip's. "pyramid": the heads of a layer keep as many, and lower layers more than upper ones
+            (Cai et al., arXiv 2406.02069; PyramidKV with the score "snapkv"). A file has what is kept, and a memory
+            that is read columns for the head with most.
         part: tokens of a longer context that one pass reads. Each part is read by itself, from position 0 on, and keeps
             its share of what the context keeps; `join` then moves it behind the parts before. None: the trained length,
             or else what the model's positions have room for, twice as many tokens with KVzip.
@@ -64,7 +68,7 @@ class SelectConfig(InPlaceConfig):
     by: str | Mapping[str, Any] | Score | None = None
     question: str | None = setting(None, before=None)
     budget: int | None = setting(None, least=1)
-    shares: Literal["equal", "heads", "all"] = setting("equal", among=("equal", "heads", "all"), before="equal")
+    shares: Literal["equal", "heads", "all", "pyramid"] = setting("equal", among=SHARES, before="equal")
     part: int | None = setting(None, least=1, before=None, in_memory=False)
     positions: Literal["kept", "closed"] = setting("kept", among=("kept", "closed"))
 
@@ -87,7 +91,7 @@ class SelectConfig(InPlaceConfig):
     @property
     def title(self) -> str:
         """What a table calls it."""
-        among = {"equal": "", "heads": ", shared by heads", "all": ", shared by layers and heads"}[self.shares]
+        among = SHARES[self.shares]
         aware = "" if self.question is None else ", for a question"
         return f"Select {cast(Score, self.by).name} {self.budget or f'{self.ratio}x'}{among}{aware}"
 
@@ -183,7 +187,8 @@ class Select(InPlace, config=SelectConfig):
             input_rows = join_rows(input_rows, pad([asked] * rows.batch_size, self.device))
         self.lm.check_positions("input_ids", max(input_rows.lengths) - 1)
         kind = Whole if self.score.reads_again or self.shares == "all" else Selection
-        keep = kind(lengths, counts, self.score, self.closed, self.frequencies, len(asked), self.shares)
+        depth = self.config.num_hidden_layers
+        keep = kind(lengths, counts, self.score, self.closed, self.frequencies, len(asked), self.shares, depth)
         out = self.lm.run(
             TEXT,
             inputs_embeds=self.lm.embedded(TEXT, input_rows.ids),
@@ -306,6 +311,24 @@ def chosen(scores: Sequence[Tensor], count: int, least: int) -> Sequence[Tensor]
     return found.split([len(layer) for layer in scores])
 
 
+def pyramid(count: int, length: int, layers: int, window: int = 1, steepness: int = 20) -> list[int]:
+    """How many of `length` tokens each head of each layer keeps, `count` on average, lower layers more (PyramidKV).
+
+    Args:
+        window: tokens that every layer keeps; if the top layer cannot, all layers keep as many.
+        steepness: the part of an equal share that the top layer has, as 1 / steepness; no layer keeps over `length`.
+    """
+    top = count / steepness
+    bottom = 2 * count - top
+    if bottom >= length - window:
+        bottom = length - window
+        top = 2 * count - bottom
+    if layers == 1 or not length >= bottom >= top >= window:
+        return [count] * layers
+    step = (bottom - top) / (layers - 1)
+    return [round(bottom - layer * step) for layer in range(layers)]
+
+
 def _places(chosen: Sequence[Tensor]) -> Tensor:
     """int64 [B, Hk, K], the places of what is chosen, bool [Hk, n] of each row, ascending, and then -1."""
     width = max(int(row.sum(-1).max()) for row in chosen)
@@ -328,6 +351,7 @@ class Selection(hf.Keeper):
         frequencies: of the RoPE of the layer of an index, during the pass; None where gistkit does not know it.
         question: tokens of a question behind each row, whose keys are not kept.
         shares: as of `Select`.
+        depth: layers of the model, for a pyramid.
     """
 
     def __init__(
@@ -339,9 +363,10 @@ class Selection(hf.Keeper):
         frequencies: Callable[[int], Tensor | None],
         question: int = 0,
         shares: str = "equal",
+        depth: int = 1,
     ) -> None:
         super().__init__()
-        self.question, self.shares = question, shares
+        self.question, self.shares, self.depth = question, shares, depth
         self.lengths, self.counts, self.score = lengths, counts, score
         self.closed, self.frequencies = closed, frequencies
         # Of each layer, what was chosen, int64 [B, Hk, K], and -1 behind it in heads with less.
@@ -356,7 +381,8 @@ class Selection(hf.Keeper):
             index = self._last(key)
         else:
             scores = self._scores(layer_idx, query, key, value, scale, inv_freq)
-            index = _places([self._chosen([own], count)[0] for own, count in zip(scores, self.counts, strict=True)])
+            counts = self._counts(layer_idx)
+            index = _places([self._chosen([own], count)[0] for own, count in zip(scores, counts, strict=True)])
         self._take(layer_idx, key, value, index, inv_freq)
 
     @torch.no_grad()
@@ -366,14 +392,23 @@ class Selection(hf.Keeper):
         """[Hk, n] of each row."""
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         found = []
-        for row, (length, count) in enumerate(zip(self.lengths, self.counts, strict=True)):
+        for row, (length, count) in enumerate(zip(self.lengths, self._counts(layer), strict=True)):
             q, k, v = (tensor[row, :, : length + self.question] for tensor in (query, key, value))
             found.append(self.score(Heads(layer, q, k, v, scale, inv_freq, count, self.question))[:, :length])
         return found
 
+    def _counts(self, layer: int) -> Sequence[int]:
+        """How many tokens of each row a head of a layer keeps, on average."""
+        if self.shares != "pyramid":
+            return self.counts
+        # Those of a question are not kept.
+        window = 1 if self.question else getattr(self.score, "window", 1)
+        rows = zip(self.counts, self.lengths, strict=True)
+        return [pyramid(count, length, self.depth, min(window, length // 2))[layer] for count, length in rows]
+
     def _chosen(self, scores: Sequence[Tensor], count: int) -> Sequence[Tensor]:
         # AdaKV's heads have a fifth of an equal share at least.
-        return chosen(scores, count, {"equal": count, "heads": count // 5, "all": 0}[self.shares])
+        return chosen(scores, count, {"heads": count // 5, "all": 0}.get(self.shares, count))
 
     def _last(self, key: Tensor) -> Tensor:
         """int64 [B, Hk, K], the last tokens of each row, and then -1."""
@@ -400,8 +435,8 @@ class Selection(hf.Keeper):
         full = [layer for layer in sorted(layers) if layer not in windows]
         pools = [full] if self.shares == "all" else [[layer] for layer in full]
         stay: dict[int, list[Tensor]] = {layer: [] for layer in full}
-        for row, count in zip(scores, self.counts, strict=True):
-            for pool in pools:
+        for pool in pools:
+            for row, count in zip(scores, self._counts(pool[0]), strict=True):
                 for layer, own in zip(pool, self._chosen([row[layer] for layer in pool], count), strict=True):
                     stay[layer].append(own)
         for layer, (key, value) in layers.items():
