@@ -612,7 +612,8 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
         raise ValueError("a fingerprint or a maker that is no text")
     if not isinstance(memory.model, dict | None):
         raise ValueError(f"model {memory.model!r:.60}")
-    # Each row has the memory tokens of one chunk at least.
-    if not (1 <= memory.source.chunk < POSITIONS and 1 <= memory.source.memory_tokens <= width):
-        raise ValueError(f"chunk {memory.source.chunk} and memory_tokens {memory.source.memory_tokens}")
+    # Rows of texts shorter than a chunk may have fewer memory tokens.
+    chunk, memory_tokens = memory.source.chunk, memory.source.memory_tokens
+    if not 1 <= memory_tokens <= chunk < POSITIONS:
+        raise ValueError(f"chunk {chunk} and memory_tokens {memory_tokens}")
     return memory
