@@ -97,6 +97,19 @@ def test_files_know_the_ratios_and_read_each_other(tmp_path):
     torch.testing.assert_close(ours, compressor.decode(memory, "lm", text), **TOLERANCE)
 
 
+def test_a_compression_head_is_trained_and_saved_at_its_own_ratio(tmp_path):
+    compressor, ids = made(losses=("compression", "lm")), tokens(1, 12)
+    other = compressor.at(2)
+    compressor.decode(other.encode(ids), "lm", ids)
+    for action in (lambda: other(ids, continuation_ids=ids), lambda: other.save_pretrained(tmp_path / "other")):
+        with pytest.raises(ValueError, match=r"ratio: expected 3 to train or save, that of the head .*, got 2"):
+            action()
+    assert not (tmp_path / "other").exists()
+    other.set_losses(("lm",))
+    assert other(ids, continuation_ids=ids)["loss"].isfinite()
+    compressor.save_pretrained(tmp_path / "own")
+
+
 def test_what_has_one_ratio_is_refused_by_name():
     ids, model = tokens(1, 12), tiny_llama()
     for compressor, match in [

@@ -226,6 +226,15 @@ class Compressor(nn.Module, ABC):
         """Adds the untrained head of the compression loss."""
         self.compression_head = self.options.head(self.lm.width, self.vocabulary).to(self.device)
 
+    def check_head(self) -> None:
+        """Refuses another ratio than that of the head of the compression loss."""
+        head: Any = self.compression_head
+        if head is not None and head.offsets != -(-self.chunk // self.memory_tokens):
+            raise ValueError(
+                f"ratio: expected {head.offsets} to train or save, that of the head of the loss 'compression', got "
+                f"{self.chunk}"
+            )
+
     def set_losses(self, losses: Iterable[str] | Mapping[str, float]) -> None:
         """Changes the losses that `forward` returns; "compression" needs a compressor that was made with it."""
         options = replace(self.options, losses=check_losses(losses))
@@ -252,6 +261,8 @@ class Compressor(nn.Module, ABC):
         """This compressor at another ratio: the same weights, and each of the two reads the other's memories.
 
         Methods in place can, except `NoContext`. They do well what they were trained at, with `train_ratios` or one.
+        `window`, `trained_length` and losses are those of the moment: what changes one of the two later leaves the
+        other as it is. One with a head of the loss "compression" is trained and saved only at the head's ratio.
 
         Args:
             ratio: context tokens for each memory token, a whole number >= 1.

@@ -25,6 +25,8 @@ def losses_of(
     if compressor.training and torch.is_grad_enabled():
         compressor.identity.forget()
     weights, lm = compressor.loss_weights, compressor.lm
+    if "compression" in weights:
+        compressor.check_head()
     contexts = compressor.contexts(input_ids, attention_mask)
     answers = next((name for name in ("qa", *DIVERGENCES) if name in weights), "")
     labels = {
