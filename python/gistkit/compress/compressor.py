@@ -127,6 +127,11 @@ class Compressor(nn.Module, ABC):
         return self.chunk / self.memory_tokens
 
     @property
+    def train_ratios(self) -> tuple[int, ...]:
+        """The ratios of which `forward` draws one at each call in training mode; (): none is drawn."""
+        return getattr(self.options, "train_ratios", ())
+
+    @property
     def title(self) -> str:
         """The title in tables, such as FiveHundredX EPL 5x."""
         return self.options.title
@@ -277,14 +282,27 @@ class Compressor(nn.Module, ABC):
         other.options, other._source = options, None
         return other
 
+    def size(self, context: int) -> int:
+        """Memory tokens that a context of this many tokens becomes at most, neither with BOS."""
+        raise ValueError(f"budget: expected none for {self.method}, whose memory tokens are not those of a text")
+
     def _within(self, contexts: Any, attention_mask: Any, ratio: int | None, budget: int | None) -> Self:
-        """The compressor at `ratio`, or at the least one at which the longest context has `budget` memory tokens."""
+        """The compressor at `ratio`, or at the least one at which every context has at most `budget` memory tokens."""
         if budget is None:
             return self if ratio is None else self.at(ratio)
         if ratio is not None:
             raise ValueError(f"budget: expected none beside ratio {ratio}, got {budget}")
-        rows, _ = self.cut(self.contexts(contexts, attention_mask))
-        return self.at(-(-max(rows.lengths) // whole("budget", budget)))
+        budget, (rows, _) = whole("budget", budget), self.cut(self.contexts(contexts, attention_mask))
+        # Without their BOS.
+        lengths = [length - bos for length, bos in zip(rows.lengths, self.limits(rows, 0), strict=True)]
+        has_one = getattr(self.options, "budget", None) is not None or not self.options.any_ratio
+        found = self if has_one else self.at(-(-max(lengths) // budget))
+        if (most := max(map(found.size, lengths))) > budget:
+            raise ValueError(
+                f"budget: expected at least {most}, the memory tokens of contexts of up to {max(lengths)} tokens, "
+                f"got {budget}"
+            )
+        return found
 
     def using(self, use: Use) -> AbstractContextManager[None]:
         """See `SharedModel.using`."""
@@ -396,7 +414,9 @@ class Compressor(nn.Module, ABC):
                 token; one shorter than the ratio becomes one memory token in methods that compress in place.
             attention_mask: [B, p], 0 on padding at either end of a row; None: no padding, or the tokenizer's mask.
             ratio: compress at this ratio instead of the compressor's own, as in `at`.
-            budget: most memory tokens of a row, without BOS; the ratio is then that of the longest row.
+            budget: most memory tokens of a row, without BOS; the ratio is then the least at which no row has more. A
+                method of one ratio must keep to it by itself. In `Select` it is of each key head, on average with
+                `shares`.
             gradient: keep the graph of the pass in the memory, for your own losses on what `decode` returns. The graph
                 takes many times the memory's bytes.
         """

@@ -64,7 +64,7 @@ def losses_of(
 
 def _at_drawn_ratio(compressor: Any) -> Any:
     """The compressor at one of its `train_ratios` in training mode, if it has any."""
-    ratios = getattr(compressor.options, "train_ratios", ())
+    ratios = compressor.train_ratios
     if not ratios or not compressor.training:
         return compressor
     return compressor.at(ratios[int(torch.randint(len(ratios), ()))])

@@ -218,6 +218,10 @@ class ChunkCompressor(Compressor):
             at += hidden_states.shape[1]
         return made[0] if is_read else None, made[first:]
 
+    def size(self, context: int) -> int:
+        """See `Compressor.size`."""
+        return -(-context // self.chunk) * self.memory_tokens
+
     def parts_of(self, context: int) -> NDArray[np.int64]:
         """The spans [start, end) int64 [K, 2] of a document that its memory tokens stand for."""
         part, spans = np.arange(self.memory_tokens), []

@@ -95,6 +95,10 @@ class SAC(ChunkCompressor, config=SACConfig):
         )
         return memory, None
 
+    def size(self, context: int) -> int:
+        """See `Compressor.size`."""
+        return len(anchors(context, self.chunk, int(self.options.ratio)))
+
     def parts_of(self, context: int) -> NDArray[np.int64]:
         """See `ChunkCompressor.parts_of`: an anchor stands for the `ratio` tokens around it, in its chunk."""
         ratio = int(self.options.ratio)
