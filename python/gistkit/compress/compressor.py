@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # Tokens of a context that tell its language.
-LANGUAGE = 512
+LANGUAGE = 1024
 
 
 class Compressor(nn.Module, ABC):
