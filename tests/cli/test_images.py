@@ -269,7 +269,7 @@ def test_a_text_model_has_no_images(llava, photos, run, tmp_path):
     config = json.loads((text / "config.json").read_text())["text_config"]
     (text / "config.json").write_text(json.dumps(config))
     status, _, complaints = run(text, "compress", photos / "0.png")
-    assert status == 2 and "--model: expected a vision-language model for images that transformers loads" in complaints
+    assert status == 2 and "--model: expected a vision-language model for images that transformers can load" in complaints
     status, _, complaints = run("smollm2", "compress", photos / "0.png")
     assert status == 2 and "--model: expected a vision-language model for images" in complaints
 

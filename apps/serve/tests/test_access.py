@@ -1,9 +1,11 @@
 """Who may ask, and what is noted of it: keys, ids of requests, the log, metrics and the page of documentation."""
 
+import contextlib
 import logging
 import re
 import socket
 import threading
+import time
 
 import httpx
 import pytest
@@ -24,6 +26,15 @@ def numbers(client, **options):
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def called(app, address):
+    """A client at another address."""
+
+    async def sent(scope, receive, send):
+        await app({**scope, "client": (address, 1)}, receive, send)
+
+    return TestClient(sent, base_url="http://127.0.0.1")
 
 
 def test_without_the_key_nothing_but_health_and_documentation_is_told(serving):
@@ -54,8 +65,33 @@ def test_a_request_has_an_id_in_its_answer_and_in_the_log(client, caplog):
     # Refused before any route, too.
     assert client.get("/health", headers={"host": "evil.example"}).headers["x-request-id"]
     lines = [record.getMessage() for record in caplog.records if record.name == "gistkit_serve.access"]
-    expected = ["from-a.proxy:1 testclient GET /v1/memories/a%0ab 404", f"{drawn} testclient GET /health 200"]
+    expected = ["from-a.proxy:1 - GET /v1/memories/a%0ab 404", f"{drawn} - GET /health 200"]
     assert [line.rsplit(" ", 2)[0] for line in lines[:2]] == expected and len(lines) == 3
+
+
+def test_a_key_is_taken_without_the_spaces_around_it_and_an_empty_one_is_refused(serving):
+    with serving(key="secret\n") as client:
+        assert client.get("/v1/models", headers={"authorization": "Bearer secret"}).status_code == 200
+    with pytest.raises(ValueError, match="key: expected one or None"), serving(key=" "):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [("203.0.113.7", "203.0.113.7"), ("2001:DB8::1%\x1b[2J", "2001:db8::1"), ("10.0.0.9 GET / 200", "-"), ("", "-")],
+)
+def test_what_is_no_address_is_not_in_the_log(client, caplog, address, shown):
+    caplog.set_level(logging.INFO, "gistkit_serve.access")
+    called(client.app, address).get("/health")
+    assert caplog.messages[-1].split()[1:4] == [shown, "GET", "/health"]
+
+
+def test_methods_that_are_made_up_make_one_metric(client):
+    for number in range(3):
+        client.request(f"MADE{number}", "/health")
+    found = numbers(client)
+    assert sum("other" in name for name in found if name[0] == "gistkit_request_seconds_count") == 1
+    assert not any("MADE" in label for sample in found for label in sample)
 
 
 def test_metrics_count_requests_tokens_and_what_was_evicted(serving):
@@ -146,23 +182,41 @@ def test_headers_have_their_time(live, monkeypatch, between):
         one.close()
 
 
+def test_who_reads_no_answer_loses_the_connection_and_who_reads_late_does_not(live, monkeypatch):
+    monkeypatch.setattr(running, "UNREAD", 0.5)
+    with live() as client:
+        address = client.base_url.host, client.base_url.port
+        request = b"GET /openapi.json HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            one.connect(address)
+            one.setblocking(False)
+            with pytest.raises(ConnectionError):
+                for _ in range(1000):
+                    with contextlib.suppress(BlockingIOError):
+                        one.sendall(50 * request)
+                    time.sleep(0.02)
+        eventually(lambda: not client.server.server_state.connections)
+        with socket.create_connection(address, timeout=10) as one:
+            eventually(lambda: client.server.server_state.connections)
+            (connection,) = client.server.server_state.connections
+            connection.loop.call_soon_threadsafe(connection.pause_writing)
+            connection.loop.call_soon_threadsafe(connection.resume_writing)
+            time.sleep(0.8)
+            one.sendall(request)
+            assert one.recv(12) == b"HTTP/1.1 200"
+
+
 def test_one_other_machine_does_not_take_all_places(serving, gate):
     with serving(peer=1, limits=Limits(queue=8)) as client:
-        app = client.app
-
-        def called(address):
-            async def sent(scope, receive, send):
-                await app({**scope, "client": (address, 1)}, receive, send)
-
-            return TestClient(sent, base_url="http://127.0.0.1")
-
-        first = threading.Thread(target=lambda: asked(called("10.0.0.1"), None, "Who?", max_tokens=2))
+        one, other = (called(client.app, f"10.0.0.{number}") for number in (1, 2))
+        first = threading.Thread(target=lambda: asked(one, None, "Who?", max_tokens=2))
         first.start()
         assert gate.begun.wait(10)
-        refused = called("10.0.0.1").get("/health")
+        refused = one.get("/health")
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "peer_limit"
         assert refused.headers["retry-after"] == "1"
-        assert called("10.0.0.2").get("/health").status_code == 200
+        assert other.get("/health").status_code == 200
         gate.set()
         first.join(30)
-        assert called("10.0.0.1").get("/health").status_code == 200
+        assert one.get("/health").status_code == 200

@@ -5,6 +5,7 @@ import queue
 import random
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -12,8 +13,10 @@ from clients import GIGA, Letters
 
 from gistkit.ask import Turns
 from gistkit.compress import AvgPool, Dodo
+from gistkit.compress.generation import answering
 from gistkit.compress.tokens import QUESTION
 from gistkit_serve.server import Limits, Refused, Shelf, rows
+from gistkit_serve.server import worker as workers
 from gistkit_serve.server.worker import Question, Sampling, Text, Worker
 from tests.helpers.models import tiny, tiny_llama
 from tests.helpers.stores import make_compressor
@@ -120,6 +123,75 @@ def test_questions_that_wait_are_read_together_and_one_that_fails_fails_by_itsel
     assert made == [4, 1, 1, 1, 1]
 
 
+@pytest.mark.parametrize("make", [make_compressor, windowed])
+def test_questions_of_many_lengths_without_a_memory_get_the_answers_that_each_gets_alone(make, tmp_path, gate):
+    turns = ["a", "what is it? " * 3, "who knows the thing " * 9, "z" * 300]
+    told = []
+    for together in (False, True):
+        with Serving(make, tmp_path / str(together)) as serving:
+            ask = lambda turn: serving.submit(Question, [], [turn], 30, Sampling(), (), False, True)  # noqa: E731
+            gate.set()
+            if together:
+                gate.clear()
+                gate.begun.clear()
+                first = ask("hello")
+                assert gate.begun.wait(30)
+                answers = [ask(turn) for turn in turns]
+                gate.set()
+                told.append([answer.get(timeout=30).text for answer in answers])
+                first.get(timeout=30)
+            else:
+                told.append([ask(turn).get(timeout=30).text for turn in turns])
+    assert told[0] == told[1] and len({*told[0]}) == len(turns)
+
+
+@contextmanager
+def joining(tokens):
+    """Rows of a compressor, and a function that has a question of some tokens join them."""
+    compressor = make_compressor()
+    with torch.no_grad(), answering(compressor, 64):
+        block = rows.Rows(compressor, tokens)
+
+        def join(length, count):
+            prompts = rows.Prompts(compressor, [None], [[5] * length], count)
+            while prompts.part() is None:
+                pass
+            block.join(rows.Row(prompts, 0))
+
+        yield block, join
+
+
+def test_a_block_that_one_long_answer_made_is_no_longer_than_the_next_need():
+    with joining(2048) as (block, join):
+        join(20, 7000)
+        block.leave(0)
+        for _ in range(9):
+            join(20, 180)
+        held = [layer.keys.untyped_storage().nbytes() / layer.keys[0, :, 0].nbytes for layer in block._layers]
+        assert max(held) <= 2048
+        assert block.read([5] * 9).isfinite().all()
+
+
+def test_an_answer_for_which_there_is_no_memory_leaves_room_for_the_next(monkeypatch):
+    pad, calls = rows.F.pad, []
+
+    def fails(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise MemoryError("out of memory")
+        return pad(*arguments)
+
+    with joining(2**16) as (block, join):
+        for _ in range(2):
+            join(20, 20)
+        monkeypatch.setattr(rows.F, "pad", fails)
+        with pytest.raises(MemoryError):
+            join(20, 20)
+        monkeypatch.undo()
+        join(20, 20)
+        assert len(block) == 3 and len(block.read([5] * 3)) == 3
+
+
 def test_questions_are_answered_while_a_text_is_compressed(tmp_path, monkeypatch):
     begun, go_on, nice = threading.Event(), threading.Event(), []
     with Serving(make_compressor, tmp_path) as serving:
@@ -146,6 +218,29 @@ def test_questions_are_answered_while_a_text_is_compressed(tmp_path, monkeypatch
         assert nice[0] == min(19, os.getpriority(os.PRIO_PROCESS, answering) + 5)
 
 
+def test_a_text_that_is_being_compressed_does_not_keep_a_server_from_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "_GRACE", 0.1)
+    begun, go_on = threading.Event(), threading.Event()
+    with Serving(make_compressor, tmp_path) as serving:
+        slow = lambda *_: begun.set() or go_on.wait(30)  # noqa: E731
+        monkeypatch.setattr(type(serving.same), "encode_rows", slow)
+        text = serving.submit(Text, TEXTS[1])
+        assert begun.wait(30)
+        begin = time.monotonic()
+        serving.worker.close()
+        assert time.monotonic() - begin < 10 and text.get(timeout=10).code == "shutting_down"
+        go_on.set()
+
+
+def test_a_thread_gives_way_only_where_the_system_takes_its_number(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(workers.os, "setpriority", lambda *arguments: given.append(arguments))
+    for system in ("linux", "darwin"):
+        monkeypatch.setattr(workers.sys, "platform", system)
+        with Serving(make_compressor, tmp_path / system):
+            assert len(given) == 1
+
+
 def test_a_compressor_of_texts_has_the_weights_of_the_one_that_answers(tmp_path, monkeypatch):
     seen = []
     with Serving(adapted, tmp_path) as serving:
@@ -157,3 +252,5 @@ def test_a_compressor_of_texts_has_the_weights_of_the_one_that_answers(tmp_path,
         assert twin is not own
         for name, weight in own.named_parameters():
             assert twin.get_parameter(name) is weight
+        # RoPE's frequencies of a pass are written in place.
+        assert {*map(id, twin.buffers())}.isdisjoint(map(id, own.buffers())) and [*own.buffers()]

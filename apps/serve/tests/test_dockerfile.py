@@ -45,9 +45,11 @@ def test_the_paths_and_packages_it_names_are_there():
     for path in [*local, *(source for line in of("COPY") for source in line.split()[:-1])]:
         assert (ROOT / path).is_dir() and not any(fnmatch.fnmatch(Path(path).name, one) for one in ignored), path
     built = {tomllib.loads((ROOT / path / "pyproject.toml").read_text())["project"]["name"] for path in local}
-    installed = re.findall(r"--find-links \S+ (.*?) &&", " ".join(of("RUN")))[0].replace('"', "").split()
-    assert {re.split(r"\[", name)[0] for name in installed} <= built
-    (extra,) = re.findall(r"gistkit\[(\w+)\]", " ".join(of("RUN")))
+    # By their files: an index may have others of these names.
+    installed = re.findall(r"(?<= |\()/wheels/(\w+)-\*\.whl", wheels_into := of("RUN")[-2])
+    assert {"gistkit", "gistkit_serve"} == {*installed} <= {name.replace("-", "_") for name in built}
+    assert not re.search(r" [\"']?gistkit", wheels_into) and "--find-links" not in wheels_into
+    (extra,) = re.findall(r"/gistkit-\*\.whl\)\[(\w+)\]", wheels_into)
     assert extra in PROJECT["optional-dependencies"]
 
 

@@ -1,13 +1,16 @@
 """Errors reach no further than their cause: a tokenizer that panics, a disk that is full or read-only, a file."""
 
 import errno
+import logging
 import os
+import re
 import shutil
 
 import pytest
 from clients import added, answer_of, asked
 
 from gistkit_serve.server import shelf as shelves
+from gistkit_serve.server.errors import storage_failed
 from tests.helpers.stores import make_compressor
 
 
@@ -60,6 +63,25 @@ def test_a_disk_that_takes_nothing_leaves_answers_as_they_are(client, monkeypatc
     assert client.get(f"/v1/memories/{memory}").status_code == 200
     assert client.delete(f"/v1/memories/{memory}").status_code == 200
     assert not list(client.shelf.folder.glob("*.gist"))
+
+
+def test_an_error_without_a_number_says_nothing_of_paths():
+    assert "/srv" not in str(storage_failed(OSError("/srv/memories/a.gist: damaged")))
+
+
+def test_an_error_of_a_route_has_the_shape_of_all_and_its_line(client, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "gistkit_serve")
+
+    def fails():
+        raise RuntimeError("/srv/memories")
+
+    monkeypatch.setattr(client.shelf, "entries", fails)
+    response = client.get("/v1/memories", headers={"x-request-id": "mine"})
+    error = {"message": "the server failed: RuntimeError", "type": "server_error", "param": None, "code": "failed"}
+    assert response.status_code == 500 and response.json() == {"error": error}
+    assert response.headers["x-request-id"] == "mine"
+    assert any(record.exc_info and "/srv" in str(record.exc_info[1]) for record in caplog.records)
+    assert re.search(r"^mine .* GET /v1/memories 500 ", caplog.messages[-1])
 
 
 def test_another_compressors_file_fails_its_own_question(serving):

@@ -1,5 +1,7 @@
 """Memories made offline, .gist files and stores, are asked about by name, and stay as they are."""
 
+from pathlib import Path
+
 import pytest
 from clients import added, answer_of, asked
 
@@ -57,8 +59,15 @@ def test_what_another_compressor_made_or_two_call_alike_is_refused_with_its_file
         Offline([tmp_path / "nothing.gist"], compressor)
 
 
-def test_a_memory_that_is_damaged_since_fails_its_own_question(serving, made):
+def test_a_memory_that_is_damaged_or_gone_since_fails_its_own_question(serving, made, logged):
+    def damage(path):
+        path.write_bytes(path.read_bytes()[:100])
+
     with serving(store=made) as client:
-        made[0].write_bytes(made[0].read_bytes()[:100])
-        assert asked(client, "report", "Who?").status_code == 400
+        for change in (damage, Path.unlink):
+            change(made[0])
+            response = asked(client, "report", "Who?")
+            error = response.json()["error"]
+            assert response.status_code == 503 and error["code"] == "storage_failed"
+            assert error["message"] == "the memory cannot be read" and str(made[0]) in logged.messages[-1]
         assert answer_of(asked(client, "a/b.txt", "Who?"))

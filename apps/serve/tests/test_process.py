@@ -219,6 +219,31 @@ def test_a_key_is_asked_for_and_its_commands_show_where_it_goes(folders, capsys,
     assert shown.count('-H "authorization: Bearer $GISTKIT_API_KEY"') == 2 and "secret" not in shown
 
 
+@pytest.mark.parametrize(("option", "variable"), [("", "secret"), (" \n", None), (None, ""), (None, "\n")])
+def test_a_key_that_is_empty_is_no_open_server(capsys, monkeypatch, option, variable):
+    if variable is not None:
+        monkeypatch.setenv("GISTKIT_API_KEY", variable)
+    words = [] if option is None else ["--api-key", option]
+    assert cli.main(["serve", "--model", "/nowhere", "--port", "0", *words]) == 2
+    name = "GISTKIT_API_KEY" if option is None else "--api-key"
+    assert capsys.readouterr().err == f"gistkit: {name}: expected a key, got an empty one\n"
+
+
+def test_another_address_of_this_machine_answers_by_the_name_that_it_prints(folders, capsys, monkeypatch):
+    answered = []
+
+    def run(app, listener, connections):
+        url = re.search(r"curl (http://127\.0\.0\.2:\d+)/", capsys.readouterr().out)[1]
+        with TestClient(app, base_url=url) as client:
+            answered.append(client.get("/v1/models").status_code)
+            answered.append(client.get("/v1/models", headers={"host": "127.0.0.3"}).status_code)
+
+    monkeypatch.setattr(running, "run", run)
+    words = ["--model", folders / "model", "--compressor", folders / "tiny", "--port", "0", "--host", "127.0.0.2"]
+    assert cli.main(["serve", *map(str, words)]) == 0
+    assert answered == [200, 403]
+
+
 def test_a_server_listens_to_this_machine_alone_unless_told_otherwise():
     parse = cli.parser().parse_args
     assert parse(["serve"]).host == "127.0.0.1" in LOOPBACK

@@ -192,6 +192,7 @@ REFUSED = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages.0.content"),
     ({"memory": ["0"] * 65}, 400, "memory: List should have at most 64 items"),
+    ({"stop": "a" * 1001}, 400, "stop.0: String should have at most 1000 characters"),
     ({"memory": 3}, 400, "memory: Input should be a valid list"),
     ({"memory": "0" * 32}, 404, "memory: expected the id of a memory"),
     ({"\ud800": 1}, 400, ""),
@@ -247,6 +248,16 @@ def test_sizes_are_limited(serving):
         assert "expected a memory of at most 1,000 bytes" in error_of(
             client.post("/v1/memories", json={"text": TEXT}), 400
         )
+
+
+def test_memories_beyond_the_models_positions_are_refused_before_any_is_read(client, monkeypatch):
+    memory, read = added(client, "a" * 400), []
+    monkeypatch.setattr(client.shelf, "get", read.append)
+    most = client.state.worker._positions
+    held = 64 * client.shelf.entry(memory).memory_tokens
+    assert held > most
+    message = f"memory: expected memories of at most {most} tokens in all, got {held}"
+    assert error_of(asked(client, [memory] * 64, QUESTION), 400) == message and not read
 
 
 HOSTILE = ["../report", "..%2freport", "%2e%2e%2freport", "%00", "a" * 5000, "..", "*", "%E2%80%AE", "..%5creport"]

@@ -41,6 +41,19 @@ def test_a_text_ends_before_the_first_of_its_stops(text, stops):
         assert "".join(pieces) == writing.text == text[:first].strip()
 
 
+def test_a_stop_that_is_longer_than_the_text_costs_no_more_than_the_text():
+    """The ends of a text that a stop may begin with are no longer than it."""
+    looked = []
+
+    class Stop(str):
+        def __getitem__(self, key):
+            looked.append(key)
+            return super().__getitem__(key)
+
+    written(b"one two", [Stop("y" * 10_000)])
+    assert 0 < len(looked) < 100
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("one two  three", ["one", " two", "  three"]), ("世界 a", ["世", "界", " a"]), ("a🙂 b", ["a🙂", " b"])],

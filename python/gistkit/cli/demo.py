@@ -157,7 +157,7 @@ def _savings(ways: dict[str, Way], tokens: int, kept: int) -> str:
     from gistkit.evaluate.report import format_table
 
     read = {FULL: tokens, CACHED: tokens, MEMORY: kept}
-    rows = [["", "tokens", "KV cache", "an answer"]]
+    rows = [["", "tokens", "keys and values kept", "an answer"]]
     rows += [
         [name, str(read[name]), f"{way.nbytes / 1e6:.1f} MB", f"{way.seconds:.2f} s"] for name, way in ways.items()
     ]

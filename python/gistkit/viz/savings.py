@@ -25,7 +25,7 @@ def draw_savings(ways: Mapping[str, tuple[float, int]]) -> Figure:
     colours = [COLOURS["grey"]] * (len(ways) - 1) + [COLOURS["blue"]]
     for axes, title, values, text in (
         (panels[0], "seconds an answer", [seconds for seconds, _ in ways.values()], "{:.2f} s"),
-        (panels[1], "keys and values", [count / 1e6 for _, count in ways.values()], "{:.1f} MB"),
+        (panels[1], "keys and values kept", [count / 1e6 for _, count in ways.values()], "{:.1f} MB"),
     ):
         bars = axes.barh(list(ways), values, color=colours, height=0.6)
         axes.bar_label(bars, [text.format(value) for value in values], padding=3)

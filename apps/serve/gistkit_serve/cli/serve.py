@@ -112,7 +112,7 @@ def add(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     device_name = device(arguments.device)
-    key = arguments.api_key or os.environ.get(KEY) or None
+    key = _key(arguments)
 
     from gistkit_serve.server.loading import loading
 
@@ -120,7 +120,7 @@ def _run(arguments: argparse.Namespace) -> int:
         # An address that is taken is told before the model is loaded.
         listener = stack.enter_context(_listener(arguments.host, arguments.port))
         with loading(listener):
-            app, shelf, name = _application(arguments, device_name, key, _is_loopback(listener), stack)
+            app, shelf, name = _application(arguments, device_name, key, _names(listener), stack)
         _greet(listener, name, shelf, arguments, key)
 
         from gistkit_serve.server.running import run
@@ -130,12 +130,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _application(
-    arguments: argparse.Namespace, device_name: str, key: str | None, loopback: bool, stack: ExitStack
+    arguments: argparse.Namespace, device_name: str, key: str | None, hosts: frozenset[str] | None, stack: ExitStack
 ) -> tuple[Any, Any, str]:
     """The application with its model, its shelf, which is open as long as the stack is, and the model's name."""
     from gistkit.ask.turns import chat_turns
     from gistkit_serve.server import Limits, Offline, Shelf, application
-    from gistkit_serve.server.app import LOOPBACK
     from gistkit_serve.server.shelf import temporary_folder
 
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
@@ -163,7 +162,7 @@ def _application(
     names = arguments.served_model_name or [_name(arguments)]
     app = application(
         compressor, shelf, names=names, turns=turns, limits=limits, seconds=arguments.timeout,
-        body_bytes=arguments.max_body, hosts=LOOPBACK if loopback else None, key=key, peer=arguments.peer,
+        body_bytes=arguments.max_body, hosts=hosts, key=key, peer=arguments.peer,
     )  # fmt: skip
     return app, shelf, names[0]
 
@@ -189,6 +188,22 @@ def _is_loopback(listener: socket.socket) -> bool:
     """Whether other machines cannot reach an address."""
     host: str = listener.getsockname()[0]
     return host.startswith("127.") or host == "::1"
+
+
+def _names(listener: socket.socket) -> frozenset[str] | None:
+    """What requests may call an address; None: anything, where other machines reach it."""
+    from gistkit_serve.server.app import LOOPBACK
+
+    return LOOPBACK | {listener.getsockname()[0]} if _is_loopback(listener) else None
+
+
+def _key(arguments: argparse.Namespace) -> str | None:
+    """What requests must have, without the line end of a file that it came from; None: nothing."""
+    given = {"--api-key": arguments.api_key, KEY: os.environ.get(KEY)}
+    name, key = next(((name, key.strip()) for name, key in given.items() if key is not None), ("", None))
+    if key == "":
+        raise ValueError(f"{name}: expected a key, got an empty one")
+    return key
 
 
 def _name(arguments: argparse.Namespace) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import re
 import secrets
 import time
 from typing import Any
 
+from gistkit_serve.server.errors import Refused
 from gistkit_serve.server.guard import Message, Receive, Send
 from gistkit_serve.server.metrics import Metrics
 
-log = logging.getLogger("gistkit_serve.access")
+log, errors = logging.getLogger("gistkit_serve.access"), logging.getLogger("gistkit_serve")
 HEADER = b"x-request-id"
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _ID = re.compile(rb"[\w.:-]{1,64}", re.ASCII)
 
 
@@ -46,11 +49,29 @@ class Access:
 
         try:
             await self.app(scope, receive, answered)
+        except Exception as error:
+            if status:
+                raise
+            errors.error("a request failed", exc_info=error)
+            await Refused(500, f"the server failed: {type(error).__name__}", code="failed").response()(
+                scope, receive, answered
+            )
         finally:
             seconds = time.perf_counter() - begun
             route = getattr(scope.get("route"), "path", "other")
-            self.metrics.seconds.labels(scope["method"], route, status).observe(seconds)
-            address = (scope.get("client") or ("-",))[0]
+            # Anybody may make up methods, and addresses in headers.
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self.metrics.seconds.labels(method, route, status).observe(seconds)
             # As it came, where no character is one that a terminal obeys.
             path = scope.get("raw_path", b"")[:200].decode("latin-1").encode("ascii", "backslashreplace").decode()
-            log.info("%s %s %s %s %d %.3f s", name.decode(), address, scope["method"], path, status, seconds)
+            log.info("%s %s %s %s %d %.3f s", name.decode(), _address(scope), method, path, status, seconds)
+
+
+def _address(scope: Message) -> str:
+    """The address of the client; - for what is none."""
+    # What follows % may be any text.
+    given = (scope.get("client") or ("",))[0].partition("%")[0]
+    try:
+        return str(ipaddress.ip_address(given))
+    except ValueError:
+        return "-"

@@ -60,6 +60,8 @@ def application(
         key: that requests have to have; None: none.
         peer: requests of one other machine at a time; None: half of the queue.
     """
+    if key is not None and not key.strip():
+        raise ValueError("key: expected one or None, got an empty one")
     limits, name, metrics = limits or Limits(), names[0], Metrics(shelf)
     turns = turns or Turns(QUESTION, QUESTION)
     started = int(time.time())

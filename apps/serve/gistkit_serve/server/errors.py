@@ -40,4 +40,6 @@ def storage_failed(error: OSError) -> Refused:
     """What a disk that is full, or cannot be written or read, is to a client: 507, or 503 for what may pass."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return Refused(507, "the disk is full: memories have to be removed first", code="disk_full")
-    return Refused(503, f"the folder of memories failed: {error.strerror or error}", code="storage_failed")
+    # The error's own text may have a path.
+    reason = error.strerror or type(error).__name__
+    return Refused(503, f"the folder of memories failed: {reason}", code="storage_failed")

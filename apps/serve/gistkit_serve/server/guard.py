@@ -39,7 +39,7 @@ class Guard:
         self, app: Any, *, most: int, seconds: float, hosts: frozenset[str] | None, key: str | None, peer: int
     ) -> None:
         self.app, self.most, self.seconds, self.hosts = app, most, min(seconds, _BODY), hosts
-        self._key, self._peer = None if key is None else key.encode(), peer
+        self._key, self._peer = None if key is None else key.strip().encode(), peer
         self._requests = Counter[str]()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:

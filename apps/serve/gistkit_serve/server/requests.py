@@ -47,6 +47,7 @@ def _characters(text: str) -> str:
 
 
 Words = Annotated[str, AfterValidator(_characters)]
+Stop = Annotated[str, Field(max_length=1000), AfterValidator(_characters)]
 
 
 class TextBody(BaseModel):
@@ -104,7 +105,7 @@ class ChatBody(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
-    stop: Annotated[list[Words], Field(max_length=4)] = []
+    stop: Annotated[list[Stop], Field(max_length=4)] = []
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()

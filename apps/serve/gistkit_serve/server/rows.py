@@ -14,6 +14,7 @@ from gistkit import hf
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.generation import Passes, Reading
 from gistkit.compress.memory import Memory
+from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.tokens import pad
 from gistkit.layouts import Plan
 
@@ -44,8 +45,11 @@ class Prompts:
             self._lead, self.plan, self.cache = reading.lead, reading.plan, reading.cache
         else:
             self._lead = lm.embedded(compressor.reader, texts.ids)
-            width = texts.ids.shape[1]
-            self.plan, self.cache = lm.causal_plan(width + count), hf.empty_cache(lm.config.num_hidden_layers, 0)
+            # The answer of a shorter prompt goes on where it ends, and sees no padding.
+            lengths = tuple(ReadingRow(0, b"", b"", 0, 0, (length, count)) for length in texts.lengths)
+            widths = texts.ids.shape[1], count
+            self.plan = decoder_plan(lengths, 0, widths, False, lm.windows, str(lm.device))
+            self.cache = hf.empty_cache(lm.config.num_hidden_layers, 0)
         self._lm, self._passes = lm, Passes(compressor, self.cache)
         # The last token of each prompt.
         self._last = [self._lead.shape[1] - texts.ids.shape[1] + length - 1 for length in texts.lengths]
@@ -131,10 +135,11 @@ class _Layer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing: there are rows."""
 
-    def grow(self, rows: int, room: int) -> None:
-        """Makes room for more."""
+    def resize(self, rows: int, room: int) -> None:
+        """Has room for as many rows and keys; what is beyond them goes."""
         more = (0, 0, 0, room - self.keys.shape[2], 0, 0, 0, rows - self.keys.shape[0])
-        self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
+        if any(more):
+            self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
 
     def put(self, row: int, key: Tensor, value: Tensor) -> None:
         """Writes [H, keys, D] at the beginning of a row."""
@@ -166,10 +171,11 @@ class Rows:
 
     Args:
         compressor: reads, inside `generation.answering`.
+        tokens: that the block has room for, where the rows need no more.
     """
 
-    def __init__(self, compressor: Compressor) -> None:
-        self._compressor = compressor
+    def __init__(self, compressor: Compressor, tokens: int) -> None:
+        self._compressor, self._tokens = compressor, tokens
         self._rows: list[Row] = []
         self._layers: list[_Layer] = []
 
@@ -184,17 +190,25 @@ class Rows:
     def join(self, row: Row) -> None:
         """Takes a row whose first token is known."""
         self._layers = self._layers or [_Layer(*layer) for layer in row.layers]
-        rows, _, room, _ = self._layers[0].keys.shape
-        if len(self) == rows or row.end > room:
-            rows = max(rows, 1 << len(self).bit_length())
-            room = max(room, -(-row.end // _STEP) * _STEP)
-            for layer in self._layers:
-                layer.grow(rows, room)
+        self._make_room(len(self) + 1, max(self.longest, row.end))
         for layer, (key, value) in zip(self._layers, row.layers, strict=True):
             layer.put(len(self), key, value)
         # The block has them.
         row.layers = []
         self._rows.append(row)
+
+    def _make_room(self, count: int, longest: int) -> None:
+        """Has room for as many rows and keys, and for more only within `tokens`."""
+        # A failure between two layers leaves them of two shapes.
+        for layer in self._layers:
+            rows, _, room, _ = layer.keys.shape
+            if count > rows:
+                rows = 1 << (count - 1).bit_length()
+            if longest > room:
+                room = -(-longest // _STEP) * _STEP
+            if rows * room > self._tokens:
+                rows, room = count, longest
+            layer.resize(rows, room)
 
     def leave(self, index: int) -> None:
         """Lets a row go; the last one takes its place."""

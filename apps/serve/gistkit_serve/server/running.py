@@ -17,14 +17,15 @@ from gistkit.common.signals import Interrupted
 from gistkit_serve.server.errors import Refused
 
 # Seconds that open requests have to end after Ctrl-C, that a connection without a request stays open, and that the
-# headers of a request may take.
-GRACE, IDLE, HEADERS = 5, 30, 10
+# headers of a request may take; and that a client may leave its answer unread.
+GRACE, IDLE, HEADERS, UNREAD = 5, 30, 10, 30
 
 
 class _Connection(H11Protocol):
     """A connection that gives its place up to a newer one while its client has sent no whole request."""
 
     _late: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -52,6 +53,7 @@ class _Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Waits no more."""
         self._expect(False)
+        self._read()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -59,6 +61,22 @@ class _Connection(H11Protocol):
         super().data_received(data)
         self.since = self.loop.time()
         self._expect(self.cycle is None or self.cycle.response_complete)
+
+    def pause_writing(self) -> None:
+        """The client reads slower than its answer comes, which must not last."""
+        super().pause_writing()
+        self._read()
+        self._unread = self.loop.call_later(UNREAD, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        super().resume_writing()
+        self._read()
+
+    def _read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _expect(self, headers: bool = True) -> None:
         if headers and self._late is None:

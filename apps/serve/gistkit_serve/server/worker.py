@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ from gistkit_serve.server.writing import Writing
 log = logging.getLogger("gistkit_serve")
 # By how much the thread that compresses gives way to the one that answers.
 _NICE = 5
+# Seconds that a text which is being compressed has at the end.
+_GRACE = 5.0
 
 
 @dataclass(frozen=True)
@@ -276,10 +278,12 @@ class Worker:
         _refuse(jobs, Refused(503, "the server is shutting down", code="shutting_down"))
 
     def close(self) -> None:
-        """`stop`, and waits until the threads have ended."""
+        """`stop`, and waits until the threads have ended; some seconds for a text that is being compressed."""
         self.stop()
-        for thread in self._threads:
-            thread.join()
+        answering, compressing = self._threads
+        answering.join()
+        # A long text is read to its end, and the thread ends with the process.
+        compressing.join(_GRACE)
 
     def _wait(self, queue: deque[Any]) -> bool:
         """Waits for a request; False at the end."""
@@ -308,8 +312,9 @@ class Worker:
     @torch.no_grad()
     def _compress(self) -> None:
         # Linux takes a thread's number, and those that compute for it are as nice: questions come first.
-        with suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.nice(0) + _NICE)
+        if sys.platform == "linux":
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.nice(0) + _NICE)
         while self._wait(self._texts):
             if (job := self._take(self._texts)) is None:
                 continue
@@ -345,7 +350,7 @@ class Worker:
 
     def _answer_all(self) -> None:
         """Answers questions until none waits: between two tokens others join, a part of their prompts at a time."""
-        rows, together = Rows(self.compressor), list[_Answer]()
+        rows, together = Rows(self.compressor, self.limits.batch_tokens), list[_Answer]()
         joining, prompts = list[_Answer](), None
         while True:
             if prompts is None:
@@ -485,14 +490,28 @@ class Worker:
 
     def _found(self, names: Sequence[str]) -> Memory | None:
         """The memory of a question, of several one; None: it asks about none."""
-        memories = []
-        for name in names:
-            try:
-                memories.append(self.shelf.get(name))
-            except KeyError:
+        memories, held = list[Memory](), 0
+        try:
+            for name in names:
+                entry = self.shelf.entry(name)
+                held += entry.memory_tokens + (entry.rest or 0)
+            # Others wait while they are read.
+            if len(names) > 1 and held > self._positions:
                 raise Refused(
-                    404, f"memory: expected the id of a memory, got {name[:80]!r}", "memory", code="memory_not_found"
-                ) from None
+                    400,
+                    f"memory: expected memories of at most {self._positions} tokens in all, got {held}",
+                    "memory",
+                    code="context_length_exceeded",
+                )
+            for name in names:
+                memories.append(self.shelf.get(name))
+        except KeyError:
+            raise Refused(
+                404, f"memory: expected the id of a memory, got {name[:80]!r}", "memory", code="memory_not_found"
+            ) from None
+        except (OSError, ValueError) as error:
+            log.warning("a memory cannot be read: %s", error)
+            raise Refused(503, "the memory cannot be read", "memory", code="storage_failed") from error
         if not memories:
             return None
         try:
@@ -518,7 +537,8 @@ class Worker:
 
 def _twin(compressor: Compressor) -> Compressor:
     """A compressor of the same weights, which another thread may use at the same time."""
-    return copy.deepcopy(compressor, {id(one): one for one in chain(compressor.parameters(), compressor.buffers())})
+    # transformers writes RoPE's buffers in place where frequencies depend on the length of a pass.
+    return copy.deepcopy(compressor, {id(one): one for one in compressor.parameters()})
 
 
 def _refusal(error: BaseException) -> Exception:

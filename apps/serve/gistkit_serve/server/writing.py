@@ -52,6 +52,6 @@ class Writing:
         safe = max([0, *spaces[-1:], *unspaced[-1:]])
         for stop in self._stops:
             # The longest end of the text that the stop begins with.
-            held = next((size for size in range(len(stop) - 1, 0, -1) if text.endswith(stop[:size])), 0)
+            held = next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)
             safe = min(safe, len(text) - held)
         return safe
