@@ -150,7 +150,7 @@ def test_sizes_that_a_memory_cannot_have_are_refused(memory, change, tmp_path):
         Memory.load(path)
 
 
-@pytest.mark.parametrize("documents", [((1, 2), (3,)), ((0, 14), (7,)), ((14,),)])
+@pytest.mark.parametrize("documents", [((1, 2), (3,)), ((0, 12), (6,)), ((12,),)])
 def test_documents_that_are_not_the_contexts_are_refused(memory, documents, tmp_path):
     path = tmp_path / "m.gist"
     replace(memory, documents=documents).save(path)
