@@ -1,11 +1,13 @@
 """Sources of an answer: what memory tokens stand for, attention computed densely, and the passages of a text."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import DynamicCache
 
 from gistkit.ask import Conversation, Passage, best_passages, context_attention, sources
-from gistkit.compress import FiveHundredX, NoContext, Select
+from gistkit.compress import ICAE, SAC, FiveHundredX, Memory, NoContext, Select
 from gistkit.hf.cache import CACHE
 from gistkit.layouts.positions import upl
 from tests.ask.test_conversation import METHODS, encoded, ids, made
@@ -24,6 +26,28 @@ def test_a_memory_token_stands_for_its_part_of_its_chunk(name):
     assert spans(compressor, ids(1)) == [[0, 1], [0, 1]]
     # Behind the window of 20 tokens nothing is compressed.
     assert spans(compressor, ids(26)) == spans(compressor, ids(20))
+
+
+@pytest.mark.parametrize(
+    ("method", "layout"), [(ICAE, "dpl"), (ICAE, "epl"), (FiveHundredX, "dpl"), (FiveHundredX, "epl"), (SAC, "epl")]
+)
+def test_joined_documents_keep_their_own_parts(method, layout, tmp_path):
+    compressor = method(tiny_llama(), chunk=12, ratio=4, lora=None, layout=layout)
+    # As many chunks as one text of all tokens has, fewer, and more.
+    rows = [[ids(5), ids(12), ids(3)], [ids(6), ids(14), ids(1)], [ids(24), ids(5), ids(2)]]
+    parts = [compressor.encode([row[k] for row in rows]) for k in range(3)]
+    joined = compressor.join([compressor.join(parts[:2]), parts[2]])
+    joined.save(tmp_path / "joined.gist")
+    for memory in (joined, Memory.load(tmp_path / "joined.gist"), Memory.stack([joined[1:], joined[0]])[[2, 0, 1]]):
+        found = compressor.stands_for(memory)
+        for row, texts in enumerate(rows):
+            expected, before = [], 0
+            for text in texts:
+                expected += [[before + start, before + end] for start, end in spans(compressor, text)]
+                before += len(text)
+            assert found[row, : memory.lengths[row]].tolist() == expected
+    with pytest.raises(ValueError, match=r"memory: expected \d+ memory tokens for documents of \d+ tokens, got"):
+        compressor.stands_for(replace(joined, documents=()))
 
 
 @pytest.mark.parametrize("length", [1, 5, 7, 12])

@@ -122,11 +122,13 @@ def test_a_file_without_a_checksum_loads_with_a_note(memory, tmp_path):
     path = tmp_path / "old.gist"
     memory.save(path)
     header, tensors = parts(path)
-    save_file(tensors, path, metadata={name: header[name] for name in ("format", "version", "memory")})
+    content = {name: value for name, value in json.loads(header["memory"]).items() if name != "documents"}
+    old = {"format": header["format"], "version": header["version"], "memory": json.dumps(content)}
+    save_file(tensors, path, metadata=old)
     with pytest.warns(UserWarning, match="old.gist: expected a checksum, got a file of an earlier release") as noted:
         loaded = Memory.load(path)
     assert noted[0].filename == __file__
-    assert all(map(torch.equal, loaded.tensors, memory.tensors))
+    assert all(map(torch.equal, loaded.tensors, memory.tensors)) and loaded.documents == memory.documents
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Memory.load(path, verify=False)
@@ -145,6 +147,14 @@ def test_sizes_that_a_memory_cannot_have_are_refused(memory, change, tmp_path):
     path = tmp_path / "m.gist"
     replace(memory, source=replace(memory.source, **change)).save(path)
     with pytest.raises(ValueError, match=r"m\.gist: expected the contents of a memory, got .*chunk .* and memory_tok"):
+        Memory.load(path)
+
+
+@pytest.mark.parametrize("documents", [((1, 2), (3,)), ((0, 12), (6,)), ((12,),)])
+def test_documents_that_are_not_the_contexts_are_refused(memory, documents, tmp_path):
+    path = tmp_path / "m.gist"
+    replace(memory, documents=documents).save(path)
+    with pytest.raises(ValueError, match=r"m\.gist: expected the contents of a memory, got (documents|rows)"):
         Memory.load(path)
 
 
@@ -172,6 +182,7 @@ def test_forged_contents_are_refused_or_a_legal_memory(memory, tmp_path):
         loaded += 1
         assert len(repr(found)) < 300 and found.batch_size == memory.batch_size, what
         assert all(map(is_whole, (*found.lengths, *found.context_lengths, *found.starts))), what
+        assert [sum(row) for row in found.documents] == [*found.context_lengths], what
         assert all(map(is_whole, (token for row in found.rest for token in row))), what
         assert all(value is None or isinstance(value, str) for value in (found.fingerprint, found.maker)), what
     assert 0 < loaded < 30

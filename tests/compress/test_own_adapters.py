@@ -325,14 +325,25 @@ def test_texts_longer_than_any_in_training_are_told(tmp_path):
 
 
 PROSE = "The survey of the quay was begun in May, and it is the city that pays for the repair of the piles in it. " * 2
-TABLE = "name,berth,width,depth\n" + "Halvorsen,ferry,forty,eleven\nMoreau,crane,ninety,seven\n" * 6
-DEUTSCH = "Die Stadt bezahlt die Arbeiten am Kai, und die Reederei bezahlt alles, was dort noch gebaut wird. " * 3
-RUSSIAN, JAPANESE = "Городу принадлежит набережная. " * 6, "港の調査は三月に始まった" * 13
+TABLE = "name,berth,width,depth\n" + "Halvorsen,ferry,forty,eleven\nMoreau,crane,ninety,seven\n" * 12
+DEUTSCH = "Die Stadt bezahlt die Arbeiten am Kai, und die Reederei bezahlt alles, was dort noch gebaut wird. " * 6
+RUSSIAN, JAPANESE = "Городу принадлежит набережная. " * 9, "港の調査は三月に始まった" * 13
+# Terse English has few common words: a recipe, a ticker.
+RECIPE = (
+    "Preheat oven 180 C. Grease two round tins. Cream butter, sugar until pale, fluffy. Beat eggs one by one, add "
+    "vanilla extract. Fold flour, baking powder, salt. Divide mixture between tins, bake twenty five minutes."
+)
+NEWS = (
+    "Storm Babet batters Scotland: hundreds evacuated, roads closed, trains cancelled. Police Scotland confirmed two "
+    "deaths Thursday near Forfar, Angus. Met Office issued second red warning Friday. Brechin residents refused "
+    "evacuation orders; council staff knocked doors overnight."
+)
+TALK = "What did he say? He said yes. Really? I think so. We went home. She called me. I told her about our plan. " * 6
 
 
 @pytest.mark.parametrize("method", ["avgpool", "x500"])
 def test_texts_unlike_those_of_training_are_told(method, tmp_path):
-    sizes = {"vocab_size": 257, "bos_token_id": 1, "eos_token_id": 256}
+    sizes = {"vocab_size": 257, "bos_token_id": 1, "eos_token_id": 256, "max_position_embeddings": 1024}
     compressor = made(method, tiny_llama(**sizes), lora=2)
     compressor.languages, compressor.tokenizer = ("en",), byte_tokenizer()
     compressor.save_pretrained(tmp_path)
@@ -342,11 +353,16 @@ def test_texts_unlike_those_of_training_are_told(method, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         # A few words may be of any language.
-        for text in (PROSE, TABLE[:60], DEUTSCH[:90]):
+        for text in (PROSE, PROSE * 3, TABLE[:60], DEUTSCH[:90], RECIPE, NEWS, TALK):
             read.compress(text)
         for text in (TABLE, DEUTSCH, [PROSE, DEUTSCH], RUSSIAN, JAPANESE):
             with pytest.raises(UserWarning, match="input_ids: expected prose in en, as the compressor was trained on"):
                 read.compress(text)
+        for tag in ("en-GB", "EN"):
+            read.languages = (tag,)
+            read.compress(PROSE * 3)
+            with pytest.raises(UserWarning, match=f"expected prose in {tag}"):
+                read.compress(DEUTSCH)
         # Of others nothing is known, nor without a tokenizer.
         read.languages = ("en", "nn")
         read.compress(DEUTSCH)

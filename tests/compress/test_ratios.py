@@ -3,7 +3,21 @@
 import pytest
 import torch
 
-from gistkit.compress import ICAE, AvgPool, Compressor, Dodo, FiveHundredX, Gist, GistPool, Memory, NoContext, Select
+from gistkit.compress import (
+    ICAE,
+    SAC,
+    AvgPool,
+    Compressive,
+    Compressor,
+    Dodo,
+    FiveHundredX,
+    Gist,
+    GistPool,
+    Memory,
+    MixedResolution,
+    NoContext,
+    Select,
+)  # fmt: skip
 from tests.helpers import dodo_oracle
 from tests.helpers.in_place_oracle import states, unsettle
 from tests.helpers.models import tiny_llama
@@ -57,8 +71,73 @@ def test_a_budget_is_the_least_ratio_that_keeps_to_it():
     for budget, ratio, lengths in [(13, 1, (14, 8)), (12, 2, (8, 5)), (4, 4, (5, 3)), (1, 13, (2, 2))]:
         memory = compressor.encode(rows, budget=budget)
         assert (memory.source.chunk, memory.lengths) == (ratio, lengths)
+    # A BOS of the context's own is not one of its memory tokens.
+    assert compressor.encode([[BOS, *rows[0]]], budget=13).source.chunk == 1
     select = Select(tiny_llama(), by="even", bos_token=BOS)
     assert select.encode(tokens(1, 12), ratio=2).lengths == (6,) and select.encode(tokens(1, 12)).lengths == (3,)
+
+
+def test_a_method_of_one_ratio_keeps_to_a_budget_or_refuses_it():
+    rows = [tokens(13).tolist(), tokens(7).tolist()]
+    for compressor, least in [
+        (FiveHundredX(tiny_llama(), chunk=6, ratio=3, lora=2), 6),
+        (ICAE(tiny_llama(), chunk=6, ratio=3, lora=2, window=12), 4),
+        (SAC(tiny_llama(), chunk=6, ratio=3, lora=2), 5),
+        (Select(tiny_llama(), budget=4, by="even", bos_token=BOS), 4),
+    ]:
+        assert compressor.encode(rows, budget=least).lengths[0] == least
+        with pytest.raises(ValueError, match=f"budget: expected at least {least}, the memory tokens of .*, got 3"):
+            compressor.encode(rows, budget=3)
+    assert NoContext(tiny_llama(), bos_token=BOS, lora=2).encode(rows, budget=1).lengths == (1, 1)
+
+
+def test_parts_keep_to_a_budget_together():
+    select = Select(tiny_llama(), by="even", part=4, bos_token=BOS).eval()
+    for budget in (10, 11, 13, 20, 39):
+        assert 10 <= select.encode(tokens(1, 40), budget=budget).lengths[0] <= budget
+    # 14 parts of unequal lengths.
+    assert select.encode(tokens(1, 53), budget=14).lengths == (14,)
+    with pytest.raises(ValueError, match=r"budget: expected at least 10, .*, got 9"):
+        select.encode(tokens(1, 40), budget=9)
+
+
+def test_a_window_names_the_ratios_that_it_is_too_small_for():
+    compressor, ids = made("separate gist", window=4), tokens(1, 12)
+    memory = made("separate gist").encode(ids, ratio=8)
+    # Reading cuts nothing.
+    assert compressor.stands_for(memory)[0].tolist() == [[0, 0], [0, 8], [8, 12]]
+    assert compressor.decode(memory, "lm", ids).isfinite().all()
+    for action, match in [
+        (lambda: compressor.encode(ids, ratio=8), "ratio: expected at most the window, 4 tokens, got 8"),
+        (lambda: made(window=4, train_ratios=(2, 8)), "window: expected at least the largest of train_ratios, 8 tok"),
+        (lambda: made(train_ratios=(2, 8)).set_window(4), "window: expected at least the largest of train_ratios"),
+        (lambda: Select(tiny_llama(), budget=4, train_ratios=(2,)), "train_ratios: expected none beside the budget 4"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            action()
+
+
+def test_language_models_do_not_train_at_several_ratios():
+    dodo = Dodo(tiny_llama(), ratio=3, layer=1, bos_token=BOS, lora=2, selection="strided", train_ratios=(2, 4))
+    for language_model in (MixedResolution(dodo, tau=4, segment=2), Compressive(made("avgpool", train_ratios=(2,)))):
+        assert language_model.compressor.eval() and language_model(tokens(1, 12))["loss"].isfinite()
+        language_model.compressor.train()
+        with pytest.raises(ValueError, match="train_ratios: expected none to train a language model"):
+            language_model(tokens(1, 12))
+
+
+def test_dodo_at_another_ratio_selects_at_it_and_has_no_threshold():
+    compressor, ids = Dodo(tiny_llama(), ratio=3, layer=1, bos_token=BOS, lora=2, threshold=0.2), tokens(1, 24)
+    with pytest.raises(ValueError, match="threshold: expected one"):
+        _ = compressor.at(6).threshold
+    assert compressor.at(3).threshold == 0.2
+    with compressor.selecting(ratio=6):
+        found = {ratio: compressor.encode(ids, ratio=ratio) for ratio in (2, 3, None)}
+        other = compressor.at(3)
+    assert {ratio: (m.source.chunk, m.lengths) for ratio, m in found.items()} == {
+        2: (2, (13,)), 3: (3, (9,)), None: (6, (5,)),
+    }  # fmt: skip
+    assert other.encode(ids).lengths == (9,) and compressor.encode(ids).source.chunk == 3
 
 
 def test_training_draws_a_ratio_a_step_and_learns_all_of_them():
@@ -95,6 +174,19 @@ def test_files_know_the_ratios_and_read_each_other(tmp_path):
     text = tokens(1, 3)
     ours = loaded.decode(Memory.load(tmp_path / "memory.gist"), "lm", text)
     torch.testing.assert_close(ours, compressor.decode(memory, "lm", text), **TOLERANCE)
+
+
+def test_a_compression_head_is_trained_and_saved_at_its_own_ratio(tmp_path):
+    compressor, ids = made(losses=("compression", "lm")), tokens(1, 12)
+    other = compressor.at(2)
+    compressor.decode(other.encode(ids), "lm", ids)
+    for action in (lambda: other(ids, continuation_ids=ids), lambda: other.save_pretrained(tmp_path / "other")):
+        with pytest.raises(ValueError, match=r"ratio: expected 3 to train or save, that of the head .*, got 2"):
+            action()
+    assert not (tmp_path / "other").exists()
+    other.set_losses(("lm",))
+    assert other(ids, continuation_ids=ids)["loss"].isfinite()
+    compressor.save_pretrained(tmp_path / "own")
 
 
 def test_what_has_one_ratio_is_refused_by_name():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from gistkit.compress import SAC, Compressor
+from gistkit.compress import SAC, Compressor, Memory
 from gistkit.hf import CACHE
 from tests.helpers.in_place_oracle import unsettle
 from tests.helpers.models import double_angles, tiny_llama
@@ -109,6 +109,15 @@ def test_it_learns_and_its_files_read_back(tmp_path):
     torch.testing.assert_close(
         loaded.decode(loaded.encode(ids), "lm", text), compressor.decode(memory, "lm", text), rtol=1e-4, atol=1e-4
     )
+
+
+@pytest.mark.parametrize("length", [1, 5, 12, 13])
+def test_a_memory_of_a_text_of_any_length_is_read_from_its_file(length, tmp_path):
+    compressor, text = made(), tokens(1, 4)
+    memory = compressor.encode(tokens(1, length))
+    memory.save(tmp_path / "memory.gist")
+    loaded = Memory.load(tmp_path / "memory.gist")
+    assert torch.equal(compressor.decode(loaded, "lm", text), compressor.decode(memory, "lm", text))
 
 
 def test_what_it_cannot_do_is_refused_by_name():

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # Tokens of a context that tell its language.
-LANGUAGE = 512
+LANGUAGE = 1024
 
 
 class Compressor(nn.Module, ABC):
@@ -125,6 +125,11 @@ class Compressor(nn.Module, ABC):
     def ratio(self) -> float:
         """Context tokens per memory token, L / M."""
         return self.chunk / self.memory_tokens
+
+    @property
+    def train_ratios(self) -> tuple[int, ...]:
+        """The ratios of which `forward` draws one at each call in training mode; (): none is drawn."""
+        return getattr(self.options, "train_ratios", ())
 
     @property
     def title(self) -> str:
@@ -226,6 +231,15 @@ class Compressor(nn.Module, ABC):
         """Adds the untrained head of the compression loss."""
         self.compression_head = self.options.head(self.lm.width, self.vocabulary).to(self.device)
 
+    def check_head(self) -> None:
+        """Refuses another ratio than that of the head of the compression loss."""
+        head: Any = self.compression_head
+        if head is not None and head.offsets != -(-self.chunk // self.memory_tokens):
+            raise ValueError(
+                f"ratio: expected {head.offsets} to train or save, that of the head of the loss 'compression', got "
+                f"{self.chunk}"
+            )
+
     def set_losses(self, losses: Iterable[str] | Mapping[str, float]) -> None:
         """Changes the losses that `forward` returns; "compression" needs a compressor that was made with it."""
         options = replace(self.options, losses=check_losses(losses))
@@ -252,6 +266,8 @@ class Compressor(nn.Module, ABC):
         """This compressor at another ratio: the same weights, and each of the two reads the other's memories.
 
         Methods in place can, except `NoContext`. They do well what they were trained at, with `train_ratios` or one.
+        `window`, `trained_length` and losses are those of the moment: what changes one of the two later leaves the
+        other as it is. One with a head of the loss "compression" is trained and saved only at the head's ratio.
 
         Args:
             ratio: context tokens for each memory token, a whole number >= 1.
@@ -266,14 +282,27 @@ class Compressor(nn.Module, ABC):
         other.options, other._source = options, None
         return other
 
+    def size(self, context: int) -> int:
+        """Memory tokens that a context of this many tokens becomes at most, neither with BOS."""
+        raise ValueError(f"budget: expected none for {self.method}, whose memory tokens are not those of a text")
+
     def _within(self, contexts: Any, attention_mask: Any, ratio: int | None, budget: int | None) -> Self:
-        """The compressor at `ratio`, or at the least one at which the longest context has `budget` memory tokens."""
+        """The compressor at `ratio`, or at the least one at which every context has at most `budget` memory tokens."""
         if budget is None:
             return self if ratio is None else self.at(ratio)
         if ratio is not None:
             raise ValueError(f"budget: expected none beside ratio {ratio}, got {budget}")
-        rows, _ = self.cut(self.contexts(contexts, attention_mask))
-        return self.at(-(-max(rows.lengths) // whole("budget", budget)))
+        budget, (rows, _) = whole("budget", budget), self.cut(self.contexts(contexts, attention_mask))
+        # Without their BOS.
+        lengths = [length - bos for length, bos in zip(rows.lengths, self.limits(rows, 0), strict=True)]
+        has_one = getattr(self.options, "budget", None) is not None or not self.options.any_ratio
+        found = self if has_one else self.at(-(-max(lengths) // budget))
+        if (most := max(map(found.size, lengths))) > budget:
+            raise ValueError(
+                f"budget: expected at least {most}, the memory tokens of contexts of up to {max(lengths)} tokens, "
+                f"got {budget}"
+            )
+        return found
 
     def using(self, use: Use) -> AbstractContextManager[None]:
         """See `SharedModel.using`."""
@@ -385,7 +414,9 @@ class Compressor(nn.Module, ABC):
                 token; one shorter than the ratio becomes one memory token in methods that compress in place.
             attention_mask: [B, p], 0 on padding at either end of a row; None: no padding, or the tokenizer's mask.
             ratio: compress at this ratio instead of the compressor's own, as in `at`.
-            budget: most memory tokens of a row, without BOS; the ratio is then that of the longest row.
+            budget: most memory tokens of a row, without BOS; the ratio is then the least at which no row has more. A
+                method of one ratio must keep to it by itself. In `Select` it is of each key head, on average with
+                `shares`.
             gradient: keep the graph of the pass in the memory, for your own losses on what `decode` returns. The graph
                 takes many times the memory's bytes.
         """

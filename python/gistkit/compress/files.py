@@ -66,6 +66,7 @@ def save_compressor(compressor: Any, folder: Path, fingerprints: tuple[str, str]
     Args:
         fingerprints: of the base model and of a copy in float16, where its weights are sharded; None: computed.
     """
+    compressor.check_head()
     size = sum(parameter.nbytes for _, parameter in compressor.trainable())
     with replacing_files(folder, size) as partial:
         _write(compressor, partial, fingerprints)

@@ -121,6 +121,7 @@ class Memory:
             method derives them (VoCo cannot, because images differ in size).
         key_bias: [B, K], float32 or float64, added to the logits of the memory's keys: zeros through which the scores
             of Dodo's nuggets get gradients; not saved.
+        documents: the compressed context tokens of each document of each row; several where memories were joined.
         rest: token ids of each row after the compressor's window, which the decoder reads uncompressed. (The file
             format has the names `rest` and `maker`.)
         fingerprint: of the base model's weights, `gistkit.hf.fingerprint`; None inside `Compressor.forward`.
@@ -139,6 +140,7 @@ class Memory:
     last: Tensor | None = None
     ordinals: Tensor | None = None
     key_bias: Tensor | None = None
+    documents: tuple[tuple[int, ...], ...] = field(default=())
     rest: tuple[tuple[int, ...], ...] = field(default=())
     fingerprint: str | None = None
     maker: str | None = None
@@ -147,6 +149,8 @@ class Memory:
     def __post_init__(self) -> None:
         if not self.rest:
             object.__setattr__(self, "rest", ((),) * len(self.lengths))
+        if not self.documents:
+            object.__setattr__(self, "documents", tuple((length,) for length in self.context_lengths))
 
     def __getattr__(self, name: str) -> Any:
         # Of a `Cache`, not of a memory.
@@ -253,6 +257,7 @@ class Memory:
             positions=self.positions[row_indices, :width],
             ordinals=None if self.ordinals is None else self.ordinals[row_indices, :width],
             starts=pick(self.starts),
+            documents=pick(self.documents),
             rest=pick(self.rest),
         )
         picked = picked._with(lambda tensor: tensor.index_select(0, index).narrow(-2, 0, width))
@@ -280,6 +285,7 @@ class Memory:
             positions=self.positions.expand(count, *self.positions.shape[1:]),
             ordinals=None if self.ordinals is None else self.ordinals.expand(count, -1),
             starts=self.starts * count,
+            documents=self.documents * count,
             rest=self.rest * count,
         )
         repeated = repeated._with(lambda tensor: tensor.expand(count, *tensor.shape[1:]))
@@ -337,6 +343,7 @@ class Memory:
             if first.ordinals is None
             else torch.cat([pad_columns(m.ordinals) for m in memories if m.ordinals is not None]),
             starts=summed("starts"),
+            documents=summed("documents"),
             rest=summed("rest"),
             frequencies=None
             if any(m.frequencies is None for m in memories)
@@ -465,6 +472,7 @@ def packed(memory: Memory) -> tuple[dict[str, Tensor], dict[str, str]]:
         "lengths": memory.lengths,
         "context_lengths": memory.context_lengths,
         "starts": memory.starts,
+        "documents": memory.documents,
         "rest": memory.rest,
         "fingerprint": memory.fingerprint,
         "maker": memory.maker,
@@ -577,6 +585,8 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
         frequencies=frequencies or None,
         last=tensors.get("last"),
         ordinals=tensors.get("ordinals"),
+        # Files of earlier releases have none.
+        documents=tuple(tuple(map(int, row)) for row in content.get("documents", ())),
         rest=tuple(tuple(map(int, row)) for row in content["rest"]),
         fingerprint=content["fingerprint"],
         maker=content.get("maker"),
@@ -585,7 +595,7 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
     if memory.positions.dim() not in (2, 3) or not memory.positions.shape[-1]:
         raise ValueError(f"positions of shape {tuple(memory.positions.shape)}")
     batch, width = memory.positions.shape[:2]
-    rows = (memory.lengths, memory.context_lengths, memory.starts, memory.rest)
+    rows = (memory.lengths, memory.context_lengths, memory.starts, memory.documents, memory.rest)
     if any(len(values) != batch for values in rows) or memory.positions.dtype not in (torch.int64, torch.float64):
         raise ValueError(f"rows that disagree with {batch} rows of positions")
     ordinals = memory.ordinals
@@ -604,6 +614,9 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
         raise ValueError(f"a last hidden state of shape {tuple(last.shape)} for {batch} rows")
     if max(memory.lengths) > width or min(memory.lengths) < 0:
         raise ValueError(f"lengths {memory.lengths} for {width} memory tokens")
+    for row, length in zip(memory.documents, memory.context_lengths, strict=True):
+        if min(row, default=0) < 1 or sum(row) != length:
+            raise ValueError(f"documents {row!s:.60} of a context of {length} tokens")
     tokens = (token for row in memory.rest for token in row)
     numbers = (*memory.context_lengths, *memory.starts, *_numbers(memory.positions), *_numbers(ordinals), *tokens)
     if not all(0 <= number < POSITIONS for number in numbers):
@@ -612,7 +625,8 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
         raise ValueError("a fingerprint or a maker that is no text")
     if not isinstance(memory.model, dict | None):
         raise ValueError(f"model {memory.model!r:.60}")
-    # Each row has the memory tokens of one chunk at least.
-    if not (1 <= memory.source.chunk < POSITIONS and 1 <= memory.source.memory_tokens <= width):
-        raise ValueError(f"chunk {memory.source.chunk} and memory_tokens {memory.source.memory_tokens}")
+    # Rows of texts shorter than a chunk may have fewer memory tokens.
+    chunk, memory_tokens = memory.source.chunk, memory.source.memory_tokens
+    if not 1 <= memory_tokens <= chunk < POSITIONS:
+        raise ValueError(f"chunk {chunk} and memory_tokens {memory_tokens}")
     return memory

@@ -170,6 +170,7 @@ def _together(first: Memory, second: Memory) -> Memory:
         second,
         lengths=_sum(first.lengths, second.lengths),
         context_lengths=_sum(first.context_lengths, second.context_lengths),
+        documents=tuple(one + other for one, other in zip(first.documents, second.documents, strict=True)),
         fingerprint=first.fingerprint if first.fingerprint == second.fingerprint else None,
         maker=first.maker if first.maker == second.maker else None,
     )

@@ -25,6 +25,8 @@ def losses_of(
     if compressor.training and torch.is_grad_enabled():
         compressor.identity.forget()
     weights, lm = compressor.loss_weights, compressor.lm
+    if "compression" in weights:
+        compressor.check_head()
     contexts = compressor.contexts(input_ids, attention_mask)
     answers = next((name for name in ("qa", *DIVERGENCES) if name in weights), "")
     labels = {
@@ -62,7 +64,7 @@ def losses_of(
 
 def _at_drawn_ratio(compressor: Any) -> Any:
     """The compressor at one of its `train_ratios` in training mode, if it has any."""
-    ratios = getattr(compressor.options, "train_ratios", ())
+    ratios = compressor.train_ratios
     if not ratios or not compressor.training:
         return compressor
     return compressor.at(ratios[int(torch.randint(len(ratios), ()))])

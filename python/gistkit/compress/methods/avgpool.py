@@ -150,5 +150,9 @@ class NoContextConfig(OnePassConfig):
 class NoContext(OnePass, config=NoContextConfig):
     """The text without its context; arguments are those of `InPlaceConfig` but for ratio and window."""
 
+    def size(self, context: int) -> int:
+        """None: the memory is BOS."""
+        return 0
+
     def _read_by_pass(self, rows: Rows) -> Rows:
         return rows.columns(slice(1), (1,) * rows.batch_size)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +56,7 @@ class DodoConfig(InPlaceConfig):
     """
 
     maps: ClassVar[Maps] = "query_key_value"
+    at_other_ratios: ClassVar[Mapping[str, Any]] = {"threshold": None}
 
     losses: Iterable[str] | Mapping[str, float] = setting(("ae",), in_memory=False)
     lora: int | LoraConfig | None = setting(32, in_memory=False)
@@ -153,6 +155,19 @@ class Dodo(InPlace, config=DodoConfig):
     def nugget_ratio(self) -> int:
         """Context tokens for each nugget now: `ratio`, but for inside `selecting`."""
         return self.chunk if self._nugget_ratio is None else self._nugget_ratio
+
+    @property
+    def train_ratios(self) -> tuple[int, ...]:
+        """See `Compressor.train_ratios`; none inside `selecting` with a ratio."""
+        return super().train_ratios if self._nugget_ratio is None else ()
+
+    def at(self, ratio: int) -> Self:
+        """See `Compressor.at`; it has no threshold yet, and selects at its own ratio inside `selecting` too."""
+        other = super().at(ratio)
+        if other._nugget_ratio is not None:
+            other = copy.copy(other)
+            other._nugget_ratio = None
+        return other
 
     @contextmanager
     def selecting(
@@ -295,7 +310,7 @@ class Dodo(InPlace, config=DodoConfig):
         lengths = tuple(count + 1 for count in nuggets.counts)
         valid = torch.arange(index.shape[1]) < torch.tensor(lengths)[:, None]
         memory = Memory(
-            source=self.source,
+            source=replace(self.source, chunk=self.nugget_ratio),
             lengths=lengths,
             context_lengths=rows.lengths,
             positions=index.cpu().where(valid, 0),

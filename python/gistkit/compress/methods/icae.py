@@ -6,9 +6,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
@@ -215,16 +218,34 @@ class ChunkCompressor(Compressor):
             at += hidden_states.shape[1]
         return made[0] if is_read else None, made[first:]
 
+    def size(self, context: int) -> int:
+        """See `Compressor.size`."""
+        return -(-context // self.chunk) * self.memory_tokens
+
+    def parts_of(self, context: int) -> NDArray[np.int64]:
+        """The spans [start, end) int64 [K, 2] of a document that its memory tokens stand for."""
+        part, spans = np.arange(self.memory_tokens), []
+        for start in range(0, context, self.chunk):
+            length = min(self.chunk, context - start)
+            ends = -(-(part + 1) * length // self.memory_tokens)
+            spans.append(start + np.stack([part * length // self.memory_tokens, ends], -1))
+        return np.concatenate(spans)
+
     def stands_for(self, memory: Memory) -> Tensor:
         """See `Compressor.stands_for`: memory token m of a chunk stands for its m-th part of M, in whole tokens."""
         spans = torch.zeros(memory.batch_size, memory.num_tokens, 2, dtype=torch.int64)
-        part = torch.arange(self.memory_tokens)
-        for row, context in zip(spans, memory.context_lengths, strict=True):
-            for index, start in enumerate(range(0, context, self.chunk)):
-                length = min(self.chunk, context - start)
-                tokens = row[index * self.memory_tokens :][: self.memory_tokens]
-                tokens[:, 0] = start + part * length // self.memory_tokens
-                tokens[:, 1] = start - (-(part + 1) * length // self.memory_tokens)
+        for row, documents, length in zip(spans, memory.documents, memory.lengths, strict=True):
+            parts = [
+                self.parts_of(context) + end - context
+                for context, end in zip(documents, accumulate(documents), strict=True)
+            ]
+            found = np.concatenate(parts)
+            if len(found) != length:
+                raise ValueError(
+                    f"memory: expected {len(found)} memory tokens for documents of {', '.join(map(str, documents))} "
+                    f"tokens, got {length}, as joined ones of earlier releases have"
+                )
+            row[:length] = torch.from_numpy(found)
         return spans
 
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -50,6 +50,8 @@ class InPlaceConfig(Config):
     """
 
     any_ratio: ClassVar[bool] = True
+    # Settings that hold at one ratio, with what they are at another.
+    at_other_ratios: ClassVar[Mapping[str, Any]] = {}
     allowed_losses: ClassVar[tuple[str, ...]] = ("ae", "lm", "qa", "kl", "reverse_kl")
     # The linear maps that get LoRA where `lora` is a rank.
     maps: ClassVar[Maps] = "all"
@@ -62,14 +64,16 @@ class InPlaceConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.window is not None and self.window < self.ratio:
-            raise ValueError(f"window: expected at least the ratio, {self.ratio} tokens, got {self.window}")
         if not isinstance(self.train_ratios, Sequence) or isinstance(self.train_ratios, str):
             raise TypeError(f"train_ratios: expected whole numbers, got {self.train_ratios!r}")
         self._set(
             "train_ratios",
             tuple(whole("train_ratios", ratio, high=POSITIONS, floats=True) for ratio in self.train_ratios),
         )
+        largest = max((self.ratio, *self.train_ratios))
+        if self.window is not None and self.window < largest:
+            which = "the ratio" if largest == self.ratio else "the largest of train_ratios"
+            raise ValueError(f"window: expected at least {which}, {largest} tokens, got {self.window}")
         if self.train_ratios and "compression" in cast("dict[str, float]", self.losses):
             raise ValueError(
                 "losses: expected no 'compression' beside train_ratios, as its map is of one ratio, got it"
@@ -80,9 +84,16 @@ class InPlaceConfig(Config):
         if not self.any_ratio:
             return super().at(ratio)
         ratio = whole("ratio", ratio, high=POSITIONS, floats=True)
+        if self.window is not None and ratio > self.window:
+            raise ValueError(f"ratio: expected at most the window, {self.window} tokens, got {ratio}")
         if ratio not in self._others:
-            self._others[ratio] = replace(self, ratio=ratio)
+            self._others[ratio] = replace(self, ratio=ratio, **self.at_other_ratios)
         return self._others[ratio]
+
+    def of(self, memory: Memory) -> Self:
+        """The method at a memory's ratio, to read it: no window cuts what is compressed already."""
+        ratio = memory.source.chunk
+        return self if ratio == self.ratio else replace(self, ratio=ratio, train_ratios=(), window=None)
 
     @cached_property
     def _others(self) -> dict[int, Self]:
@@ -208,6 +219,10 @@ class InPlace(Compressor):
         """A context in which a layer uses the text's parameters for all rows."""
         return self.lm.all_rows_as(TEXT) if self.separate else nullcontext()
 
+    def size(self, context: int) -> int:
+        """See `Compressor.size`."""
+        return -(-context // self.chunk)
+
     def of_gists(self, name: str) -> bool:
         """Whether a parameter, by its name, serves gists alone."""
         if name.startswith(("memory_embeddings", "copies.")):
@@ -306,11 +321,11 @@ class OnePass(InPlace):
         """The uncompressed order, with gists: the position ids, if all tokens share one counter."""
         if not self.options.counts_apart:
             return super().ordinals(memory)
-        ordinals = torch.zeros(memory.positions.shape, dtype=torch.int64)
+        ordinals, options = torch.zeros(memory.positions.shape, dtype=torch.int64), self.options.of(memory)
         text_ordinals = []
         for row, start in enumerate(memory.starts):
             # The context has the positions between BOS and the text.
-            layout = self.options.at(memory.source.chunk).layout(start - 1)
+            layout = options.layout(start - 1)
             in_memory = np.isin(layout.roles, (Role.BOS, Role.MEMORY))
             ordinals[row, : int(in_memory.sum())] = torch.from_numpy(layout.ordinals[in_memory])
             text_ordinals.append(int(layout.ordinals[-1]))
@@ -319,7 +334,7 @@ class OnePass(InPlace):
     def stands_for(self, memory: Memory) -> Tensor:
         """See `Compressor.stands_for`: a compressed token represents its window; BOS represents nothing."""
         spans = torch.zeros(memory.batch_size, memory.num_tokens, 2, dtype=torch.int64)
-        ratio, options = memory.source.chunk, self.options.at(memory.source.chunk)
+        ratio, options = memory.source.chunk, self.options.of(memory)
         for row, (length, context) in enumerate(zip(memory.lengths, memory.context_lengths, strict=True)):
             # The text's first position tells whether BOS was one of the context's tokens.
             first = int(int(options.layout(context).positions[-1]) != memory.starts[row])

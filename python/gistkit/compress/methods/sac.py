@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gistkit import hf, layouts
@@ -94,17 +95,17 @@ class SAC(ChunkCompressor, config=SACConfig):
         )
         return memory, None
 
-    def stands_for(self, memory: Memory) -> Tensor:
-        """See `Compressor.stands_for`: an anchor stands for the `ratio` tokens around it, in its chunk."""
-        spans = torch.zeros(memory.batch_size, memory.num_tokens, 2, dtype=torch.int64)
+    def size(self, context: int) -> int:
+        """See `Compressor.size`."""
+        return len(anchors(context, self.chunk, int(self.options.ratio)))
+
+    def parts_of(self, context: int) -> NDArray[np.int64]:
+        """See `ChunkCompressor.parts_of`: an anchor stands for the `ratio` tokens around it, in its chunk."""
         ratio = int(self.options.ratio)
-        for row, context in zip(spans, memory.context_lengths, strict=True):
-            places = anchors(context, self.chunk, ratio)
-            starts = places - places % self.chunk % ratio
-            # Tokens behind a chunk's last window of several have no anchor of their own.
-            ends = np.append(starts[1:], context)
-            row[: len(places)] = torch.from_numpy(np.stack([starts, ends], -1))
-        return spans
+        places = anchors(context, self.chunk, ratio)
+        starts = places - places % self.chunk % ratio
+        # Tokens behind a chunk's last window of several have no anchor of their own.
+        return np.stack([starts, np.append(starts[1:], context)], -1)
 
 
 @lru_cache(maxsize=64)

@@ -55,8 +55,8 @@ class SelectConfig(InPlaceConfig):
             (Cai et al., arXiv 2406.02069; PyramidKV with the score "snapkv"). A file has what is kept, and a memory
             that is read columns for the head with most.
         part: tokens of a longer context that one pass reads. Each part is read by itself, from position 0 on, and keeps
-            its share of what the context keeps; `join` then moves it behind the parts before. None: the trained length,
-            or else what the model's positions have room for, twice as many tokens with KVzip.
+            its share of what the context keeps, at least a token; `join` then moves it behind the parts before. None:
+            the trained length, or else what the model's positions have room for, twice as many tokens with KVzip.
         positions: "kept": the text goes on behind the whole context. "closed": kept tokens move together, by rotation
             of their keys, and the text follows them.
     """
@@ -82,6 +82,8 @@ class SelectConfig(InPlaceConfig):
             names = ", ".join(name for name, kind in SCORES.items() if kind.reads_question)
             raise ValueError(f"question: expected by {names}, which reads it, got by {score.name}")
         self._set("by", score)
+        if self.train_ratios and self.budget is not None:
+            raise ValueError(f"train_ratios: expected none beside the budget {self.budget}, got {self.train_ratios}")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -137,6 +139,17 @@ class Select(InPlace, config=SelectConfig):
         """How many of `length` tokens each head keeps."""
         return min(length, self.budget) if self.budget is not None else max(1, length // self.chunk)
 
+    def size(self, context: int) -> int:
+        """See `Compressor.size`."""
+        return max(min(context, self.kept(context + 1)), self._parts(context))
+
+    def _parts(self, context: int) -> int:
+        """In how many parts a context of this many tokens is read."""
+        reach = self.reach
+        if reach is None or self.training or self.window is not None or context <= reach or not self._moves:
+            return 1
+        return -(-context // reach)
+
     @property
     def reach(self) -> int | None:
         """Tokens of a context that one pass reads, see `part`; None: all."""
@@ -148,19 +161,18 @@ class Select(InPlace, config=SelectConfig):
 
     def compress_rows(self, rows: Rows) -> tuple[Memory, Tensor | None, Rows]:
         """See `Compressor.compress_rows`; rows longer than `reach` are read in parts, and these are joined."""
-        reach = self.reach
-        if reach is None or self.training or self.window is not None or max(rows.lengths) <= reach or not self._moves:
+        if self._parts(max(rows.lengths)) == 1:
             return super().compress_rows(rows)
         memories = []
         for row in rows.lists():
-            count = -(-len(row) // reach)
+            count, kept = self._parts(len(row)), self.kept(len(row) + 1)
             ends = [len(row) * index // count for index in range(count + 1)]
-            kept = self.kept(len(row) + 1)
+            shares = [kept * end // len(row) - kept * start // len(row) for start, end in pairwise(ends)]
+            if min(shares) < 1:
+                shares = [max(1, kept * (index + 1) // count - kept * index // count) for index in range(count)]
             parts = [
-                self.encode_rows(
-                    pad([row[start:end]], self.device), max(1, kept * end // len(row) - kept * start // len(row))
-                )
-                for start, end in pairwise(ends)
+                self.encode_rows(pad([row[start:end]], self.device), share)
+                for (start, end), share in zip(pairwise(ends), shares, strict=True)
             ]
             memories.append(self.join([memory for memory, _ in parts]))
         return Memory.stack(memories), None, rows

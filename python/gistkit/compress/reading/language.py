@@ -68,6 +68,11 @@ class LanguageModel(ABC):
         """
         compressor = self.compressor
         compressor.lm.refuse_foreign_checkpointing()
+        if compressor.training and compressor.train_ratios:
+            raise ValueError(
+                "train_ratios: expected none to train a language model, which has the compressor's own ratio, got "
+                f"{compressor.train_ratios}"
+            )
         rows = self.rows(input_ids, attention_mask)
         hidden_states = self.hidden(rows)
         targets = rows.ids.where(rows.valid, IGNORE)[:, 1:]
