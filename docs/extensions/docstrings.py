@@ -18,6 +18,8 @@ SECTIONS = {"Args:": "Parameters", "Returns:": "Returns", "Raises:": "Raises", "
 # What NumPy makes of NDArray[...], and what stands for a field's default that is made anew.
 ARRAY = re.compile(r"~numpy\.ndarray\[tuple\[~typing\.Any, \.\.\.\], ~numpy\.dtype\[([~\w.]+)\]\]")
 FACTORY = "<factory>"
+# What autodoc makes of an alias beside None.
+ALIAS = re.compile(r"[~\w.]*TypeAliasForwardRef\('([\w.]+)'\)")
 ITEM = re.compile(r"(\*{0,2}[\w.]+(?:, \*{0,2}[\w.]+)*): (.*)")
 
 
@@ -105,7 +107,8 @@ def on_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, line
 
 def short(annotations: str) -> str:
     """A signature, or what it returns, with NDArray[...] as it is in the source, and an ellipsis for a made default."""
-    return ARRAY.sub(r"~numpy.typing.NDArray[\1]", annotations).replace(FACTORY, "...")
+    annotations = ARRAY.sub(r"~numpy.typing.NDArray[\1]", annotations).replace(FACTORY, "...")
+    return ALIAS.sub(r"~\1", annotations)
 
 
 def on_signature(

@@ -100,7 +100,7 @@ def run(selection, out, *, resume=False, bar=None):
     return facts_runs.train(RECIPE, Arm(selection), 0, out, resume=resume, bar=bar or Bar())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_arm_trains_and_is_measured(tmp_path):
     runs = {selection: run(selection, tmp_path) for selection in SELECTIONS}
     for selection, found in runs.items():

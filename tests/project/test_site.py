@@ -135,6 +135,7 @@ def test_a_signature_names_arrays_as_the_source_does(monkeypatch):
     assert short(f"(roles: {array}, names: list[str] = <factory>)") == (
         "(roles: ~numpy.typing.NDArray[~numpy.uint8], names: list[str] = ...)"
     )
+    assert short("(x: int | TypeAliasForwardRef('numpy.typing.ArrayLike'))") == "(x: int | ~numpy.typing.ArrayLike)"
 
 
 def test_a_name_is_found_where_it_is_described_and_a_wrong_one_is_not(monkeypatch):
