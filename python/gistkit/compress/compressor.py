@@ -719,7 +719,7 @@ class Compressor(nn.Module, ABC):
 
 def check_base(losses: Mapping[str, float], base_frozen: bool) -> None:
     """Refuses the losses "kl" and "reverse_kl", whose teacher is the base model, if that trains."""
-    found = next((name for name in ("kl", "reverse_kl") if name in losses), None)
+    found = next((name for name in training.DIVERGENCES if name in losses), None)
     if found is not None and not base_frozen:
         raise ValueError(
             f"losses: expected '{found}' beside LoRA, as training without it changes the base model, got lora None"

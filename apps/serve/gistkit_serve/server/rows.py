@@ -178,6 +178,8 @@ class Rows:
         self._compressor, self._tokens = compressor, tokens
         self._rows: list[Row] = []
         self._layers: list[_Layer] = []
+        # Until a row comes or goes.
+        self._bias: list[Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -196,6 +198,7 @@ class Rows:
         # The block has them.
         row.layers = []
         self._rows.append(row)
+        self._bias = None
 
     def _make_room(self, count: int, longest: int) -> None:
         """Has room for as many rows and keys, and for more only within `tokens`."""
@@ -219,6 +222,7 @@ class Rows:
                 layer.put(index, layer.keys[last, :, :keys].clone(), layer.values[last, :, :keys].clone())
         self._rows[index] = self._rows[last]
         self._rows.pop()
+        self._bias = None
 
     def read(self, tokens: Sequence[int]) -> Tensor:
         """Reads the next token of each row; the logits [B, V] of those that follow."""
@@ -249,13 +253,14 @@ class Rows:
         """For each layer what is added to the logits of keys, [B, H, keys]; None: nothing."""
         if all(row.biases is None for row in self._rows):
             return None
+        if self._bias is None:
+            self._bias = []
+            for index, layer in enumerate(self._layers):
+                bias = layer.keys.new_zeros(len(self), layer.keys.shape[1], self.longest, dtype=torch.float32)
+                for place, row in enumerate(self._rows):
+                    if row.biases is not None:
+                        own = row.biases[index]
+                        bias[place, :, : own.shape[-1]] = own
+                self._bias.append(bias)
         most = max(row.keys for row in self._rows)
-        layers = []
-        for index, layer in enumerate(self._layers):
-            bias = layer.keys.new_zeros(len(self), layer.keys.shape[1], most, dtype=torch.float32)
-            for place, row in enumerate(self._rows):
-                if row.biases is not None:
-                    own = row.biases[index]
-                    bias[place, :, : own.shape[-1]] = own
-            layers.append(bias)
-        return layers
+        return [bias[..., :most] for bias in self._bias]
