@@ -18,12 +18,9 @@ from gistkit.train.recipe import context_length
 
 # Arguments of `Compressor.forward`; labels are padded with -100, contexts by their attention mask.
 CONTEXT, MASK = "input_ids", "attention_mask"
-# The losses that need each of the other arguments.
-LOSSES_OF_LABELS = {
-    "continuation_ids": ("lm",),
-    "question_ids": ("qa", "kl", "reverse_kl"),
-    "answer_ids": ("qa", "kl", "reverse_kl"),
-}
+# The losses of answers to questions, and the losses that need each of the other arguments.
+ANSWERED = ("qa", "kl", "reverse_kl")
+LOSSES_OF_LABELS = {"continuation_ids": ("lm",), "question_ids": ANSWERED, "answer_ids": ANSWERED}
 
 # All others are images.
 TOKENS = {CONTEXT, MASK, *LOSSES_OF_LABELS}

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from gistkit.compress import Compressor, VoCo
 from gistkit.evaluate.baselines import Baseline, NoContextBaseline
 from gistkit.train.arguments import RunOptions
+from gistkit.train.batches import ANSWERED
 from gistkit.train.prepare import Prepared, prepare
 from gistkit.train.presets import find_preset, notes
 from gistkit.train.recipe import Recipe
@@ -112,7 +113,7 @@ def dry_run(
         ValueError: as `run`, and if the rows cannot be divided among processes and passes.
     """
     losses = (compressor or {}).get("losses", find_preset(preset).compressor.get("losses", ()))
-    questions = None if {"qa", "kl", "reverse_kl"}.isdisjoint(losses) else "questions"
+    questions = None if set(ANSWERED).isdisjoint(losses) else "questions"
     # New weights go where the model's are: without values there, no numbers are drawn.
     with torch.device(model.device):
         made = prepare(model, preset=preset, compressor=compressor, questions=questions, **choices)
@@ -195,7 +196,7 @@ def operations(made: Prepared, length: int) -> float:
 def _texts(made: Prepared, length: int) -> tuple[int, dict[str, int]]:
     """Tokens of a row's context, and those that each loss predicts; answers are short."""
     losses = made.compressor.loss_weights
-    context = length if not {"qa", "kl", "reverse_kl"}.isdisjoint(losses) else made.recipe.context_of(length)
+    context = length if not set(ANSWERED).isdisjoint(losses) else made.recipe.context_of(length)
     found = {"ae": context, "lm": length - context, "compression": context}
     return context, {name: found[name] for name in losses if name in found}
 

@@ -15,6 +15,7 @@ from gistkit.compress import METHODS, Compressor, VoCo
 from gistkit.compress.losses import check_losses
 from gistkit.evaluate.baselines import BASELINES, has_baseline, load_baseline
 from gistkit.hf.chat import tile_separators
+from gistkit.train.batches import ANSWERED
 from gistkit.train.presets import Preset, find_preset
 from gistkit.train.recipe import Recipe
 
@@ -118,7 +119,7 @@ def changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 
 
 def _check_questions(weights: Mapping[str, float], losses: Any, questions: str | None) -> None:
-    if {"qa", "kl", "reverse_kl"}.isdisjoint(weights) != (questions is None):
+    if set(ANSWERED).isdisjoint(weights) != (questions is None):
         expectation = "a file for" if questions is None else "none without"
         raise ValueError(
             f"questions: expected {expectation} the loss qa, kl or reverse_kl, got {questions} with the losses {losses}"
