@@ -168,8 +168,8 @@ def entries(
 
 
 def _adapts(compressor: Compressor) -> bool:
-    """Whether a compressor's memory is read with an adapter, which full contexts can be read with too."""
-    return compressor.adapters is not None and compressor.reader == TEXT
+    """Whether a compressor's memory is read with an adapter, and contexts with one too, as full ones can be then."""
+    return compressor.adapters is not None and {TEXT, compressor.reader} <= {*compressor.adapters.names}
 
 
 @torch.no_grad()
