@@ -144,6 +144,11 @@ class Config:
         return 1
 
     @property
+    def window(self) -> int | None:
+        """Tokens of a longer context that are compressed; None: all."""
+        return None
+
+    @property
     def title(self) -> str:
         """The compressor's title in tables, such as FiveHundredX EPL 5x."""
         return f"{self.compressor.__name__} {self.chunk}x"
