@@ -28,7 +28,6 @@ from gistkit.common.files import read_json, read_tensors, replacing_files, write
 from gistkit.common.languages import is_language
 from gistkit.common.messages import one_line, shown
 from gistkit.common.trained import find
-from gistkit.compress.config import ADDED_SETTINGS as ADDED_SETTINGS
 from gistkit.compress.config import OF_ADAPTERS, REGISTRY, Config
 from gistkit.compress.folder import (
     ADAPTER_CONFIG,
