@@ -15,7 +15,7 @@ from tests.helpers.models import tiny_llama
 
 
 def spans(compressor, context):
-    return compressor.stands_for(compressor.encode([context]))[0].tolist()
+    return compressor.context_spans(compressor.encode([context]))[0].tolist()
 
 
 @pytest.mark.parametrize("name", ["icae", "x500", "x500 upl"])
@@ -39,7 +39,7 @@ def test_joined_documents_keep_their_own_parts(method, layout, tmp_path):
     joined = compressor.join([compressor.join(parts[:2]), parts[2]])
     joined.save(tmp_path / "joined.gist")
     for memory in (joined, Memory.load(tmp_path / "joined.gist"), Memory.stack([joined[1:], joined[0]])[[2, 0, 1]]):
-        found = compressor.stands_for(memory)
+        found = compressor.context_spans(memory)
         for row, texts in enumerate(rows):
             expected, before = [], 0
             for text in texts:
@@ -47,7 +47,7 @@ def test_joined_documents_keep_their_own_parts(method, layout, tmp_path):
                 before += len(text)
             assert found[row, : memory.lengths[row]].tolist() == expected
     with pytest.raises(ValueError, match=r"memory: expected \d+ memory tokens for documents of \d+ tokens, got"):
-        compressor.stands_for(replace(joined, documents=()))
+        compressor.context_spans(replace(joined, documents=()))
 
 
 @pytest.mark.parametrize("length", [1, 5, 7, 12])
@@ -86,7 +86,7 @@ def test_padding_stands_for_nothing():
     for name in METHODS:
         compressor = made(name)
         memory = compressor.encode([ids(3), ids(19)])
-        found = compressor.stands_for(memory)
+        found = compressor.context_spans(memory)
         for row, count in enumerate((3, 19)):
             assert found[row, : memory.lengths[row]].tolist() == spans(compressor, ids(count))
             assert not found[row, memory.lengths[row] :].any()
@@ -130,7 +130,7 @@ def test_attention_is_that_of_a_dense_computation(name, context, monkeypatch):
 
     # By hand: each memory token's share over the tokens it stands for, and what is behind the window as it is.
     weights = torch.zeros(context, dtype=torch.float64)
-    for (start, end), share in zip(compressor.stands_for(memory)[0].tolist(), expected.tolist(), strict=False):
+    for (start, end), share in zip(compressor.context_spans(memory)[0].tolist(), expected.tolist(), strict=False):
         for token in range(start, end):
             weights[token] += share / (end - start)
     rest = memory.num_tokens + 1

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from gistkit.common.checks import whole
+from gistkit.common.checks import check_int
 from gistkit.common.languages import unlike
 from gistkit.common.trained import find
 from gistkit.compress import decode, training
@@ -292,7 +292,7 @@ class Compressor(nn.Module, ABC):
             return self if ratio is None else self.at(ratio)
         if ratio is not None:
             raise ValueError(f"budget: expected none beside ratio {ratio}, got {budget}")
-        budget, (rows, _) = whole("budget", budget), self.cut(self.contexts(contexts, attention_mask))
+        budget, (rows, _) = check_int("budget", budget), self.cut(self.contexts(contexts, attention_mask))
         # Without their BOS.
         lengths = [length - bos for length, bos in zip(rows.lengths, self.limits(rows, 0), strict=True)]
         has_one = getattr(self.options, "budget", None) is not None or not self.options.any_ratio
@@ -382,7 +382,7 @@ class Compressor(nn.Module, ABC):
         """For each layer the bias on the logits of the memory's keys, float32 [B, Hk, K]; None: no bias."""
         return None
 
-    def stands_for(self, memory: Memory) -> Tensor:
+    def context_spans(self, memory: Memory) -> Tensor:
         """The context span [start, end) that each memory token represents, int64 [B, K, 2] on the CPU.
 
         If each layer and key head keeps its own tokens (`Select`), [B, K, A, 2] for A layers and heads, layer by layer.
@@ -426,11 +426,11 @@ class Compressor(nn.Module, ABC):
         # Not inference mode, whose tensors no later graph could use.
         with torch.set_grad_enabled(gradient and torch.is_grad_enabled()):
             memory, _, compressed = at_ratio.compress_rows(self.contexts(input_ids, attention_mask))
-        self._tell_limits(compressed)
+        self._warn_of_limits(compressed)
         fingerprint, maker = self.fingerprints()
         return replace(memory, fingerprint=fingerprint, maker=maker, model=self.identity.model)
 
-    def _tell_limits(self, rows: Rows) -> None:
+    def _warn_of_limits(self, rows: Rows) -> None:
         """Warns of contexts unlike those that the compressor was trained on."""
         if self.trained_length is not None and max(rows.lengths) > self.trained_length:
             warnings.warn(

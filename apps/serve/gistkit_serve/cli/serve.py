@@ -120,8 +120,8 @@ def _run(arguments: argparse.Namespace) -> int:
         # An address that is taken is told before the model is loaded.
         listener = stack.enter_context(_listener(arguments.host, arguments.port))
         with loading(listener):
-            app, shelf, name = _application(arguments, device_name, key, _names(listener), stack)
-        _greet(listener, name, shelf, arguments, key)
+            app, repository, name = _application(arguments, device_name, key, _names(listener), stack)
+        _greet(listener, name, repository, arguments, key)
 
         from gistkit_serve.server.running import run
 
@@ -132,10 +132,10 @@ def _run(arguments: argparse.Namespace) -> int:
 def _application(
     arguments: argparse.Namespace, device_name: str, key: str | None, hosts: frozenset[str] | None, stack: ExitStack
 ) -> tuple[Any, Any, str]:
-    """The application with its model, its shelf, which is open as long as the stack is, and the model's name."""
+    """The application with its model, its repository, which is open as long as the stack is, and the model's name."""
     from gistkit.ask.turns import chat_turns
-    from gistkit_serve.server import Limits, Offline, Shelf, application
-    from gistkit_serve.server.shelf import temporary_folder
+    from gistkit_serve.server import Limits, MemoryRepository, Offline, application
+    from gistkit_serve.server.repository import temporary_folder
 
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
     compressor = chosen_compressor(arguments, model)
@@ -146,12 +146,12 @@ def _application(
         raise ValueError(f"--chat: {error}") from error
     logging.basicConfig(format="gistkit serve: %(message)s", level=logging.WARNING)
     logging.getLogger("gistkit_serve").setLevel(arguments.log_level.upper())
-    shelf = Shelf(
+    repository = MemoryRepository(
         arguments.memories or stack.enter_context(temporary_folder()), compressor, most=arguments.max_memories,
         ram_bytes=int(arguments.ram), disk_bytes=int(arguments.disk), dtype=memory_dtype(arguments.memory_dtype, model),
         offline=Offline(arguments.store, compressor),
     )  # fmt: skip
-    stack.callback(shelf.close)
+    stack.callback(repository.close)
     limits = Limits(
         text_tokens=arguments.max_text_tokens or getattr(compressor.config, "max_position_embeddings", None) or 2**15,
         new_tokens=arguments.max_new_tokens,
@@ -161,10 +161,10 @@ def _application(
     )
     names = arguments.served_model_name or [_name(arguments)]
     app = application(
-        compressor, shelf, names=names, turns=turns, limits=limits, seconds=arguments.timeout,
+        compressor, repository, names=names, turns=turns, limits=limits, seconds=arguments.timeout,
         body_bytes=arguments.max_body, hosts=hosts, key=key, peer=arguments.peer,
     )  # fmt: skip
-    return app, shelf, names[0]
+    return app, repository, names[0]
 
 
 def _listener(host: str, port: int) -> socket.socket:
@@ -216,10 +216,10 @@ def _name(arguments: argparse.Namespace) -> str:
     return f"{Path(arguments.model).name}-untrained" if untrained else str(default_for(arguments.model))
 
 
-def _greet(listener: socket.socket, name: str, shelf: Any, arguments: argparse.Namespace, key: str | None) -> None:
+def _greet(listener: socket.socket, name: str, repository: Any, arguments: argparse.Namespace, key: str | None) -> None:
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    print(f"{name} at {url}, {_kept(arguments)}, {len(shelf)} there; Ctrl-C ends it")
+    print(f"{name} at {url}, {_kept(arguments)}, {len(repository)} there; Ctrl-C ends it")
     print("compress once, then ask with its id as often as you like:")
     json = "-H 'content-type: application/json'"
     if key is not None:
