@@ -19,7 +19,7 @@ def spans(compressor, context):
 
 
 @pytest.mark.parametrize("name", ["icae", "x500", "x500 upl"])
-def test_a_memory_token_stands_for_its_part_of_its_chunk(name):
+def test_a_memory_token_has_the_span_of_its_part_of_its_chunk(name):
     compressor = made(name)
     # Chunks of 8 tokens with two memory tokens each, the last one of 3.
     assert spans(compressor, ids(19)) == [[0, 4], [4, 8], [8, 12], [12, 16], [16, 18], [17, 19]]
@@ -60,18 +60,18 @@ def test_parts_hold_the_positions_of_epl(length):
 
 
 @pytest.mark.parametrize("name", ["gistpool", "avgpool"])
-def test_a_gist_stands_for_its_window_and_bos_for_nothing(name):
+def test_a_gist_has_the_span_of_its_window_and_bos_none(name):
     compressor = made(name)
     assert spans(compressor, ids(9)) == [[0, 0], [0, 4], [4, 8], [8, 9]]
     # A BOS of the context's own is its first token.
     assert spans(compressor, [1, *ids(9)]) == [[0, 0], [1, 5], [5, 9], [9, 10]]
 
 
-def test_without_context_nothing_stands_for_it():
+def test_without_context_there_are_no_spans():
     assert spans(NoContext(tiny_llama(), bos_token=1, lora=None), ids(9)) == [[0, 0]]
 
 
-def test_a_nugget_stands_for_what_follows_the_one_before():
+def test_a_nugget_has_the_span_since_the_one_before():
     compressor = made("dodo")
     memory = compressor.encode([ids(9)])
     # Position ids count BOS.
@@ -82,7 +82,7 @@ def test_a_nugget_stands_for_what_follows_the_one_before():
     assert [[a + 1, b + 1] for a, b in found[1:]] == spans(compressor, [1, *ids(9)])[1:]
 
 
-def test_padding_stands_for_nothing():
+def test_padding_has_no_span():
     for name in METHODS:
         compressor = made(name)
         memory = compressor.encode([ids(3), ids(19)])
