@@ -78,7 +78,8 @@ def _run(arguments: argparse.Namespace) -> int:
     for memory_name, memory in _memories(arguments.memories):
         values = _values(compressor, memory, arguments)
         memory_files.add(
-            arguments.out / memory_files.MEMORIES, memory_name, values, tokens=values.shape[0 if values.dim() == 2 else 2],
+            arguments.out / memory_files.MEMORIES, memory_name, values,
+            tokens=values.shape[0 if values.dim() == 2 else 2],
             context_tokens=memory.context_lengths[0] + len(memory.rest[0]), placeholder=placeholder, text=text,
             reader=reader,
         )  # fmt: skip
