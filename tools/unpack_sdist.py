@@ -1,4 +1,4 @@
-"""Unpacks an sdist into a folder that stays: files with the same bytes keep their times, so that a build continues there.
+"""Unpacks an sdist into a folder that stays. Files with the same bytes keep their times, so a build continues there.
 
 example: python tools/unpack_sdist.py dist/gistkit-0.1.0.tar.gz build/sdist
 """
