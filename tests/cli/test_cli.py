@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import re
+import shlex
 import shutil
 import sys
 from dataclasses import replace
@@ -783,6 +784,19 @@ def test_every_parser_has_an_example_and_its_help_shows_it():
     for parser in found:
         assert f"example: {parser.prog}" in (parser.epilog or ""), parser.prog
         assert parser.prog in parser.format_help().split("example: ", 1)[1], parser.prog
+
+
+@pytest.mark.parametrize("parser", [pytest.param(parser, id=parser.prog) for parser in parsers()])
+def test_every_example_of_the_help_is_a_command(parser):
+    lines = (parser.epilog or parser.format_help()).replace("\\\n", " ").splitlines()
+    examples = [line for line in lines if re.match(r"(example:)? *(gistkit|accelerate launch|pdftotext) ", line)]
+    assert examples
+    for line in examples:
+        # Of a pipe the last command, without a redirected input or a comment.
+        words = shlex.split(line.split("|")[-1].split(" < ")[0], comments=True)
+        start = next(index for index, word in enumerate(words) if word in ("gistkit", "gistkit.cli"))
+        if "COMMAND" not in words:
+            assert cli._parse(words[start + 1 :]).run is not None, line
 
 
 def test_help_ends_with_status_0(capsys):

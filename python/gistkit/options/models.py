@@ -52,7 +52,7 @@ def add_model_name(parser: argparse.ArgumentParser, default: str | None = None) 
         "--model",
         default=default,
         required=default is None,
-        help="smollm2, or a folder or hub name of a transformers decoder, or for images of a vision-language model"
+        help="smollm2, or the folder or hub name of a transformers decoder (for images: of a vision-language model)"
         f"{'' if default is None else f' (default: {default})'}",
     )
 

@@ -36,13 +36,15 @@ def add(commands: Any) -> None:
     parser.set_defaults(saved=_saved)
     parser.add_argument(
         "--host", default="127.0.0.1",
-        help="address to listen on; there is no TLS, so that others than this machine should only reach it through a "
-        "proxy that has it (default: %(default)s)",
+        help="address to listen on; the server has no TLS, so put a proxy with TLS before it for other machines "
+        "(default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--port", type=whole(0, 65535), default=8000, help="0: any free one (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=whole(0, 65535), default=8000, help="port to listen on; 0: any free one (default: %(default)s)"
+    )
     parser.add_argument(
         "--memories", type=path, metavar="FOLDER",
-        help="keeps memories there, also for the next start (default: a temporary folder that ends with the server)",
+        help="keep memories there, also for the next start (default: a temporary folder, removed at the end)",
     )  # fmt: skip
     parser.add_argument(
         "--store", type=path, action="append", default=[], metavar="PATH",
@@ -50,15 +52,15 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--api-key", metavar="KEY",
-        help=f"what requests must have as a bearer token; others see it among the processes, not so in {KEY} "
-        f"(default: that variable, or none)",
+        help=f"bearer token that requests must send; the list of processes shows this option, but not the variable "
+        f"{KEY} (default: that variable, or none)",
     )  # fmt: skip
     parser.add_argument(
         "--served-model-name", nargs="+", metavar="NAME",
-        help="what requests may call the model; answers have the first (default: the compressor's name)",
+        help="names of the model in requests; answers have the first (default: the compressor's name)",
     )  # fmt: skip
     parser.add_argument(
-        "--log-level", choices=("info", "warning"), default="info", help="warning: without a line for each request"
+        "--log-level", choices=("info", "warning"), default="info", help="info: a line for each request; warning: none"
     )
     add_model(parser)
     add_memory_dtype(parser)
@@ -75,7 +77,7 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     limits.add_argument(
         "--ram", type=number(0), default=1e9, metavar="BYTES",
-        help="of memories in RAM; the others are in their files alone (default: 1e9)",
+        help="of memories in RAM; others are read from their files (default: 1e9)",
     )  # fmt: skip
     limits.add_argument(
         "--disk", type=number(1), default=1e10, metavar="BYTES",
@@ -106,7 +108,7 @@ def add(commands: Any) -> None:
     )
     limits.add_argument(
         "--batch-tokens", type=positive, default=16384,
-        help="most tokens of these, with memories, answers and padding (default: %(default)s)",
+        help="most tokens answered together, with memories, answers and padding (default: %(default)s)",
     )  # fmt: skip
 
 
