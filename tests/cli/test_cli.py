@@ -900,3 +900,21 @@ def test_a_memory_of_an_unknown_method_is_refused(run, report, tmp_path):
     status, _, complaints = run("ask", tmp_path / "b.gist", "Who?")
     assert status == 2 and "MEMORY: expected one made by avgpool or " in complaints
     assert "got method 'other'" in complaints
+
+
+def test_an_unknown_option_is_named_with_its_command_and_the_nearest_one(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["compress", "report.txt", "--ration", "4"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith("gistkit compress: unknown: --ration 4; did you mean --ratio?; gistkit")
+
+
+def test_other_files_than_texts_and_memories_are_named(run, tmp_path):
+    (tmp_path / "paper.pdf").write_bytes(b"%PDF-1.7\n\xff")
+    for words in (("compress",), ("ask",)):
+        status, _, complaints = run(*words, tmp_path / "paper.pdf", *(["What?"] if words == ("ask",) else []))
+        assert status == 2 and "paper.pdf: expected a text, got a PDF" in complaints
+    (tmp_path / "noise.bin").write_bytes(b"\x00\xff" * 20)
+    assert "noise.bin: expected UTF-8 text, got byte 0xff at 1" in run("ask", tmp_path / "noise.bin", "What?")[2]
+    status, _, complaints = run("ask", tmp_path, "What?")
+    assert status == 2 and f"{tmp_path}: expected a memory, a text or a store, got a folder" in complaints
