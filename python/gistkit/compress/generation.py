@@ -18,7 +18,7 @@ from transformers.generation import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from gistkit import hf
-from gistkit.common.checks import POSITIONS, whole
+from gistkit.common.checks import POSITIONS, check_int
 from gistkit.compress.decode import last_of
 from gistkit.compress.identity import Identity
 from gistkit.compress.memory import Memory, Task, check_memory
@@ -152,7 +152,7 @@ def configured(
         others: as in `generate`.
     """
     if options.get("max_new_tokens") is not None:
-        whole("max_new_tokens", options["max_new_tokens"], high=POSITIONS)
+        check_int("max_new_tokens", options["max_new_tokens"], high=POSITIONS)
     config = GenerationConfig() if generation_config is None else copy.deepcopy(generation_config)
     rest = config.update(**options)
     for name in _BEYOND_LOGITS:
@@ -166,7 +166,7 @@ def configured(
         length = config.max_length
         config.max_new_tokens = NEW_TOKENS if length is None else length - width
     config.max_length = None
-    whole("max_new_tokens", config.max_new_tokens, high=POSITIONS)
+    check_int("max_new_tokens", config.max_new_tokens, high=POSITIONS)
     if generation_config is None and config.do_sample and config.top_k is None:
         # Transformers' own default is 50.
         config.top_k = 0
