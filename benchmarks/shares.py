@@ -46,7 +46,7 @@ def padded(memory: Memory) -> Memory:
             whole[held] = part
         layers.append((both[0], both[1]))
     positions = memory.in_columns(memory.positions).long()
-    return replace(memory, counts=None, positions=positions, layers=tuple(layers))
+    return replace(memory, counts=None, positions=positions, layers=tuple(layers), maker=None)
 
 
 @dataclass(frozen=True)
