@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,7 @@ from make import MAPS, MODELS, RUNS
 from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
 from questions import draw_facts
 from safetensors.torch import load_file, save_file
-from selection import FOLDER, SELECTIONS, build
+from selection import FOLDER, SELECTIONS, build, write_card
 from texts import manuals
 from torch import Tensor
 
@@ -215,15 +216,15 @@ def train(name: str, steps: int, rate: float, size: int, most: int, every: int =
     trained = [parameter for key, parameter in made.named_parameters() if own in key.split(".")]
     folder = RUNS / name
     optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0, betas=(0.9, 0.98))
-    done, seconds = 0, 0.0
+    done, seconds, tokens = 0, 0.0, 0
     if (checkpoint := folder / "checkpoint.pt").exists():
         saved = torch.load(checkpoint, weights_only=True)
         set_peft_model_state_dict(made.adapters.peft, saved["weights"], adapter_name=own)
         optimizer.load_state_dict(saved["optimizer"])
-        done, seconds = saved["step"], saved["seconds"]
+        done, seconds, tokens = saved["step"], saved["seconds"], saved["tokens"]
     texts: dict[str, tuple[Text, list[Asked]]] = {}
     apart = [loaded(folder / "texts" / f"{seed:05}.pt") for seed in range(HELD_OUT)]
-    tokens, sums = 0, np.zeros(2)
+    sums = np.zeros(2)
     for step in range(done, steps + 1):
         if (step % every == 0 or step == steps) and not 0 < step == done:
             line = {"step": step, "seconds": round(seconds), "texts": len(texts), "tokens": tokens}
@@ -233,8 +234,8 @@ def train(name: str, steps: int, rate: float, size: int, most: int, every: int =
                 file.write(json.dumps(line) + "\n")
             print(json.dumps(line), flush=True)
             weights = get_peft_model_state_dict(made.adapters.peft, adapter_name=own, save_embedding_layers=False)
-            state = {"weights": weights, "optimizer": optimizer.state_dict(), "step": step, "seconds": seconds}
-            torch.save(state, folder / "new.pt")
+            state = {"weights": weights, "optimizer": optimizer.state_dict(), "step": step}
+            torch.save(state | {"seconds": seconds, "tokens": tokens}, folder / "new.pt")
             os.replace(folder / "new.pt", checkpoint)
         if step == steps:
             return
@@ -263,11 +264,13 @@ def train(name: str, steps: int, rate: float, size: int, most: int, every: int =
 
 
 def save(name: str, out: Path | None = None) -> Path:
-    """Writes the compressor with the reader's adapter of the checkpoint, in bfloat16."""
+    """Writes the compressor with the reader's adapter of the checkpoint, in bfloat16, and how it was trained."""
     folder = build(name, out)
+    shutil.copyfile(RUNS / name / "history.jsonl", folder / "history.jsonl")
     saved = torch.load(RUNS / name / "checkpoint.pt", weights_only=True)["weights"]
     half = {key: tensor.to(torch.bfloat16).contiguous() for key, tensor in saved.items()}
     save_file(half, folder / f"gistkit_0_{READER}" / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    write_card(name, out)
     return folder
 
 
