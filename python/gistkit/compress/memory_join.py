@@ -50,11 +50,15 @@ def join_selected(compressor: MemoryReader, memories: Sequence[Memory]) -> Memor
         parts = zip(result.layers or (), memory.layers or (), _frequencies(compressor, memory), strict=True)
         positions = (memory.positions + context).where(memory.positions > 1, memory.positions)
         first, second = (compressor.ordinals(one)[0] for one in (result, memory))
+        biases = [one.positions.new_zeros(one.positions.shape, dtype=torch.float32, device=one.device)
+                  if one.key_bias is None else one.key_bias for one in (result, memory)]  # fmt: skip
+        fitted = any(one.key_bias is not None for one in (result, memory))
         result = replace(
             _together(result, memory),
             positions=_after(result.positions, positions, result, memory),
             ordinals=_columns_after(first, second + delta, result, memory),
             starts=_sum(result.starts, memory.starts),
+            key_bias=_after(*biases, result, memory) if fitted else None,
             layers=tuple(
                 (_after(key, _turned(other_key, moves, f), result, memory), _after(value, other_value, result, memory))
                 for (key, value), (other_key, other_value), f in parts
