@@ -54,11 +54,13 @@ def matched(references: References, head: int, key: Tensor, value: Tensor, kept:
     """
     dtype = torch.promote_types(key.dtype, torch.float32)
     key, value = key.to(dtype), value.to(dtype)
-    logits = references.query[head].to(dtype) @ key.mT * references.scale
-    mass = logits.logsumexp(-1, keepdim=True)
+    # In place, as new memory takes longer than the arithmetic.
+    weights = (references.query[head].to(dtype) * references.scale) @ key.mT
+    highest = weights.amax(-1, keepdim=True)
+    total = weights.sub_(highest).exp_().sum(-1, keepdim=True)
+    weights.div_(total)
     # The part of a query's attention that the text has.
-    part = torch.sigmoid(mass - references.behind[head].to(dtype)[:, None])
-    weights = (logits - mass).exp_()
+    part = torch.sigmoid(highest + total.log() - references.behind[head].to(dtype)[:, None])
     seen = weights[:, kept]
     weighted = seen * part
     gram, target = weighted.mT @ weighted, weighted.mT @ part[:, 0]
