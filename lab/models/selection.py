@@ -37,7 +37,9 @@ class Selection:
 
 
 # Of 50 questions by hand 8x answers 36% exactly and 16x 28%, 4x 42% and the whole text 52%.
-SELECTIONS = {"smollm2-select-4x": Selection("smollm2-avgpool-2x", {"ratio": 4, "by": "kvzip", "shares": "all"})}
+SELECTIONS = {
+    "smollm2-select-4x": Selection("smollm2-avgpool-2x", {"ratio": 4, "by": "kvzip", "shares": "all", "fit": True})
+}
 
 
 def build(name: str, out: Path | None = None) -> Path:
@@ -57,13 +59,14 @@ def build(name: str, out: Path | None = None) -> Path:
 def write_card(name: str, out: Path | None = None) -> None:
     """Writes README.md into a selection's folder."""
     one = SELECTIONS[name]
-    given = {"ratio": 4, "by": "kvzip", "shares": "equal"} | dict(one.settings)
+    given = {"ratio": 4, "by": "kvzip", "shares": "equal", "fit": False} | dict(one.settings)
+    fitted = " fits values and biases to what all of them give," if given["fit"] else ""
     option = "" if name in DEFAULTS.values() else f" --compressor {name}"
     text = f"""# {name}
 
-A compressor of SmolLM2-135M-Instruct: `Select`, {", ".join(f"{key} {value}" for key, value in given.items())}. It keeps
-1/{given["ratio"]} of the context's own keys and values, chosen by KVzip among all layers and heads, and reads them with
-the adapter of [{one.adapter}](../{one.adapter}/README.md). Nothing was trained on what the selection keeps.
+A compressor of SmolLM2-135M-Instruct: `Select`, {", ".join(f"{key} {value}" for key, value in given.items())}. It
+keeps 1/{given["ratio"]} of the context's own keys and values, chosen by KVzip among all layers and heads,{fitted} and
+reads them with the adapter of [{one.adapter}](../{one.adapter}/README.md). Nothing was trained on what the selection keeps.
 
     gistkit compress report.txt -o report.gist{option}
     gistkit ask report.gist "Who signed it?"
@@ -97,7 +100,7 @@ keeps everything. vLLM and transformers' own cache do not read such a memory: ta
 
 ## Figures
 
-*kvzip {given["ratio"]}x, heads share* is this compressor.
+*kvzip {given["ratio"]}x, heads share{", fitted" if given["fit"] else ""}* is this compressor.
 
 {beside(one.adapter)}`python lab/models/selection.py {name}` makes the folder again.
 """

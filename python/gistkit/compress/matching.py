@@ -11,7 +11,7 @@ from torch import Tensor
 # Queries of a head, spread evenly over the passes, that a fit counts at most; a text has some for each query head.
 QUERIES = 2048
 # The weight of the original values and of no bias, in queries that read nothing but the text.
-RIDGE, BIAS_RIDGE = 1.0, 1.0
+RIDGE, BIAS_RIDGE = 0.1, 1.0
 STEPS = 100
 # A bias multiplies the weight of a key at most by e^3.
 LIMIT = 3.0
