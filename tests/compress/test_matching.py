@@ -126,6 +126,12 @@ def references(model, ids, layer):
     return [torch.stack(each).unflatten(0, (len(keys), group)).flatten(1, 2) for each in found]
 
 
+def in_columns(memory, values):
+    """[layer, head, K] of what a memory of one row has."""
+    wide = values if memory.counts is None else memory.in_columns(values)
+    return wide[0].mT.unflatten(0, (2, 2))
+
+
 @pytest.mark.parametrize(("by", "shares"), [("kvzip", "equal"), ("kvzip", "all"), ("key_norm", "pyramid")])
 def test_a_memory_has_what_is_fitted_to_the_repetition(by, shares):
     model = model_of()
@@ -133,16 +139,17 @@ def test_a_memory_has_what_is_fitted_to_the_repetition(by, shares):
     before, memory = plain.encode([IDS]), compressor.encode([IDS])
     assert before.key_bias is None and torch.equal(memory.positions, before.positions)
     assert compressor.title == plain.title + ", fitted"
-    places, biases = (whole[0].mT.unflatten(0, (2, 2)) for whole in (memory.positions, memory.key_bias))
+    places, biases = (in_columns(memory, whole) for whole in (memory.positions, memory.key_bias))
     for layer, ((key, value), (old_key, old_value)) in enumerate(zip(memory.layers, before.layers, strict=True)):
         assert torch.equal(key, old_key) and not torch.allclose(value, old_value)
+        heads = value[0] if memory.counts is None else value.split(memory.counts[layer][0].tolist())
         query, behind = references(model, [BOS, *IDS], layer)
         _, keys, values = cached(model, [BOS, *IDS])[layer]
         for head in range(2):
             own = places[layer, head]
             kept = (own[own > 0] - 1).tolist()
-            bias, fitted = biases[layer, head, : len(kept)], value[0, head, : len(kept)]
-            assert not biases[layer, head, len(kept) :].any() and not value[0, head, len(kept) :].any()
+            bias, fitted = biases[layer, head, : len(kept)], heads[head]
+            assert not biases[layer, head, len(kept) :].any() and len(fitted) == len(kept)
             check_by_hand(bias, fitted, query[head], behind[head], keys[head], values[head], kept, 12**-0.5)
 
 
@@ -176,13 +183,13 @@ def by_hand_with_biases(model, memory, text):
     """Logits of a text by transformers, each head with its own keys and the biases added to their logits."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    held, biases = (whole[0].mT.unflatten(0, (2, 2)) for whole in (memory.positions > 0, memory.key_bias))
+    held, biases = in_columns(memory, memory.positions) > 0, in_columns(memory, memory.key_bias)
 
     def attend(module, query, key, value, mask, scaling, **kwargs):
         layer, group, out = module.layer_idx, query.shape[1] // key.shape[1], []
         for head in range(query.shape[1]):
             own = held[layer, head // group]
-            old = [part[0, head // group, own] for part in memory.layers[layer]]
+            old = [part.split(memory.counts[layer][0].tolist())[head // group] for part in memory.layers[layer]]
             keys, values = (torch.cat([a, b[0, head // group]]) for a, b in zip(old, (key, value), strict=True))
             count = int(own.sum())
             logits = query[0, head] @ keys.mT * scaling

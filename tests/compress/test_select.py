@@ -215,9 +215,8 @@ def test_heads_share_what_they_keep(by, shares, tmp_path):
     assert sum(sizes) == count * 4 and len({*sizes}) > 1 and memory.lengths[0] == max(sizes)
     for layer, heads in enumerate(places):
         for head, own in enumerate(heads):
-            for kept, all_ in zip(memory.layers[layer], whole[layer][1:], strict=True):
-                torch.testing.assert_close(kept[0, head, : len(own)], all_[head, own], rtol=1e-9, atol=1e-9)
-                assert not kept[0, head, len(own) :].any()
+            for kept, all_ in zip(heads_of(memory, layer), whole[layer][1:], strict=True):
+                torch.testing.assert_close(kept[head], all_[head, own], rtol=1e-9, atol=1e-9)
     # Transformers' own attention over what each head has, layer by layer.
     text = [[3, 4, 5, 6]]
     with torch.no_grad(), double_angles(model):
@@ -239,12 +238,17 @@ def test_heads_share_what_they_keep(by, shares, tmp_path):
     assert (tmp_path / "m.gist").stat().st_size < memory[0].nbytes + 4 * sum(sizes) + 4000
     tensors, header = packed(memory[0])
     tensors["layers.1.counts"][0, 0] = 2**40
-    with pytest.raises(ValueError, match=r"m\.gist: expected the contents of a memory, got positions of .* rows for"):
+    with pytest.raises(ValueError, match=r"m\.gist: expected the contents of a memory, got .* rows for heads of"):
         unpacked("m.gist", header, tensors, verify=False)
     joined = compressor.join([memory[0], memory[1]])
     assert joined.nbytes == memory[0].nbytes + memory[1].nbytes
     with pytest.raises(ValueError, match="memory: expected one whose heads keep as many tokens each"):
         compressor.to_cache(memory[0])
+
+
+def heads_of(memory, layer):
+    """Keys and values of each head of the first row, and then of those of the next rows."""
+    return [part.split(memory.counts[layer].flatten().tolist()) for part in memory.layers[layer]]
 
 
 def dense_reading(model, memory, places, text):
@@ -255,7 +259,7 @@ def dense_reading(model, memory, places, text):
         out = []
         for head in range(query.shape[1]):
             kept = len(places[layer][head // group])
-            old = [part[0, head // group, :kept] for part in memory.layers[layer]]
+            old = [part[head // group] for part in heads_of(memory, layer)]
             keys, values = (torch.cat([a, b[0, head // group]]) for a, b in zip(old, (key, value), strict=True))
             logits = query[0, head] @ keys.mT * scaling
             hidden = torch.ones(logits.shape, dtype=torch.bool).triu(kept + 1)
