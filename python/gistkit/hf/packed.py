@@ -67,9 +67,10 @@ class PackedLayers:
             )
         # Each head is a row by itself, and rows that read the same keys are more queries of it.
         batch, query_heads, count, dim = query.shape
-        whole = batch, query_heads, count
-        shape = self.rows, copies, heads, query_heads // heads, count
-        flat = query.view(*shape, dim).permute(0, 2, 3, 1, 4, 5).reshape(-1, shape[3], copies * count, dim)
+        group, flat = query_heads // heads, query
+        if copies > 1:
+            flat = query.view(self.rows, copies, heads, group, count, dim).permute(0, 2, 3, 1, 4, 5)
+        flat = flat.reshape(-1, group, copies * count, dim)
         wide = (len(flat), 1, -1, -1)
         if self.biases is not None:
             bias = self.biases[layer].to(torch.promote_types(query.dtype, torch.float32))
@@ -77,9 +78,11 @@ class PackedLayers:
         out, lse = ops.attention(
             flat, key.expand(wide), value.expand(wide), self._plan(layer, flat.shape[2]), return_lse=True, **options
         )
-        shape = self.rows, heads, shape[3], copies, count
-        out = out.view(*shape, value.shape[1]).permute(0, 3, 1, 2, 4, 5).reshape(*whole, value.shape[1])
-        return out, lse.view(shape).permute(0, 3, 1, 2, 4).reshape(whole)
+        if copies > 1:
+            shape = self.rows, heads, group, copies, count
+            out = out.view(*shape, value.shape[1]).permute(0, 3, 1, 2, 4, 5)
+            lse = lse.view(shape).permute(0, 3, 1, 2, 4)
+        return out.reshape(batch, query_heads, count, value.shape[1]), lse.reshape(batch, query_heads, count)
 
     def _plan(self, layer: int, queries: int) -> Plan:
         if (layer, queries) not in self._plans:
