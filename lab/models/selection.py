@@ -66,7 +66,8 @@ def write_card(name: str, out: Path | None = None) -> None:
 
 A compressor of SmolLM2-135M-Instruct: `Select`, {", ".join(f"{key} {value}" for key, value in given.items())}. It
 keeps 1/{given["ratio"]} of the context's own keys and values, chosen by KVzip among all layers and heads,{fitted} and
-reads them with the adapter of [{one.adapter}](../{one.adapter}/README.md). Nothing was trained on what the selection keeps.
+reads them with the adapter of [{one.adapter}](../{one.adapter}/README.md). Nothing was trained on what the selection
+keeps.
 
     gistkit compress report.txt -o report.gist{option}
     gistkit ask report.gist "Who signed it?"
