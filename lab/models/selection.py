@@ -60,14 +60,13 @@ def write_card(name: str, out: Path | None = None) -> None:
     """Writes README.md into a selection's folder."""
     one = SELECTIONS[name]
     given = {"ratio": 4, "by": "kvzip", "shares": "equal", "fit": False} | dict(one.settings)
-    fitted = " fits values and biases to what all of them give," if given["fit"] else ""
+    fitted = " Values and biases are fitted to what all keys give." if given["fit"] else ""
     option = "" if name in DEFAULTS.values() else f" --compressor {name}"
     text = f"""# {name}
 
-A compressor of SmolLM2-135M-Instruct: `Select`, {", ".join(f"{key} {value}" for key, value in given.items())}. It
-keeps 1/{given["ratio"]} of the context's own keys and values, chosen by KVzip among all layers and heads,{fitted} and
-reads them with the adapter of [{one.adapter}](../{one.adapter}/README.md). Nothing was trained on what the selection
-keeps.
+A compressor of SmolLM2-135M-Instruct: `Select`, {", ".join(f"{key} {value}" for key, value in given.items())}. It keeps
+1/{given["ratio"]} of the context's own keys and values, chosen by KVzip among all layers and heads, and reads them with
+the adapter of [{one.adapter}](../{one.adapter}/README.md).{fitted} Nothing was trained on what the selection keeps.
 
     gistkit compress report.txt -o report.gist{option}
     gistkit ask report.gist "Who signed it?"
