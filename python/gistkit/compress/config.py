@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 REGISTRY: dict[str, type[Config]] = {}
 """The config of each method by its name; `register` adds one."""
-# Settings that older files do not have, with the value that their compressors were made with.
-ADDED_SETTINGS: dict[str, Any] = {}
 # What an adapter's own configuration holds.
 OF_ADAPTERS = {"lora", "embedding_lora", "train_norms"}
 _ALWAYS = object()
@@ -53,7 +51,6 @@ def register(name: str) -> Callable[[Kind], Kind]:
         # Plans are kept by config. A dataclass would hash all of its fields, some of which have no hash.
         config.__eq__, config.__hash__ = object.__eq__, object.__hash__  # type: ignore[method-assign, assignment]
         REGISTRY[name] = config
-        ADDED_SETTINGS.update(config.added())
         return config
 
     return registered
@@ -142,6 +139,11 @@ class Config:
     def memory_tokens(self) -> int:
         """Memory tokens of a chunk."""
         return 1
+
+    @property
+    def window(self) -> int | None:
+        """Tokens of a longer context that are compressed; None: all."""
+        return None
 
     @property
     def title(self) -> str:

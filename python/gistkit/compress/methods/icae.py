@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 
 from gistkit import hf
 from gistkit.common.checks import check_float
-from gistkit.compress.compressor import Compressor, Task
+from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import Config, draw_like, embedding_statistics, register, setting
-from gistkit.compress.memory import Memory
+from gistkit.compress.memory import Memory, Task
 from gistkit.compress.plans import encoder_parts, encoder_pass, encoder_plan
 from gistkit.compress.tokens import Rows
 from gistkit.hf.attach import decoder_of, frequencies_of
@@ -151,7 +151,7 @@ class ChunkCompressor(Compressor):
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor | None]:
         """One pass over all chunks of all rows; of a long context, without gradients, a pass over some of them each."""
-        chunks = (rows.lengths, self.chunk, self.memory_tokens, self.layout)
+        chunks = (rows.lengths, self.options.chunk, self.options.memory_tokens, self.layout)
         batch = encoder_pass(*chunks, self.carrier)
         self.lm.check_positions("input_ids", batch.last)
         most = PART.get(self.device.type, PART["cuda"])
@@ -179,15 +179,16 @@ class ChunkCompressor(Compressor):
         """
         if torch.is_grad_enabled() or rows.batch_size * rows.ids.shape[1] <= most:
             return False
-        alike = len({-(-length // self.chunk) for length in rows.lengths}) == 1
-        return alike and max(rows.lengths) > self.chunk and not self.lm.changing_rope
+        chunk = self.options.chunk
+        alike = len({-(-length // chunk) for length in rows.lengths}) == 1
+        return alike and max(rows.lengths) > chunk and not self.lm.changing_rope
 
     def _encoded(self, ids: Tensor, plan: Plan) -> tuple[Tensor, tuple[Tensor, ...]]:
         """A pass over chunks [B, N]: the hidden states [B, K, d] of their memory tokens, and what the memory keeps."""
         columns = ids.shape[1]
         use = ENCODER if self.adapters is not None else None
         embedded = self.lm.embedded(use, ids)
-        slots = self.memory_embeddings.repeat(-(-columns // self.chunk), 1)
+        slots = self.memory_embeddings.repeat(-(-columns // self.options.chunk), 1)
         inputs = torch.cat([embedded, slots.to(embedded.dtype).expand(len(ids), -1, -1)], 1)
         keep = hf.KeptKeys(slice(columns, None)) if self.carrier == "kv" else None
         out = self.lm.run(use, inputs_embeds=inputs, plan=plan, keep=keep)

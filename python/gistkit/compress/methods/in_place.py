@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from gistkit import hf
 from gistkit.common.checks import POSITIONS, check_int
-from gistkit.compress.compressor import Compressor, Task
+from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import Config, draw_like, setting
-from gistkit.compress.memory import Memory
+from gistkit.compress.memory import Memory, Task
 from gistkit.compress.model import active_adapters
 from gistkit.compress.plans import InPlacePass, check_text, in_place_pass
 from gistkit.compress.tokens import Rows, join_rows
