@@ -918,3 +918,9 @@ def test_other_files_than_texts_and_memories_are_named(run, tmp_path):
     assert "noise.bin: expected UTF-8 text, got byte 0xff at 1" in run("ask", tmp_path / "noise.bin", "What?")[2]
     status, _, complaints = run("ask", tmp_path, "What?")
     assert status == 2 and f"{tmp_path}: expected a memory, a text or a store, got a folder" in complaints
+
+
+def test_a_closed_standard_input_is_an_empty_one(run, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    status, _, complaints = run("compress", "-", "-o", "m.gist")
+    assert status == 2 and complaints == "gistkit: standard input: the text is empty\n"
