@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from transformers import DynamicCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gistkit.ask import Conversation, Passage, best_passages, context_attention, sources
 from gistkit.compress import ICAE, SAC, FiveHundredX, Memory, NoContext, Select
@@ -15,11 +16,11 @@ from tests.helpers.models import tiny_llama
 
 
 def spans(compressor, context):
-    return compressor.stands_for(compressor.encode([context]))[0].tolist()
+    return compressor.context_spans(compressor.encode([context]))[0].tolist()
 
 
 @pytest.mark.parametrize("name", ["icae", "x500", "x500 upl"])
-def test_a_memory_token_stands_for_its_part_of_its_chunk(name):
+def test_a_memory_token_has_the_span_of_its_part_of_its_chunk(name):
     compressor = made(name)
     # Chunks of 8 tokens with two memory tokens each, the last one of 3.
     assert spans(compressor, ids(19)) == [[0, 4], [4, 8], [8, 12], [12, 16], [16, 18], [17, 19]]
@@ -39,7 +40,7 @@ def test_joined_documents_keep_their_own_parts(method, layout, tmp_path):
     joined = compressor.join([compressor.join(parts[:2]), parts[2]])
     joined.save(tmp_path / "joined.gist")
     for memory in (joined, Memory.load(tmp_path / "joined.gist"), Memory.stack([joined[1:], joined[0]])[[2, 0, 1]]):
-        found = compressor.stands_for(memory)
+        found = compressor.context_spans(memory)
         for row, texts in enumerate(rows):
             expected, before = [], 0
             for text in texts:
@@ -47,7 +48,7 @@ def test_joined_documents_keep_their_own_parts(method, layout, tmp_path):
                 before += len(text)
             assert found[row, : memory.lengths[row]].tolist() == expected
     with pytest.raises(ValueError, match=r"memory: expected \d+ memory tokens for documents of \d+ tokens, got"):
-        compressor.stands_for(replace(joined, documents=()))
+        compressor.context_spans(replace(joined, documents=()))
 
 
 @pytest.mark.parametrize("length", [1, 5, 7, 12])
@@ -60,18 +61,18 @@ def test_parts_hold_the_positions_of_epl(length):
 
 
 @pytest.mark.parametrize("name", ["gistpool", "avgpool"])
-def test_a_gist_stands_for_its_window_and_bos_for_nothing(name):
+def test_a_gist_has_the_span_of_its_window_and_bos_none(name):
     compressor = made(name)
     assert spans(compressor, ids(9)) == [[0, 0], [0, 4], [4, 8], [8, 9]]
     # A BOS of the context's own is its first token.
     assert spans(compressor, [1, *ids(9)]) == [[0, 0], [1, 5], [5, 9], [9, 10]]
 
 
-def test_without_context_nothing_stands_for_it():
+def test_without_context_there_are_no_spans():
     assert spans(NoContext(tiny_llama(), bos_token=1, lora=None), ids(9)) == [[0, 0]]
 
 
-def test_a_nugget_stands_for_what_follows_the_one_before():
+def test_a_nugget_has_the_span_since_the_one_before():
     compressor = made("dodo")
     memory = compressor.encode([ids(9)])
     # Position ids count BOS.
@@ -82,11 +83,11 @@ def test_a_nugget_stands_for_what_follows_the_one_before():
     assert [[a + 1, b + 1] for a, b in found[1:]] == spans(compressor, [1, *ids(9)])[1:]
 
 
-def test_padding_stands_for_nothing():
+def test_padding_has_no_span():
     for name in METHODS:
         compressor = made(name)
         memory = compressor.encode([ids(3), ids(19)])
-        found = compressor.stands_for(memory)
+        found = compressor.context_spans(memory)
         for row, count in enumerate((3, 19)):
             assert found[row, : memory.lengths[row]].tolist() == spans(compressor, ids(count))
             assert not found[row, memory.lengths[row] :].any()
@@ -130,7 +131,7 @@ def test_attention_is_that_of_a_dense_computation(name, context, monkeypatch):
 
     # By hand: each memory token's share over the tokens it stands for, and what is behind the window as it is.
     weights = torch.zeros(context, dtype=torch.float64)
-    for (start, end), share in zip(compressor.stands_for(memory)[0].tolist(), expected.tolist(), strict=False):
+    for (start, end), share in zip(compressor.context_spans(memory)[0].tolist(), expected.tolist(), strict=False):
         for token in range(start, end):
             weights[token] += share / (end - start)
     rest = memory.num_tokens + 1
@@ -172,9 +173,45 @@ def test_columns_that_fill_up_a_head_are_not_attended_to():
     memory = compressor.encode([ids(30)])
     conversation = Conversation(compressor, memory)
     conversation.reply(ids(4), max_new_tokens=5)
-    attention, empty = conversation.attention(by_head=True), memory.positions[0] == 0
+    attention, empty = conversation.attention(by_head=True), memory.in_columns(memory.positions)[0] == 0
     assert empty.any() and not attention[: len(empty)][empty].any() and attention[: len(empty)][~empty].all()
     assert float(attention.sum()) == pytest.approx(5, abs=1e-6) and len(context_attention(conversation)[0]) == 30
+
+
+def test_attention_to_heads_of_different_lengths_is_that_of_a_dense_computation(monkeypatch):
+    monkeypatch.setattr("gistkit.ask.conversation.ROWS", 3)
+    compressor = Select(tiny_llama(), ratio=3, by="key_norm", shares="all", bos_token=1).eval()
+    conversation = Conversation(compressor, *(compressor.encode([ids(n, seed=n)]) for n in (30, 12)))
+    answer = conversation.reply(ids(4), max_new_tokens=5).tolist()
+    memory, expected = conversation.memory, torch.zeros(2 + 30 + 12, dtype=torch.float64)
+    places = iter(memory.positions.long().split(torch.cat(memory.counts, 1).flatten().tolist()))
+
+    def attend(module, query, key, value, mask, scaling, **kwargs):
+        counts, out = memory.counts[module.layer_idx][0].tolist(), []
+        kept = [part.split(counts) for part in memory.layers[module.layer_idx]]
+        for head, count in enumerate(counts):
+            keys, values = (torch.cat([a[head], b[0, head]]) for a, b in zip(kept, (key, value), strict=True))
+            own = next(places)
+            for one in query[0].unflatten(0, (len(counts), -1))[head]:
+                logits = one @ keys.mT * scaling
+                weights = logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).triu(count + 1), -torch.inf)
+                weights = weights.softmax(-1)
+                expected.index_add_(0, own, weights[-len(answer) :, :count].double().sum(0))
+                out.append(weights @ values)
+        return torch.stack(out, 1)[None], None
+
+    ALL_ATTENTION_FUNCTIONS["by_hand"] = attend
+    compressor.model.set_attn_implementation("by_hand")
+    with torch.no_grad():
+        text = torch.tensor([ids(4) + answer[:-1]])
+        compressor.model.model(text, position_ids=memory.starts[0] + torch.arange(text.shape[1])[None])
+    compressor.model.set_attn_implementation("sdpa")
+    assert len({*torch.cat(memory.counts, 1)[0].tolist()}) > 2
+    first, second = context_attention(conversation)
+    # 1 is the place of each text's BOS.
+    expected = expected[2:] / compressor.config.num_hidden_layers / compressor.config.num_attention_heads
+    torch.testing.assert_close(torch.cat([first, second]), expected, rtol=1e-5, atol=1e-6)
+    assert (len(first), len(second)) == (30, 12)
 
 
 def test_a_stop_token_does_not_count():

@@ -12,10 +12,10 @@ import torch
 from clients import GIGA, Letters
 
 from gistkit.ask import Turns
-from gistkit.compress import AvgPool, Dodo
+from gistkit.compress import AvgPool, Dodo, Select
 from gistkit.compress.generation import answering
 from gistkit.compress.tokens import QUESTION
-from gistkit_serve.server import Limits, Refused, Shelf, rows
+from gistkit_serve.server import Limits, MemoryRepository, Refused, rows
 from gistkit_serve.server import worker as workers
 from gistkit_serve.server.worker import Question, Sampling, Text, Worker
 from tests.helpers.models import tiny, tiny_llama
@@ -35,14 +35,21 @@ def adapted():
     return AvgPool(tiny_llama(vocab_size=257), ratio=2, bos_token=256, lora=2).float().eval()
 
 
+def shared():
+    """Memories whose heads keep different numbers of tokens."""
+    torch.manual_seed(2)
+    model = tiny_llama(vocab_size=257)
+    return Select(model, ratio=3, by="key_norm", shares="all", bos_token=256).float().eval()
+
+
 class Serving:
     """A worker of a compressor, and another compressor of the same weights."""
 
     def __init__(self, make, folder, **limits):
         compressor, self.same = make(), make()
         compressor.tokenizer = self.same.tokenizer = Letters()
-        self.shelf = Shelf(folder, compressor, most=99, ram_bytes=GIGA, disk_bytes=GIGA)
-        self.worker = Worker(compressor, self.shelf, Turns(QUESTION, QUESTION), Limits(**limits))
+        self.repository = MemoryRepository(folder, compressor, most=99, ram_bytes=GIGA, disk_bytes=GIGA)
+        self.worker = Worker(compressor, self.repository, Turns(QUESTION, QUESTION), Limits(**limits))
         self.ids = [self.submit(Text, text).get(timeout=30).id for text in TEXTS]
 
     def submit(self, job, *arguments):
@@ -65,10 +72,10 @@ class Serving:
 
     def __exit__(self, *error):
         self.worker.close()
-        self.shelf.close()
+        self.repository.close()
 
 
-@pytest.mark.parametrize("make", [make_compressor, adapted, windowed])
+@pytest.mark.parametrize("make", [make_compressor, adapted, windowed, shared])
 @pytest.mark.parametrize("part", [rows.PART, 7])
 def test_answers_that_join_at_random_times_are_those_that_each_gets_alone(make, part, tmp_path, monkeypatch):
     monkeypatch.setattr(rows, "PART", part)

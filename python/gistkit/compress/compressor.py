@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from gistkit.common.checks import whole
+from gistkit.common.checks import check_int
 from gistkit.compress import decode as reading
 from gistkit.compress import files, generation, identity, memory_join, texts, training
 from gistkit.compress.config import Config
@@ -150,7 +150,7 @@ class Compressor(nn.Module, Method):
         if budget is not None:
             if ratio is not None:
                 raise ValueError(f"budget: expected none beside ratio {ratio}, got {budget}")
-            at_ratio = self.within(self.contexts(input_ids, attention_mask), whole("budget", budget))
+            at_ratio = self.within(self.contexts(input_ids, attention_mask), check_int("budget", budget))
         if gradient and torch.is_grad_enabled():
             self.identity.forget()
         # Not inference mode, whose tensors no later graph could use.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gistkit.common.checks import POSITIONS, flag, whole
+from gistkit.common.checks import POSITIONS, check_bool, check_int
 from gistkit.compress.losses import LOSSES, CompressionHead, JointHead, check_losses
 from gistkit.hf.lora import embedding_scale
 
@@ -114,9 +114,9 @@ class Config:
         for each in fields(self):
             value, rules = getattr(self, each.name), each.metadata
             if isinstance(each.default, bool):
-                flag(each.name, value)
+                check_bool(each.name, value)
             if (least := rules.get("least")) is not None and not (value is None and "None" in str(each.type)):
-                self._set(each.name, whole(each.name, value, least, POSITIONS, floats=True))
+                self._set(each.name, check_int(each.name, value, least, POSITIONS, floats=True))
             if (among := rules.get("among")) and value not in among:
                 raise ValueError(f"{each.name}: expected one of {', '.join(map(str, among))}, got {value!r}")
         weights = check_losses(self.losses)

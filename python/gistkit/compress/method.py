@@ -169,7 +169,7 @@ class Method(ABC):
         """For each layer the bias on the logits of the memory's keys, float32 [B, Hk, K]; None: no bias."""
         return None
 
-    def stands_for(self, memory: Memory) -> Tensor:
+    def context_spans(self, memory: Memory) -> Tensor:
         """The context span [start, end) that each memory token represents, int64 [B, K, 2] on the CPU.
 
         If each layer and key head keeps its own tokens (`Select`), [B, K, A, 2] for A layers and heads, layer by layer.

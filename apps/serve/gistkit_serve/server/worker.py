@@ -24,8 +24,8 @@ from gistkit.compress.generation import answering, stop_ids
 from gistkit.compress.memory import Memory
 from gistkit.compress.tokens import text_ids
 from gistkit_serve.server.errors import Refused, storage_failed
+from gistkit_serve.server.repository import MemoryRepository
 from gistkit_serve.server.rows import Prompts, Row, Rows
-from gistkit_serve.server.shelf import Shelf
 from gistkit_serve.server.writing import Writing
 
 log = logging.getLogger("gistkit_serve")
@@ -163,10 +163,16 @@ class _Answer:
         return 0 if self.memory is None else self.memory.sizes[0] + len(self.memory.rest[0])
 
     @property
+    def packed(self) -> int:
+        """Tokens of a memory that no padding makes wider."""
+        return 0 if self.memory is None or self.memory.counts is None else self.memory.sizes[0]
+
+    @property
     def sizes(self) -> tuple[int, ...]:
-        """Tokens of each part, of which one that is read with others is as wide as theirs."""
-        memory = (0, 0) if self.memory is None else (self.memory.lengths[0], len(self.memory.rest[0]))
-        return *memory, len(self.prompt), self.job.new_tokens
+        """Tokens of each other part, of which one that is read with others is as wide as theirs."""
+        memory = self.memory
+        before = (0, 0) if memory is None else (0 if self.packed else memory.lengths[0], len(memory.rest[0]))
+        return *before, len(self.prompt), self.job.new_tokens
 
     def choose(self, logits: Tensor) -> int:
         """The next token, of logits [V]."""
@@ -209,13 +215,13 @@ class Worker:
 
     Args:
         compressor: with a tokenizer, in eval mode.
-        shelf: of the memories.
+        repository: of the memories.
         turns: the text around questions.
         limits: see there.
     """
 
-    def __init__(self, compressor: Compressor, shelf: Shelf, turns: Turns, limits: Limits) -> None:
-        self.compressor, self.shelf, self.turns, self.limits = compressor, shelf, turns, limits
+    def __init__(self, compressor: Compressor, repository: MemoryRepository, turns: Turns, limits: Limits) -> None:
+        self.compressor, self.repository, self.turns, self.limits = compressor, repository, turns, limits
         self.tokenizer = compressor.tokenizer
         # Copied before the first answer changes what its modules call.
         self._twin = _twin(compressor)
@@ -332,7 +338,7 @@ class Worker:
                 413 if row else 400, f"text: expected 1 to {self.limits.text_tokens} tokens, got {len(row)}", "text"
             )
         memory = compressor.encode([row])
-        return None if job.cancelled else self.shelf.add(memory)
+        return None if job.cancelled else self.repository.add(memory)
 
     @torch.no_grad()
     def _answer(self) -> None:
@@ -381,7 +387,8 @@ class Worker:
         width = sum(max(sizes) for sizes in zip(*(answer.sizes for answer in taken), strict=True))
         end = max(answer.start for answer in taken) + max(answer.job.new_tokens for answer in taken)
         count = len(rows) + len(taken)
-        room = count * max(rows.longest, width) <= self.limits.batch_tokens
+        packed = rows.packed + sum(answer.packed for answer in taken)
+        room = count * max(rows.longest, width) + packed <= self.limits.batch_tokens
         return count == 1 or (room and end <= self._positions)
 
     def _ready(self) -> _Answer | None:
@@ -493,7 +500,7 @@ class Worker:
         memories, held = list[Memory](), 0
         try:
             for name in names:
-                entry = self.shelf.entry(name)
+                entry = self.repository.entry(name)
                 held += entry.memory_tokens + (entry.rest or 0)
             # Others wait while they are read.
             if len(names) > 1 and held > self._positions:
@@ -504,7 +511,7 @@ class Worker:
                     code="context_length_exceeded",
                 )
             for name in names:
-                memories.append(self.shelf.get(name))
+                memories.append(self.repository.get(name))
         except KeyError:
             raise Refused(
                 404, f"memory: expected the id of a memory, got {name[:80]!r}", "memory", code="memory_not_found"

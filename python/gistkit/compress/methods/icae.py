@@ -17,7 +17,7 @@ from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit.common.checks import number
+from gistkit.common.checks import check_float
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import Config, draw_like, embedding_statistics, register, setting
 from gistkit.compress.memory import Memory, Task
@@ -232,8 +232,8 @@ class ChunkCompressor(Compressor):
             spans.append(start + np.stack([part * length // self.memory_tokens, ends], -1))
         return np.concatenate(spans)
 
-    def stands_for(self, memory: Memory) -> Tensor:
-        """See `Compressor.stands_for`: memory token m of a chunk stands for its m-th part of M, in whole tokens."""
+    def context_spans(self, memory: Memory) -> Tensor:
+        """See `Compressor.context_spans`: memory token m of a chunk stands for its m-th part of M, in whole tokens."""
         spans = torch.zeros(memory.batch_size, memory.num_tokens, 2, dtype=torch.int64)
         for row, documents, length in zip(spans, memory.documents, memory.lengths, strict=True):
             parts = [
@@ -323,7 +323,7 @@ class FiveHundredX(ChunkCompressor, config=FiveHundredXConfig):
 
 def check_divides(chunk: int, ratio: float) -> int:
     """Memory tokens M = chunk / ratio of a chunk, which must be a whole number."""
-    number("ratio", ratio, 1)
+    check_float("ratio", ratio, 1)
     tokens = chunk / Fraction(float(ratio)).limit_denominator(10**6)
     if tokens.denominator != 1:
         small = [divisor for divisor in range(1, math.isqrt(chunk) + 1) if chunk % divisor == 0]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gistkit import hf
-from gistkit.common.checks import POSITIONS, whole
+from gistkit.common.checks import POSITIONS, check_int
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import Config, draw_like, setting
 from gistkit.compress.memory import Memory, Task
@@ -68,7 +68,7 @@ class InPlaceConfig(Config):
             raise TypeError(f"train_ratios: expected whole numbers, got {self.train_ratios!r}")
         self._set(
             "train_ratios",
-            tuple(whole("train_ratios", ratio, high=POSITIONS, floats=True) for ratio in self.train_ratios),
+            tuple(check_int("train_ratios", ratio, high=POSITIONS, floats=True) for ratio in self.train_ratios),
         )
         largest = max((self.ratio, *self.train_ratios))
         if self.window is not None and self.window < largest:
@@ -83,7 +83,7 @@ class InPlaceConfig(Config):
         """See `Config.at`; plans are kept by config, so that there is one for each ratio."""
         if not self.any_ratio:
             return super().at(ratio)
-        ratio = whole("ratio", ratio, high=POSITIONS, floats=True)
+        ratio = check_int("ratio", ratio, high=POSITIONS, floats=True)
         if self.window is not None and ratio > self.window:
             raise ValueError(f"ratio: expected at most the window, {self.window} tokens, got {ratio}")
         if ratio not in self._others:
@@ -331,8 +331,8 @@ class OnePass(InPlace):
             text_ordinals.append(int(layout.ordinals[-1]))
         return ordinals, tuple(text_ordinals)
 
-    def stands_for(self, memory: Memory) -> Tensor:
-        """See `Compressor.stands_for`: a compressed token represents its window; BOS represents nothing."""
+    def context_spans(self, memory: Memory) -> Tensor:
+        """See `Compressor.context_spans`: a compressed token represents its window; BOS represents nothing."""
         spans = torch.zeros(memory.batch_size, memory.num_tokens, 2, dtype=torch.int64)
         ratio, options = memory.source.chunk, self.options.of(memory)
         for row, (length, context) in enumerate(zip(memory.lengths, memory.context_lengths, strict=True)):
