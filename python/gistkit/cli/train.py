@@ -65,6 +65,10 @@ def add(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "train", _run, "train a compressor around a model", EXAMPLES)
     parser.set_defaults(saved=_saved)
+    parser.description = (
+        "Train a compressor around a model. Most runs need only --model, --text (or --questions), --method, --ratio "
+        "and --out."
+    )
     add_model_name(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the frozen model (default: %(default)s)")
     add_device(parser)

@@ -253,8 +253,8 @@ def load_compressor(folder: Path, model: PreTrainedModel) -> Compressor:
     from gistkit.compress import Compressor, trained
 
     if not find(folder).is_dir():
-        names = " or ".join(["a folder with a trained compressor", *trained()])
-        raise FileNotFoundError(f"--compressor: expected {names}, got {folder}")
+        names = ", ".join(trained())
+        raise FileNotFoundError(f"--compressor: expected a folder with a trained compressor or {names}, got {folder}")
     with model_errors():
         return Compressor.from_pretrained(folder, model).eval().to(model.device)
 

@@ -264,7 +264,7 @@ class Rows:
 
     def _memory(self) -> PackedLayers | None:
         """The packed memories of the rows, of which some may be the same; None: there is none."""
-        # A memory of the shelf is another object for each question, with the same tensors.
+        # A memory of the repository is another object for each question, with the same tensors.
         ids = [0 if row.memory is None else id(row.memory.tensors[0]) for row in self._rows]
         memories = {key: row.memory for key, row in zip(ids, self._rows, strict=True) if row.memory is not None}
         if self._packed is None and memories:
