@@ -99,14 +99,15 @@ def _append_packed(compressor: MemoryReader, first: Memory, second: Memory) -> M
     )
 
 
-def _biases(*memories: Memory) -> list[Tensor]:
-    """The biases of each memory, zeros where nothing was fitted; none where that is so in all."""
-    if all(one.key_bias is None for one in memories):
-        return []
-    return [
-        torch.zeros(one.positions.shape, device=one.device) if one.key_bias is None else one.key_bias
-        for one in memories
-    ]
+def _biases(first: Memory, second: Memory) -> tuple[Tensor, Tensor] | None:
+    """The biases of both memories, zeros where nothing was fitted; None where that is so in both."""
+    if first.key_bias is None and second.key_bias is None:
+        return None
+    one, other = (
+        torch.zeros(memory.positions.shape, device=memory.device) if memory.key_bias is None else memory.key_bias
+        for memory in (first, second)
+    )
+    return one, other
 
 
 def _interleaved(first: Tensor, second: Tensor, counts: Tensor, others: Tensor) -> Tensor:
