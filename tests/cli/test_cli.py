@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 import gistkit
 from gistkit import cli
 from gistkit.cli import overview
-from gistkit.compress import Compressor, Dodo, FiveHundredX, Memory, Select, language_model
+from gistkit.compress import Compressor, Dodo, Memory, Select, language_model
 from gistkit.compress.tokens import batches
 from gistkit.evaluate import Markers, SummaryContext
 from gistkit.evaluate.data import QUESTION
@@ -119,15 +119,6 @@ def test_compress_then_ask_is_the_python_api(folder, run, report, method):
     assert shown == expected(folder, "Who asks? - ", method=method) + "\n"
     _, shown, _ = run("ask", memory, "--task", "ae", *words)
     assert shown == expected(folder, None, method=method, task="ae") + "\n"
-
-
-def test_five_lines_of_python(folder, tmp_path):
-    model, tokenizer, text = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder), TEXT
-    compressor = Compressor.from_pretrained(folder / "x500", model)
-    memory = compressor.encode(tokenizer(text))
-    memory.save(tmp_path / "report.gist")
-    answer = compressor.generate(Memory.load(tmp_path / "report.gist"), tokenizer("Who?"), task="qa", max_new_tokens=5)
-    assert isinstance(compressor, FiveHundredX) and answer.shape[0] == 1 and 1 <= answer.shape[1] <= 5
 
 
 def test_questions_come_from_arguments_or_lines(folder, run, report):
