@@ -177,9 +177,19 @@ class Compressor(nn.Module, ABC):
         return self.lm.vocabulary
 
     @property
+    def encoder_lm(self) -> SharedModel:
+        """The model that encodes, whose adapters or own weights train: `lm` itself without a second model."""
+        return self.lm
+
+    @property
     def adapters(self) -> Adapters | None:
-        """The compressor's LoRA adapters by role; None if the model's own weights train."""
-        return self.lm.adapters
+        """The compressor's LoRA adapters by role; None if the encoding model's own weights train."""
+        return self.encoder_lm.adapters
+
+    @property
+    def keeps_base(self) -> bool:
+        """Whether the model that reads stays as it was."""
+        return self.adapters is not None or self.encoder_lm is not self.lm
 
     @property
     def output_embedding(self) -> dict[str, Any]:
@@ -218,8 +228,8 @@ class Compressor(nn.Module, ABC):
 
     def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
         """See `SharedModel.install`."""
-        check_base(self.loss_weights, lora is not None)
-        self.lm.install(lora, copies, norms=norms, by_role=self.adapts_some)
+        check_base(self.loss_weights, lora is not None or self.encoder_lm is not self.lm)
+        self.encoder_lm.install(lora, copies, norms=norms, by_role=self.adapts_some)
         self.copies = self.lm.copies
 
     def add_parts(self) -> None:
@@ -243,7 +253,7 @@ class Compressor(nn.Module, ABC):
     def set_losses(self, losses: Iterable[str] | Mapping[str, float]) -> None:
         """Changes the losses that `forward` returns; "compression" needs a compressor that was made with it."""
         options = replace(self.options, losses=check_losses(losses))
-        check_base(cast("dict[str, float]", options.losses), self.adapters is not None)
+        check_base(cast("dict[str, float]", options.losses), self.keeps_base)
         if "compression" in cast("dict[str, float]", options.losses) and self.compression_head is None:
             raise ValueError(
                 "losses: expected no 'compression' for a compressor that was made without it, got "
@@ -592,14 +602,14 @@ class Compressor(nn.Module, ABC):
             input_ids, attention_mask: the contexts, as in `encode`.
             continuation_ids: int64 [B, t], the tokens after each context, padded with -100 at the end, or lists; only
                 for the loss "lm".
-            question_ids, answer_ids: the same for the losses "qa", "kl" and "reverse_kl": the answer is predicted after
-                the question.
+            question_ids, answer_ids: the same for the losses "qa", "kl", "reverse_kl" and "hidden": the answer is
+                predicted after the question.
 
         In in-place methods the loss "lm" includes the first token of a continuation, which the encoder's last state
         predicts. That token says nothing about the memory, so `evaluate` leaves it out.
 
         Returns:
-            fp32 scalars in nats per token, one for each loss and "loss".
+            fp32 scalars in nats per token, one for each loss and "loss"; "hidden" is in standard deviations.
         """
         return training.losses_of(self, input_ids, attention_mask, continuation_ids, question_ids, answer_ids)
 
@@ -685,6 +695,7 @@ class Compressor(nn.Module, ABC):
         model: PreTrainedModel | None = None,
         *,
         tokenizer: Any = None,
+        encoder: PreTrainedModel | str | None = None,
         allow_regex: bool = False,
         **options: Any,
     ) -> Compressor:
@@ -698,6 +709,8 @@ class Compressor(nn.Module, ABC):
                 "owner/name" on the Hugging Face hub.
             model: the base model; None if the folder holds it (a compressor without LoRA).
             tokenizer: see the property; None: as it says.
+            encoder: that of a method with a second model, or its name on the hub or folder; None: the folder holds it,
+                or has its name on the hub.
             allow_regex: allow adapters that select modules by regular expressions, as your own `LoraConfig` may; a
                 hostile expression never ends.
             options: for a repository, what `huggingface_hub.snapshot_download` takes, such as revision and token.
@@ -712,14 +725,14 @@ class Compressor(nn.Module, ABC):
             home = download(folder, **options) or home
         elif options:
             raise TypeError(f"{min(options)}: expected no such argument for {home}, which is no repository of the hub")
-        compressor = cast(Compressor, load_compressor(cls, home, model, allow_regex))
+        compressor = cast(Compressor, load_compressor(cls, home, model, allow_regex, encoder))
         compressor._home, compressor._tokenizer = home, tokenizer
         return compressor
 
 
 def check_base(losses: Mapping[str, float], base_frozen: bool) -> None:
-    """Refuses the losses "kl" and "reverse_kl", whose teacher is the base model, if that trains."""
-    found = next((name for name in training.DIVERGENCES if name in losses), None)
+    """Refuses the losses whose teacher is the base model, if that trains."""
+    found = next((name for name in training.TAUGHT if name in losses), None)
     if found is not None and not base_frozen:
         raise ValueError(
             f"losses: expected '{found}' beside LoRA, as training without it changes the base model, got lora None"
