@@ -53,6 +53,8 @@ _NAMES = {"method", "settings", "adapters", "structure", "fingerprint"}
 SETTINGS, TENSORS, MODEL, TOKENIZER = "compressor.json", "compressor.safetensors", "model", "tokenizer"
 ENCODER_TOKENIZER = "encoder_tokenizer"
 CARD = "README.md"
+# "owner/name" of the hub.
+_REPOSITORY = r"\w[\w.-]*/\w[\w.-]*"
 # What a repository may hold beside, such as other weights, is not fetched.
 _FETCHED = ("*.json", "*.safetensors", "*.md", "*.jinja")
 
@@ -252,7 +254,7 @@ def download(name: str | Path, **options: Any) -> Path | None:
     Raises:
         FileNotFoundError: if there is no such repository, or no way to it.
     """
-    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(name)):
+    if not re.fullmatch(_REPOSITORY, str(name)):
         return None
     try:
         return Path(snapshot_download(str(name), **{"allow_patterns": _FETCHED, **options}))
@@ -291,13 +293,13 @@ def model_card(compressor: Any, name: str) -> str:
     """What there is to say of any compressor, in Markdown with the hub's header."""
     base = hf.identity(compressor.model)["name"] or ""
     # Anything else is a place on somebody's disk.
-    on_hub = base if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", base) else None
+    on_hub = base if re.fullmatch(_REPOSITORY, base) else None
     header = ModelCardData(
         base_model=on_hub,
         library_name="gistkit",
         tags=["context-compression", compressor.method],
     ).to_yaml()
-    model = "" if compressor.adapters is None else ", model"
+    model = ", model" if compressor.keeps_base else ""
     load = f'model = AutoModelForCausalLM.from_pretrained("{base}")\n' if model else ""
     return f"""---
 {header}
@@ -364,17 +366,23 @@ def _found_encoder(
         if isinstance(given, PreTrainedModel):
             _copy_weights(folder, own, given)
             return given
+        if _on_hub(config.encoder):
+            # Its name is not where it lies.
+            own.name_or_path = config.encoder
         return own.to(model.device, model.dtype)
     if given is None:
         name = given = config.encoder
-        # A folder may come from anybody: of names, those of the hub alone are opened.
-        on_hub = isinstance(name, str) and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) and not Path(name).exists()
-        if not on_hub and name != smollm2.NAME:
+        if not _on_hub(name) and name != smollm2.NAME:
             raise ValueError(
                 f"encoder: expected that of {folder}, {shown(name)}, which is no name of the hub, as a model or as the "
                 "name of its folder, got None"
             )
     return config.compressor.load_encoder(given, model) if isinstance(given, str) else given
+
+
+def _on_hub(name: Any) -> bool:
+    """Whether a name, which may come from anybody, is one of the hub alone."""
+    return isinstance(name, str) and re.fullmatch(_REPOSITORY, name) is not None and not Path(name).exists()
 
 
 def _check_model(kind: str, model: PreTrainedModel, settings: Mapping[str, Any], folder: Path) -> None:
