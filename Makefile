@@ -4,7 +4,7 @@
 # make nightly  what neither has time for, an hour or so: tests marked nightly, notebooks, arm, sanitize, fuzz; -j2 two at a time
 # make oldest the tests of models and compressors with the oldest transformers and peft that pyproject.toml allows
 # make avx2   tests whose figures come from our kernels, with torch and the kernels limited to AVX2
-# make lint   formatting, lint and types
+# make lint   formatting, lint and types; the Dockerfile and the recipe for conda
 # make docs   the site of documentation in build/docs/html, a minute; a warning or a link that leads nowhere ends it
 # make sanitize   the kernels' tests under the address and undefined-behaviour sanitizers
 # make vllm   the tests against vLLM itself, which goes into an environment of its own: 3.5 GB and a quarter of an hour
@@ -109,6 +109,8 @@ lint: $(VENV)/packages-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/mypy
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/python tools/conda/check.py
 
 # Everything is read anew: what changed in a docstring or a picture is no file that Sphinx knows.
 docs: $(VENV)/installed $(VENV)/packages-docs
@@ -189,17 +191,19 @@ $(VENV)/installed: $(VENV)/torch $(SOURCES) $(OTHERS)
 	$(call install,test)
 
 # The sdist first, then the wheel from what it holds. torch's libraries are loaded before ours, and not copied into it.
+# The sdist is unpacked into a folder that stays, so that a build that was stopped continues with its objects.
 # With CUDA=ON the wheel has the CUDA kernels too: nvcc is the one on PATH or in CUDA_HOME, or else comes from pip.
 CUDA ?= OFF
 NVCC_HOME = $(or $(CUDA_HOME),$(patsubst %/bin/nvcc,%,$(shell command -v nvcc)),$(shell $(BIN)/python tools/cuda_home.py))
 wheel: $(VENV)/torch $(VENV)/packages-wheel $(if $(filter ON,$(CUDA)),$(VENV)/nvcc)
 	@echo "== building the sdist, and a wheel from it: minutes$(if $(filter ON,$(CUDA)),; with CUDA an hour on one core)"
 	rm -rf dist build/unrepaired
+	$(BIN)/python -m build --sdist --no-isolation --outdir dist .
+	$(BIN)/python tools/unpack_sdist.py dist/*.tar.gz build/sdist
 	PATH="$(CURDIR)/$(BIN):$$PATH" GISTKIT_CUDA=$(CUDA) $(if $(filter ON,$(CUDA)),CUDA_HOME="$(NVCC_HOME)") \
-	  $(BIN)/python -m build --no-isolation --outdir build/unrepaired -Cbuild.verbose=true .
+	  $(BIN)/python -m build --wheel --no-isolation --outdir build/unrepaired build/sdist
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --exclude libtorch.so --exclude libtorch_cpu.so \
 	  --exclude libc10.so -w dist build/unrepaired/*.whl
-	mv build/unrepaired/*.tar.gz dist/
 	$(BIN)/python tools/check_wheel.py dist/*.whl
 	@ls -l dist
 

@@ -22,7 +22,7 @@ import harness
 from gistkit.evaluate import bleu_by_length
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.train.data import load_corpus
-from gistkit.viz import draw_bleu_by_length
+from gistkit_lab.viz import draw_bleu_by_length
 
 RESULTS = harness.ROOT / "benchmarks" / "results" / "lengths.jsonl"
 LENGTHS = (32, 64, 96, 128)

@@ -376,14 +376,14 @@ def test_the_table_has_a_row_an_arm_beside_the_paper(runs):
 
 @pytest.mark.slow
 def test_embeddings_are_those_of_the_trained_weights(images, tmp_path, monkeypatch):
-    from gistkit.viz import seqpe
+    from gistkit_lab.viz import grids
 
     seen, states = {}, {}
     for name in ("learned-2d", "seqpe-mul"):
         train(images, tmp_path, name)
         states[name] = tmp_path / f"{name}-0"
-    draw = seqpe.draw_grid_similarity
-    monkeypatch.setattr(seqpe, "draw_grid_similarity", lambda shown: seen.update(shown) or draw(shown))
+    draw = grids.draw_grid_similarity
+    monkeypatch.setattr(grids, "draw_grid_similarity", lambda shown: seen.update(shown) or draw(shown))
     assert report.draw_embeddings(tmp_path / "maps.png", RECIPE, states).read_bytes()[:4] == b"\x89PNG"
     one = classifier(images, "seqpe-mul")
     from safetensors.torch import load_file

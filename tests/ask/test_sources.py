@@ -15,11 +15,11 @@ from tests.helpers.models import tiny_llama
 
 
 def spans(compressor, context):
-    return compressor.stands_for(compressor.encode([context]))[0].tolist()
+    return compressor.context_spans(compressor.encode([context]))[0].tolist()
 
 
 @pytest.mark.parametrize("name", ["icae", "x500", "x500 upl"])
-def test_a_memory_token_stands_for_its_part_of_its_chunk(name):
+def test_a_memory_token_has_the_span_of_its_part_of_its_chunk(name):
     compressor = made(name)
     # Chunks of 8 tokens with two memory tokens each, the last one of 3.
     assert spans(compressor, ids(19)) == [[0, 4], [4, 8], [8, 12], [12, 16], [16, 18], [17, 19]]
@@ -39,7 +39,7 @@ def test_joined_documents_keep_their_own_parts(method, layout, tmp_path):
     joined = compressor.join([compressor.join(parts[:2]), parts[2]])
     joined.save(tmp_path / "joined.gist")
     for memory in (joined, Memory.load(tmp_path / "joined.gist"), Memory.stack([joined[1:], joined[0]])[[2, 0, 1]]):
-        found = compressor.stands_for(memory)
+        found = compressor.context_spans(memory)
         for row, texts in enumerate(rows):
             expected, before = [], 0
             for text in texts:
@@ -47,7 +47,7 @@ def test_joined_documents_keep_their_own_parts(method, layout, tmp_path):
                 before += len(text)
             assert found[row, : memory.lengths[row]].tolist() == expected
     with pytest.raises(ValueError, match=r"memory: expected \d+ memory tokens for documents of \d+ tokens, got"):
-        compressor.stands_for(replace(joined, documents=()))
+        compressor.context_spans(replace(joined, documents=()))
 
 
 @pytest.mark.parametrize("length", [1, 5, 7, 12])
@@ -60,18 +60,18 @@ def test_parts_hold_the_positions_of_epl(length):
 
 
 @pytest.mark.parametrize("name", ["gistpool", "avgpool"])
-def test_a_gist_stands_for_its_window_and_bos_for_nothing(name):
+def test_a_gist_has_the_span_of_its_window_and_bos_none(name):
     compressor = made(name)
     assert spans(compressor, ids(9)) == [[0, 0], [0, 4], [4, 8], [8, 9]]
     # A BOS of the context's own is its first token.
     assert spans(compressor, [1, *ids(9)]) == [[0, 0], [1, 5], [5, 9], [9, 10]]
 
 
-def test_without_context_nothing_stands_for_it():
+def test_without_context_there_are_no_spans():
     assert spans(NoContext(tiny_llama(), bos_token=1, lora=None), ids(9)) == [[0, 0]]
 
 
-def test_a_nugget_stands_for_what_follows_the_one_before():
+def test_a_nugget_has_the_span_since_the_one_before():
     compressor = made("dodo")
     memory = compressor.encode([ids(9)])
     # Position ids count BOS.
@@ -82,11 +82,11 @@ def test_a_nugget_stands_for_what_follows_the_one_before():
     assert [[a + 1, b + 1] for a, b in found[1:]] == spans(compressor, [1, *ids(9)])[1:]
 
 
-def test_padding_stands_for_nothing():
+def test_padding_has_no_span():
     for name in METHODS:
         compressor = made(name)
         memory = compressor.encode([ids(3), ids(19)])
-        found = compressor.stands_for(memory)
+        found = compressor.context_spans(memory)
         for row, count in enumerate((3, 19)):
             assert found[row, : memory.lengths[row]].tolist() == spans(compressor, ids(count))
             assert not found[row, memory.lengths[row] :].any()
@@ -130,7 +130,7 @@ def test_attention_is_that_of_a_dense_computation(name, context, monkeypatch):
 
     # By hand: each memory token's share over the tokens it stands for, and what is behind the window as it is.
     weights = torch.zeros(context, dtype=torch.float64)
-    for (start, end), share in zip(compressor.stands_for(memory)[0].tolist(), expected.tolist(), strict=False):
+    for (start, end), share in zip(compressor.context_spans(memory)[0].tolist(), expected.tolist(), strict=False):
         for token in range(start, end):
             weights[token] += share / (end - start)
     rest = memory.num_tokens + 1

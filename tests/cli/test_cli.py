@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import re
+import shlex
 import shutil
 import sys
 from dataclasses import replace
@@ -785,6 +786,19 @@ def test_every_parser_has_an_example_and_its_help_shows_it():
         assert parser.prog in parser.format_help().split("example: ", 1)[1], parser.prog
 
 
+@pytest.mark.parametrize("parser", [pytest.param(parser, id=parser.prog) for parser in parsers()])
+def test_every_example_of_the_help_is_a_command(parser):
+    lines = (parser.epilog or parser.format_help()).replace("\\\n", " ").splitlines()
+    examples = [line for line in lines if re.match(r"(example:)? *(gistkit|accelerate launch|pdftotext) ", line)]
+    assert examples
+    for line in examples:
+        # Of a pipe the last command, without a redirected input or a comment.
+        words = shlex.split(line.split("|")[-1].split(" < ")[0], comments=True)
+        start = next(index for index, word in enumerate(words) if word in ("gistkit", "gistkit.cli"))
+        if "COMMAND" not in words:
+            assert cli._parse(words[start + 1 :]).run is not None, line
+
+
 def test_help_ends_with_status_0(capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["view", "layout", "gistpool", "--help"])
@@ -886,3 +900,21 @@ def test_a_memory_of_an_unknown_method_is_refused(run, report, tmp_path):
     status, _, complaints = run("ask", tmp_path / "b.gist", "Who?")
     assert status == 2 and "MEMORY: expected one made by avgpool or " in complaints
     assert "got method 'other'" in complaints
+
+
+def test_an_unknown_option_is_named_with_its_command_and_the_nearest_one(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["compress", "report.txt", "--ration", "4"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith("gistkit compress: unknown: --ration 4; did you mean --ratio?; gistkit")
+
+
+def test_other_files_than_texts_and_memories_are_named(run, tmp_path):
+    (tmp_path / "paper.pdf").write_bytes(b"%PDF-1.7\n\xff")
+    for words in (("compress",), ("ask",)):
+        status, _, complaints = run(*words, tmp_path / "paper.pdf", *(["What?"] if words == ("ask",) else []))
+        assert status == 2 and "paper.pdf: expected a text, got a PDF" in complaints
+    (tmp_path / "noise.bin").write_bytes(b"\x00\xff" * 20)
+    assert "noise.bin: expected UTF-8 text, got byte 0xff at 1" in run("ask", tmp_path / "noise.bin", "What?")[2]
+    status, _, complaints = run("ask", tmp_path, "What?")
+    assert status == 2 and f"{tmp_path}: expected a memory, a text or a store, got a folder" in complaints

@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from gistkit import cli
-from gistkit.common.signals import Interrupted, held, terminable
+from gistkit.common.signals import Interrupted, deferred_signals, terminable
 from gistkit.train import checkpoints, read_metrics
 from gistkit.train.trainer import Trainer
 from tests.cli.test_cli import small_llama
@@ -90,16 +90,16 @@ def test_one_process_of_a_launcher_says_it(monkeypatch, capsys):
 @pytest.mark.usefixtures("hangups")
 def test_a_held_signal_that_nobody_asked_about_acts_at_the_end():
     done = []
-    with pytest.raises(KeyboardInterrupt), held() as signals:
+    with pytest.raises(KeyboardInterrupt), deferred_signals() as signals:
         signal.raise_signal(signal.SIGINT)
         done.append(signals.number)
     assert done == [signal.SIGINT]
     for number in (signal.SIGTERM, signal.SIGHUP):
-        with pytest.raises(Interrupted) as caught, terminable(), held():
+        with pytest.raises(Interrupted) as caught, terminable(), deferred_signals():
             signal.raise_signal(number)
         assert caught.value.number == number and signal.getsignal(number) == signal.SIG_DFL
     # An error on its way is not covered.
-    with pytest.raises(ZeroDivisionError), held():
+    with pytest.raises(ZeroDivisionError), deferred_signals():
         signal.raise_signal(signal.SIGINT)
         _ = 1 / 0
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

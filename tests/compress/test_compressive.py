@@ -1,6 +1,5 @@
 """The Compressive Transformer's means as keys of a language model, against the dense form."""
 
-import json
 from unittest import mock
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from transformers.models.llama import modeling_llama
 
 from gistkit import hf
-from gistkit.compress import AvgPool, Compressive, Compressor, Dodo
+from gistkit.compress import AvgPool, Compressive, Dodo
 from tests.helpers.in_place_oracle import rotate, unsettle
 from tests.helpers.models import eager, tiny, tiny_llama
 from tests.helpers.streams import read_on
@@ -139,21 +138,6 @@ def test_what_is_pooled_is_what_was_asked_for():
         losses[pool, past] = Compressive(compressor, tau=6, segment=6)(ids)["loss"].item()
     assert losses["hidden", None] != losses["kv", None]
     assert losses["hidden", "kv"] == losses["kv", None] and losses["kv", "hidden"] == losses["hidden", None]
-
-
-def test_a_folder_of_before_is_read_with_the_means_that_it_was_made_with(tmp_path):
-    reader, ids = make(), tokens(1, 20)
-    reader.compressor.save_pretrained(tmp_path)
-    again = Compressor.from_pretrained(tmp_path, tiny_llama())
-    assert again.past == "hidden"
-    saved = json.loads((tmp_path / "compressor.json").read_text())
-    del saved["settings"]["past"], saved["settings"]["soft_prompt"]
-    (tmp_path / "compressor.json").write_text(json.dumps(saved))
-    before = Compressor.from_pretrained(tmp_path, tiny_llama())
-    assert (before.pool, before.past, before.soft_prompt) == ("hidden", "kv", None)
-    # What it has compressed stays readable.
-    assert before.source == again.source == AvgPool(tiny_llama(), ratio=3, bos_token=BOS, soft_prompt=True).source
-    assert before.encode(ids).num_tokens
 
 
 @POOLS

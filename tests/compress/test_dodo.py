@@ -1,7 +1,5 @@
 """Dodo as a compressor of contexts, against the same written out on transformers' own attention."""
 
-import json
-
 import pytest
 import torch
 from peft import LoraConfig
@@ -284,22 +282,6 @@ def test_files_of_memory_and_compressor(tmp_path):
     assert isinstance(again, Dodo)
     assert again.threshold == 0.5
     torch.testing.assert_close(again.decode(again.encode(ids), "lm", text), wanted, **TOLERANCE)
-
-
-def test_a_folder_from_before_the_choice_of_the_scorers_states_reads_them_behind_the_norm(tmp_path):
-    ids = tokens(2, 13)
-    compressor = make(scorer_norm=True)
-    compressor.save_pretrained(tmp_path / "new")
-    assert Compressor.from_pretrained(tmp_path / "new", tiny_llama()).settings["scorer_norm"] is True
-    file = tmp_path / "new" / "compressor.json"
-    saved = json.loads(file.read_text())
-    del saved["settings"]["scorer_norm"]
-    file.write_text(json.dumps(saved))
-    again = Compressor.from_pretrained(tmp_path / "new", tiny_llama()).double()
-    rows = compressor.with_bos(compressor.contexts(ids))
-    torch.testing.assert_close(again.whole_scores(rows), compressor.whole_scores(rows), **TOLERANCE)
-    # Either reads the other's memories.
-    assert make().source == again.source
 
 
 def test_nuggets_of_ones_own_choice():

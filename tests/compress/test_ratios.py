@@ -48,7 +48,7 @@ def test_a_memory_at_another_ratio_is_the_method_written_out_at_it(name):
         memory = compressor.encode(ids, ratio=ratio)
         expected = states(compressor.at(ratio), ids[0].tolist(), text[0].tolist())
         torch.testing.assert_close(compressor.decode(memory, "lm", text)[0], expected, **TOLERANCE)
-        spans = compressor.stands_for(memory)[0, 1:]
+        spans = compressor.context_spans(memory)[0, 1:]
         assert spans.tolist() == [[start, min(start + ratio, 13)] for start in range(0, 13, ratio)]
         alone = compressor.at(ratio).generate(memory, text, task="qa", max_new_tokens=3)
         assert torch.equal(compressor.generate(memory, text, task="qa", max_new_tokens=3), alone)
@@ -105,7 +105,7 @@ def test_a_window_names_the_ratios_that_it_is_too_small_for():
     compressor, ids = made("separate gist", window=4), tokens(1, 12)
     memory = made("separate gist").encode(ids, ratio=8)
     # Reading cuts nothing.
-    assert compressor.stands_for(memory)[0].tolist() == [[0, 0], [0, 8], [8, 12]]
+    assert compressor.context_spans(memory)[0].tolist() == [[0, 0], [0, 8], [8, 12]]
     assert compressor.decode(memory, "lm", ids).isfinite().all()
     for action, match in [
         (lambda: compressor.encode(ids, ratio=8), "ratio: expected at most the window, 4 tokens, got 8"),

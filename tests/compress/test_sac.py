@@ -59,7 +59,7 @@ def test_reading_anchors_equals_the_method_written_out(length):
     expected = [start + place for start, _, anchors in places_of(compressor, length) for place in anchors]
     assert memory.positions[0].tolist() == [place + 1 for place in expected] and memory.starts == (length,)
     torch.testing.assert_close(compressor.decode(memory, "lm", text), plain_decode(compressor, ids, text), **TOLERANCE)
-    spans = compressor.stands_for(memory)[0].tolist()
+    spans = compressor.context_spans(memory)[0].tolist()
     assert all(first <= place < last for place, (first, last) in zip(expected, spans, strict=True))
     assert [token for first, last in spans for token in range(first, last)] == list(range(length))
 

@@ -467,8 +467,8 @@ def test_joined_texts_are_read_one_behind_the_other(tmp_path):
     assert memory.ordinals.tolist() == [[*range(61, 91), *range(91 + 28, 91 + 41)]]
     # All tokens but BOS, which is none of a text's, count from the first text on.
     memory.save(tmp_path / "m.gist")
-    spans = compressor.stands_for(Memory.load(tmp_path / "m.gist"))[0]
-    own = compressor.stands_for(second)[0]
+    spans = compressor.context_spans(Memory.load(tmp_path / "m.gist"))[0]
+    own = compressor.context_spans(second)[0]
     assert torch.equal(spans[30:], (own + 90).where(own[..., 1:] > 0, 0)) and (own[0] == 0).any()
     closed = made("expected_attention", positions="closed")
     memory = closed.join([closed.encode([IDS]), closed.encode([IDS[:40]])])

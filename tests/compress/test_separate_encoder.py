@@ -95,7 +95,7 @@ def test_reading_equals_the_two_models_own_forwards(encoder, pool, layout, lora,
         expected, spans = plain_decode(compressor, ids, text, pool, layout, task)
         torch.testing.assert_close(compressor.decode(memory, task, text), expected, **TOLERANCE)
     assert memory.lengths == (len(spans),) == (compressor.size(length),)
-    assert compressor.stands_for(memory)[0].tolist() == [list(span) for span in spans]
+    assert compressor.context_spans(memory)[0].tolist() == [list(span) for span in spans]
 
 
 @pytest.mark.parametrize(("encoder", "pool", "layout", "lora"), CASES)
@@ -141,7 +141,7 @@ def test_the_same_weights_compress_at_any_ratio():
     memory = compressor.encode(ids, ratio=6)
     assert memory.lengths == (5,) and compressor.encode(ids, budget=5).lengths == (5,)
     at = made(compressor.encoder, compressor.model, pool="tokens", ratio=6, lora=2)
-    assert at.ratio == 6 and compressor.stands_for(memory)[0].tolist()[-1] == [24, 30]
+    assert at.ratio == 6 and compressor.context_spans(memory)[0].tolist()[-1] == [24, 30]
     with pytest.warns(UserWarning, match="memory: expected one that this compressor made"):
         at.decode(memory, "lm", text)
     assert torch.equal(compressor.decode(memory, "lm", text), compressor.at(6).decode(memory, "lm", text))

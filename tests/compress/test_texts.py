@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, TextStreamer
 
-from gistkit.compress import ICAE, AvgPool, Compressor, FiveHundredX, generation
+from gistkit.compress import ICAE, AvgPool, Compressor, FiveHundredX
 from gistkit.compress.tokens import QUESTION
 from tests.helpers.models import byte_tokenizer, tiny_llama
 
@@ -71,7 +71,7 @@ def test_names_of_special_tokens_in_a_users_text_are_text():
     assert found.context_lengths == (6,) and all(map(torch.equal, found.tensors, expected.tensors))
     prompts = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generation, "generate", lambda *args, **_: prompts.append(args[2]) or torch.zeros(1, 0).long())
+        patch.setattr(compressor, "generate", lambda _, ids, **__: prompts.append(ids) or torch.zeros(1, 0).long())
         for options in ({}, {"control_tokens": True}):
             compressor.ask(found, hostile, template="<end>{question}<start>{question}", **options)
     assert prompts == [[[256, *text, 257, *text]] for text in (spelt, control[1:])]

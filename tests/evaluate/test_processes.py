@@ -19,11 +19,11 @@ def test_shares_hold_every_item_once_and_join_in_order(count):
     shares = [Processes(index, count).share(items) for index in range(count)]
     assert sorted(item for share in shares for item in share) == items
 
-    class Told(Processes):
+    class Gathered(Processes):
         def gathered(self, value):
             return shares
 
-    assert Told(0, count).joined(shares[0]) == items
+    assert Gathered(0, count).joined(shares[0]) == items
     assert Processes(0, count, 3).on("cuda") == ("cuda:3" if count > 1 else "cuda")
     assert Processes(0, count, 3).on("cpu") == "cpu" and Processes(0, count, 3).on("cuda:1") == "cuda:1"
 

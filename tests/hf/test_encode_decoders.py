@@ -35,7 +35,8 @@ def close(actual: Tensor, expected: Tensor) -> None:
 
 
 def encoding(name: str, **options: Any) -> PositionEncoding:
-    return encodings.encoding(name, heads=HEADS, key_heads=KEY_HEADS, head_dim=HEAD_DIM, layers=LAYERS, **options)
+    options = {"key_heads": KEY_HEADS} | options
+    return encodings.encoding(name, heads=HEADS, head_dim=HEAD_DIM, layers=LAYERS, **options)
 
 
 def model_of(family: str, **changes: Any) -> PreTrainedModel:
@@ -118,22 +119,31 @@ def test_each_layer_may_have_its_projection() -> None:
     close(found, by_formula(model, "seqpe-sum", position))
 
 
+def inside(family: str, name: str) -> tuple[Any, PositionEncoding]:
+    """A model and an encoding of its heads; "gpt2" has as many key heads as heads, and no RoPE."""
+    if family == "gpt2":
+        return tiny("gpt2", pad_token_id=0), encoding(name, key_heads=HEADS)
+    return model_of(family), encoding(name)
+
+
 @pytest.mark.parametrize("name", mostly_slow(TEXT_ENCODINGS, "sinusoidal", "alibi", "seqpe-bias"))
-@pytest.mark.parametrize("rope", [False, True])
-def test_passes_in_chunks_are_one_pass(name: str, rope: bool) -> None:
-    model, cache = model_of("llama"), DynamicCache()
-    with hf.encode_positions(model, encoding(name), rope=rope):
+@pytest.mark.parametrize(("family", "rope"), [("llama", False), ("llama", True), ("gpt2", False)])
+def test_passes_in_chunks_are_one_pass(family: str, rope: bool, name: str) -> None:
+    (model, position), cache = inside(family, name), DynamicCache()
+    with hf.encode_positions(model, position, rope=rope):
         whole = model(IDS).logits
         parts = [model(part, **{hf.CACHE: cache}).logits for part in IDS.split([4, 1, 4], 1)]
     close(torch.cat(parts, 1), whole)
-    wide = 2 if name == "seqpe-bias" else 1
-    assert cache.layers[0].keys.shape == (2, KEY_HEADS, 9, wide * HEAD_DIM)
+    wide, heads = 2 if name == "seqpe-bias" else 1, HEADS if family == "gpt2" else KEY_HEADS
+    assert cache.layers[0].keys.shape == (2, heads, 9, wide * HEAD_DIM)
+    assert cache.layers[0].values.shape == (2, heads, 9, HEAD_DIM)
 
 
-@pytest.mark.parametrize("name", mostly_slow(TEXT_ENCODINGS, "rope-1e4", "seqpe-bias"))
-def test_generate_with_a_cache_without_one_and_padded(name: str) -> None:
+@pytest.mark.parametrize("name", mostly_slow(TEXT_ENCODINGS, "learned", "rope-1e4", "alibi", "seqpe-bias"))
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_generate_with_a_cache_without_one_and_padded(family: str, name: str) -> None:
     """Greedy and by beams, each row as it is alone."""
-    model, position = model_of("llama"), encoding(name)
+    model, position = inside(family, name)
     settings = {"max_new_tokens": 5, "do_sample": False}
     mask = torch.ones_like(IDS)
     mask[1, :4] = 0
@@ -143,22 +153,26 @@ def test_generate_with_a_cache_without_one_and_padded(name: str) -> None:
         for row, start in ((0, 0), (1, 4)):
             alone = model.generate(IDS[row : row + 1, start:], attention_mask=mask[row : row + 1, start:], **settings)
             assert torch.equal(cached[row : row + 1, start:], alone)
-        beams = model.generate(IDS, attention_mask=mask, num_beams=2, **settings)
-        assert torch.equal(beams, model.generate(IDS, attention_mask=mask, num_beams=2, use_cache=False, **settings))
-    # The first new token is the formula's choice.
-    assert torch.equal(cached[:1, 9], by_formula(model, name, position)[:1, -1].argmax(-1))
+        beams = model.generate(IDS, attention_mask=mask, num_beams=3, **settings)
+        assert torch.equal(beams, model.generate(IDS, attention_mask=mask, num_beams=3, use_cache=False, **settings))
+        # Each new token is the choice of a pass over all before it.
+        assert torch.equal(cached[:1, 9:], model(cached[:1, :-1]).logits[:, 8:].argmax(-1))
 
 
-def test_padding_at_either_end_changes_nothing() -> None:
-    model, name = model_of("llama"), "seqpe-mul"
-    padded, mask = torch.zeros(2, 12, dtype=torch.long), torch.zeros(2, 12, dtype=torch.long)
-    for row, start in enumerate((0, 3)):
-        padded[row, start : start + 9], mask[row, start : start + 9] = IDS[row], 1
-    with hf.encode_positions(model, encoding(name)):
+@pytest.mark.parametrize(
+    ("family", "name"), [("llama", "seqpe-mul"), *(("gpt2", name) for name in ("alibi", "seqpe-bias", "sinusoidal"))]
+)
+def test_padding_at_either_end_changes_nothing(family: str, name: str) -> None:
+    model, position = inside(family, name)
+    padded, mask = torch.zeros(3, 12, dtype=torch.long), torch.zeros(3, 12, dtype=torch.long)
+    for row, (start, count) in enumerate(((0, 9), (3, 9), (12, 0))):
+        padded[row, start : start + count], mask[row, start : start + count] = IDS[row % 2, :count], 1
+    with hf.encode_positions(model, position):
         logits = model(padded, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits
         alone = model(IDS).logits
     close(logits[0, :9], alone[0])
     close(logits[1, 3:], alone[1])
+    assert logits.isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["seqpe-bias", "learned"])
@@ -189,12 +203,14 @@ def test_embeddings_of_the_caller_are_used() -> None:
         close(found, model(IDS, position_ids=ROWS).logits)
 
 
-def test_the_model_is_left_as_it_was() -> None:
-    model = model_of("llama")
-    before = model(IDS).logits
-    with hf.encode_positions(model, encoding("seqpe-bias"), rope=True):
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_the_model_is_left_as_it_was(family: str) -> None:
+    model, position = inside(family, "seqpe-bias")
+    before, implementation = model(IDS).logits, model.config._attn_implementation
+    with pytest.raises(RuntimeError, match="inside"), hf.encode_positions(model, position, rope=family == "llama"):
         assert not torch.allclose(model(IDS).logits, before)
-    assert torch.equal(model(IDS).logits, before)
+        raise RuntimeError("inside")
+    assert torch.equal(model(IDS).logits, before) and model.config._attn_implementation == implementation
     assert not any("forward" in vars(module) or module._forward_pre_hooks for module in model.modules())
     assert "generate" not in vars(model)
 

@@ -21,7 +21,6 @@ from gistkit.nn import (
     position_encoding,
 )
 from tests.helpers.models import checkpoint, tiny
-from tests.helpers.tiers import tiers
 from tests.nn.test_gpt import same_weights
 
 HEADS, HEAD_DIM, LAYERS, VOCAB = 4, 12, 2, 50
@@ -87,36 +86,6 @@ def test_the_models_own_table_gives_the_model() -> None:
         close(model(IDS).logits, expected)
 
 
-@pytest.mark.parametrize("name", TEXT_ENCODINGS)
-def test_passes_in_chunks_are_one_pass(name: str) -> None:
-    model, cache = gpt2(), DynamicCache()
-    with hf.encode_positions(model, encoding(name)):
-        whole = model(IDS).logits
-        parts = [model(part, **{hf.CACHE: cache}).logits for part in IDS.split([4, 1, 4], 1)]
-    close(torch.cat(parts, 1), whole)
-    wide = 2 if name == "seqpe-bias" else 1
-    assert cache.layers[0].keys.shape == (2, HEADS, 9, wide * HEAD_DIM)
-    assert cache.layers[0].values.shape == (2, HEADS, 9, HEAD_DIM)
-
-
-@pytest.mark.parametrize("name", tiers(TEXT_ENCODINGS, ["learned", "rope-1e4", "alibi", "seqpe-bias"]))
-def test_generate_with_a_cache_without_one_and_padded(name: str) -> None:
-    """Greedy and by beams, each row as it is alone."""
-    model, position = gpt2(), encoding(name)
-    settings = {"max_new_tokens": 6, "do_sample": False}
-    mask = torch.ones_like(IDS)
-    mask[1, :4] = 0
-    with hf.encode_positions(model, position):
-        cached = model.generate(IDS, attention_mask=mask, **settings)
-        assert torch.equal(cached, model.generate(IDS, attention_mask=mask, use_cache=False, **settings))
-        for row, start in ((0, 0), (1, 4)):
-            alone = model.generate(IDS[row : row + 1, start:], attention_mask=mask[row : row + 1, start:], **settings)
-            assert torch.equal(cached[row : row + 1, start:], alone)
-        beams = model.generate(IDS, attention_mask=mask, num_beams=3, **settings)
-        assert torch.equal(beams, model.generate(IDS, attention_mask=mask, num_beams=3, use_cache=False, **settings))
-    assert torch.equal(cached[:1], ours(model, position).generate(IDS[:1], 6))
-
-
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of positions that SeqPE's encoder reads from now on, by call."""
     calls: list[int] = []
@@ -170,22 +139,6 @@ def test_embeddings_of_the_caller_serve_the_model_and_the_regularizer(
         close(loss_of(torch.cat(parts, 1)), total)
 
 
-@pytest.mark.parametrize("name", ["alibi", "seqpe-bias", "seqpe-mul", "sinusoidal"])
-def test_padding_at_either_end_changes_nothing(name: str) -> None:
-    model = gpt2()
-    padded, mask = torch.zeros(3, 12, dtype=torch.long), torch.zeros(3, 12, dtype=torch.long)
-    starts, tokens = (0, 3, 12), (9, 9, 0)
-    for row, (start, count) in enumerate(zip(starts, tokens, strict=True)):
-        padded[row, start : start + count], mask[row, start : start + count] = IDS[row % 2, :count], 1
-    position_ids = (mask.cumsum(1) - 1).clamp(min=0)
-    with hf.encode_positions(model, encoding(name)):
-        logits = model(padded, attention_mask=mask, position_ids=position_ids).logits
-        alone = model(IDS).logits
-    close(logits[0, :9], alone[0])
-    close(logits[1, 3:], alone[1])
-    assert logits.isfinite().all()
-
-
 def loss_of(logits: Tensor) -> Tensor:
     # Transformers' own is in single precision.
     return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
@@ -216,18 +169,6 @@ def test_what_layers_add_is_dropped_in_training_as_the_model_says() -> None:
     with hf.encode_positions(model, encoding("seqpe-bias")):
         logits = model(IDS).logits
     close(logits, model.lm_head(model.transformer.ln_f(model.transformer.wte(IDS))))
-
-
-def test_the_model_is_left_as_it_was() -> None:
-    model = gpt2()
-    before, implementation = model(IDS).logits, model.config._attn_implementation
-    with pytest.raises(RuntimeError, match="inside"), hf.encode_positions(model, encoding("seqpe-bias")):
-        assert not torch.allclose(model(IDS).logits, before)
-        raise RuntimeError("inside")
-    assert torch.equal(model(IDS).logits, before)
-    assert model.config._attn_implementation == implementation
-    assert not any("forward" in vars(module) for module in model.modules())
-    assert not model.transformer._forward_pre_hooks
 
 
 @pytest.mark.parametrize("name", ["alibi", "seqpe-bias", "rope-1e4"])

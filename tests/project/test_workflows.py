@@ -1,9 +1,12 @@
 """The workflows of .github and the wheels they make: schemas, rights, the Makefile's build."""
 
+import io
 import json
+import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +15,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from tools import check_wheel, smoke
+from tools import check_wheel, smoke, unpack_sdist
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -144,3 +147,26 @@ def test_a_wheel_with_other_files_is_refused(tmp_path: Path) -> None:
         "gistkit/libgistkit_ops.so is missing",
         "expected a tag of manylinux, got gistkit-0-cp311-cp311-linux_x86_64.whl",
     ]
+
+
+def test_an_sdist_is_unpacked_over_an_earlier_one_and_what_is_the_same_keeps_its_time(tmp_path: Path) -> None:
+    sdist, folder = tmp_path / "gistkit-0.tar.gz", tmp_path / "sdist"
+
+    def packed(**files: str) -> None:
+        with tarfile.open(sdist, "w:gz") as archive:
+            for name, content in files.items():
+                member = tarfile.TarInfo(f"gistkit-0/csrc/{name}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content.encode()))
+        unpack_sdist.unpack(sdist, folder)
+        assert {path.name: path.read_text() for path in (folder / "csrc").iterdir()} == files
+
+    packed(same="1", changed="2", gone="3")
+    (folder / "build").mkdir()
+    (folder / "build/object.o").write_text("kept")
+    for path in (folder / "csrc").iterdir():
+        os.utime(path, (1, 1))
+    packed(same="1", changed="4", new="5")
+    times = {path.name: path.stat().st_mtime == 1 for path in (folder / "csrc").iterdir()}
+    assert times == {"same": True, "changed": False, "new": False}
+    assert (folder / "build/object.o").read_text() == "kept"

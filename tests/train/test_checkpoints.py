@@ -26,7 +26,7 @@ from gistkit.train.trainer import Trainer
 from tests.helpers import train_worker
 from tests.helpers.disks import limit
 from tests.helpers.tiers import mostly_slow
-from tests.helpers.train_worker import RECIPE, Before, killed, make_compressor, make_gistpool, numbers, train, trained
+from tests.helpers.train_worker import RECIPE, Before, killed, make_compressor, numbers, train, trained
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -236,15 +236,6 @@ def test_weights_of_another_compressor_are_refused(done):
     with pytest.raises(ValueError, match=r"expected .* with shape .*, got .*; the checkpoint is of another compressor"):
         checkpoints.restore(path, make_compressor(lora=2).trainable())
     assert checkpoints.restore(path, make_compressor().trainable())["trained_length"] == 20
-
-
-def test_a_run_goes_on_from_a_checkpoint_of_before_its_later_settings(tmp_path):
-    compressor = make_gistpool()
-    added = compressor.options.added()
-    earlier = {name: value for name, value in compressor.settings.items() if name not in added}
-    assert "train_ratios" in added
-    checkpoints.save_weights(tmp_path, compressor.trainable(), {"identity": earlier}, write=True)
-    assert checkpoints.restore(tmp_path, compressor.trainable(), compressor.settings) == {"identity": earlier}
 
 
 def test_a_broken_line_of_metrics_is_named_and_a_cut_one_left_out(tmp_path):

@@ -116,15 +116,6 @@ def test_a_run_that_stopped_goes_on_to_the_same_losses_and_threshold(unbroken, t
         train(tmp_path, make_reader().compressor, resume=True)
 
 
-def test_a_checkpoint_from_before_a_setting_was_added_is_of_a_run_with_its_old_value(tmp_path):
-    parameters = list(make_reader(selection="strided").compressor.trainable())
-    old = {"method": "dodo", "tau": 8}
-    checkpoints.save_weights(tmp_path, parameters, {"identity": old}, write=True)
-    assert checkpoints.restore(tmp_path, parameters, old | {"scorer_norm": True})["identity"] == old
-    with pytest.raises(ValueError, match="the saved run differs in scorer_norm; use the same settings"):
-        checkpoints.restore(tmp_path, parameters, old | {"scorer_norm": False})
-
-
 def test_rows_may_be_shared_among_passes(unbroken, tmp_path):
     for name, options in {"accumulated": {"accumulate": 2}, "checkpointed": {"gradient_checkpointing": True}}.items():
         train(tmp_path / name, make_reader(), **options)

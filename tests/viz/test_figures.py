@@ -9,12 +9,9 @@ from gistkit import layouts, viz
 from gistkit.viz.style import Picture
 from tests.helpers.programs import printed
 
-SPREAD = {"ICAE": {100: [99.0, 99.5], 300: [90.0, 96.0]}}
 ONE_PANEL = {
     "draw_attention_to_nuggets": ([[0.5, 0.25], [0.0, 1.0]], [True, False]),
-    "draw_bleu_by_length": (SPREAD,),
     "draw_layout": (layouts.gist(6, 3, 2),),
-    "draw_perplexity": ({"Dodo learned": [(64, [7.0]), (128, [6.5])]},),
     "draw_similarity": ({"after": np.eye(4)},),
     "draw_token_types": ([(" the", 0.4, 0.1), (",", 0.3, 0.2)],),
 }

@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="the viz extra is not installed")
 
-from gistkit.viz.seqpe import draw_grid_similarity, draw_similarity, similarities
+from gistkit.viz.seqpe import draw_similarity, similarities
 
 RANDOM = np.random.default_rng(0)
 
@@ -38,23 +38,8 @@ def test_a_map_for_each_encoder():
     assert figure._repr_png_().startswith(b"\x89PNG")
 
 
-def test_a_map_for_each_position_of_a_grid():
-    grid = RANDOM.normal(size=(5, 10, 3))
-    figure = draw_grid_similarity({"trained": grid})
-    assert [axes.get_title() for axes in figure.axes] == ["(1, 2)", "(1, 7)", "(2, 5)", "(3, 2)", "(3, 7)"]
-    figure = draw_grid_similarity({"trained": grid, "shown": grid * 2}, [(4, 9)], scale="none")
-    first, second = figure.axes
-    np.testing.assert_allclose(drawn(first), grid @ grid[4, 9])
-    np.testing.assert_allclose(drawn(second), 4 * grid @ grid[4, 9])
-    assert first.get_ylabel() == "trained"
-
-
 def test_errors():
     with pytest.raises(ValueError, match="embeddings: expected one array or more, by title, got none"):
         draw_similarity({})
     with pytest.raises(ValueError, match=r"embeddings: expected \[P, D\] for 'a', got shape \[3\]"):
         draw_similarity({"a": np.zeros(3)})
-    with pytest.raises(ValueError, match=r"embeddings: expected \[height, width, D\] for 'a'"):
-        draw_grid_similarity({"a": np.zeros((3, 2))})
-    with pytest.raises(ValueError, match=r"points: expected positions within 5 x 10, got \(5, 0\)"):
-        draw_grid_similarity({"a": np.zeros((5, 10, 3))}, [(5, 0)])

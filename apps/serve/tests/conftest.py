@@ -16,7 +16,7 @@ import uvicorn
 from clients import GIGA, Letters
 from starlette.testclient import TestClient
 
-from gistkit_serve.server import Offline, Shelf, application, rows, running
+from gistkit_serve.server import MemoryRepository, Offline, application, rows, running
 from tests.helpers.stores import make_compressor
 
 
@@ -40,19 +40,21 @@ def same():
 
 @pytest.fixture
 def serving(compressor, tmp_path):
-    """A function that opens a client of a server, with limits of the application and of its shelf."""
+    """A function that opens a client of a server, with limits of the application and of its repository."""
 
     @contextmanager
     def serve(folder=tmp_path / "memories", most=100, ram_bytes=GIGA, disk_bytes=GIGA, store=(), **options):
         offline = Offline(store, compressor)
-        shelf = Shelf(folder, compressor, most=most, ram_bytes=ram_bytes, disk_bytes=disk_bytes, offline=offline)
-        app = application(compressor, shelf, **{"names": ["tiny"], **options})
+        repository = MemoryRepository(
+            folder, compressor, most=most, ram_bytes=ram_bytes, disk_bytes=disk_bytes, offline=offline
+        )
+        app = application(compressor, repository, **{"names": ["tiny"], **options})
         try:
             with TestClient(app, base_url="http://127.0.0.1") as client:
-                client.shelf, client.state = shelf, app.state
+                client.repository, client.state = repository, app.state
                 yield client
         finally:
-            shelf.close()
+            repository.close()
 
     return serve
 

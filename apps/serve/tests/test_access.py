@@ -102,7 +102,7 @@ def test_metrics_count_requests_tokens_and_what_was_evicted(serving):
         found = numbers(client)
         assert found["gistkit_memories",] == 2 and found["gistkit_evicted_total",] == 1
         assert found["gistkit_tokens_total",] == 7 and found["gistkit_waiting",] == 0
-        assert found["gistkit_disk_bytes",] == client.shelf.disk_bytes > 0
+        assert found["gistkit_disk_bytes",] == client.repository.disk_bytes > 0
         assert found["gistkit_request_seconds_count", "/v1/memories", "201", "POST"] == 3
         assert found["gistkit_request_seconds_count", "/v1/chat/completions", "200", "POST"] == 1
         assert found["gistkit_request_seconds_count", "/v1/chat/completions", "404", "POST"] == 1

@@ -15,7 +15,7 @@ from gistkit.ask import Turns
 from gistkit.compress import AvgPool, Dodo
 from gistkit.compress.generation import answering
 from gistkit.compress.tokens import QUESTION
-from gistkit_serve.server import Limits, Refused, Shelf, rows
+from gistkit_serve.server import Limits, MemoryRepository, Refused, rows
 from gistkit_serve.server import worker as workers
 from gistkit_serve.server.worker import Question, Sampling, Text, Worker
 from tests.helpers.models import tiny, tiny_llama
@@ -41,8 +41,8 @@ class Serving:
     def __init__(self, make, folder, **limits):
         compressor, self.same = make(), make()
         compressor.tokenizer = self.same.tokenizer = Letters()
-        self.shelf = Shelf(folder, compressor, most=99, ram_bytes=GIGA, disk_bytes=GIGA)
-        self.worker = Worker(compressor, self.shelf, Turns(QUESTION, QUESTION), Limits(**limits))
+        self.repository = MemoryRepository(folder, compressor, most=99, ram_bytes=GIGA, disk_bytes=GIGA)
+        self.worker = Worker(compressor, self.repository, Turns(QUESTION, QUESTION), Limits(**limits))
         self.ids = [self.submit(Text, text).get(timeout=30).id for text in TEXTS]
 
     def submit(self, job, *arguments):
@@ -65,7 +65,7 @@ class Serving:
 
     def __exit__(self, *error):
         self.worker.close()
-        self.shelf.close()
+        self.repository.close()
 
 
 @pytest.mark.parametrize("make", [make_compressor, adapted, windowed])

@@ -9,7 +9,7 @@ import shutil
 import pytest
 from clients import added, answer_of, asked
 
-from gistkit_serve.server import shelf as shelves
+from gistkit_serve.server import repository as repositories
 from gistkit_serve.server.errors import storage_failed
 from tests.helpers.stores import make_compressor
 
@@ -51,9 +51,9 @@ def test_a_disk_that_takes_nothing_leaves_answers_as_they_are(client, monkeypatc
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
-        patch.setattr(shelves.Memory, "save", refuse)
-        patch.setattr(shelves.Path, "unlink", refuse)
-        patch.setattr(shelves.os, "utime", refuse)
+        patch.setattr(repositories.Memory, "save", refuse)
+        patch.setattr(repositories.Path, "unlink", refuse)
+        patch.setattr(repositories.os, "utime", refuse)
         added_now = client.post("/v1/memories", json={"text": "more"})
         removed = client.delete(f"/v1/memories/{memory}")
         for response in (added_now, removed):
@@ -62,7 +62,7 @@ def test_a_disk_that_takes_nothing_leaves_answers_as_they_are(client, monkeypatc
     # What could not be removed is there, and goes when it can.
     assert client.get(f"/v1/memories/{memory}").status_code == 200
     assert client.delete(f"/v1/memories/{memory}").status_code == 200
-    assert not list(client.shelf.folder.glob("*.gist"))
+    assert not list(client.repository.folder.glob("*.gist"))
 
 
 def test_an_error_without_a_number_says_nothing_of_paths():
@@ -75,7 +75,7 @@ def test_an_error_of_a_route_has_the_shape_of_all_and_its_line(client, monkeypat
     def fails():
         raise RuntimeError("/srv/memories")
 
-    monkeypatch.setattr(client.shelf, "entries", fails)
+    monkeypatch.setattr(client.repository, "entries", fails)
     response = client.get("/v1/memories", headers={"x-request-id": "mine"})
     error = {"message": "the server failed: RuntimeError", "type": "server_error", "param": None, "code": "failed"}
     assert response.status_code == 500 and response.json() == {"error": error}
@@ -88,8 +88,8 @@ def test_another_compressors_file_fails_its_own_question(serving):
     with serving(ram_bytes=0) as client:
         good, bad = added(client, "The gate code is 4471."), added(client, "Olga keeps the key.")
         want = answer_of(asked(client, good, "What is it?"))
-        make_compressor(seed=1).encode([[1, 2, 3, 4]]).save(client.shelf.folder / "foreign")
-        shutil.move(client.shelf.folder / "foreign", client.shelf.folder / f"{bad}.gist")
+        make_compressor(seed=1).encode([[1, 2, 3, 4]]).save(client.repository.folder / "foreign")
+        shutil.move(client.repository.folder / "foreign", client.repository.folder / f"{bad}.gist")
         assert asked(client, bad, "Who?").status_code == 404
         assert answer_of(asked(client, good, "What is it?")) == want
 
@@ -102,11 +102,11 @@ def test_a_name_that_only_begins_as_this_machines_is_refused(client, host):
 def test_a_start_reads_each_file_once_and_keeps_the_newest_in_ram(serving, monkeypatch):
     with serving() as client:
         names = [added(client, f"text {number}") for number in range(6)]
-        nbytes = client.shelf.entry(names[0]).nbytes
-    reads, load = [], shelves.Memory.load
-    monkeypatch.setattr(shelves.Memory, "load", lambda path, *rest: reads.append(path) or load(path, *rest))
+        nbytes = client.repository.entry(names[0]).nbytes
+    reads, load = [], repositories.Memory.load
+    monkeypatch.setattr(repositories.Memory, "load", lambda path, *rest: reads.append(path) or load(path, *rest))
     with serving(ram_bytes=2 * nbytes, most=5) as client:
         assert len(reads) == 6
-        entries = client.shelf.entries()
+        entries = client.repository.entries()
         assert [entry.id for entry in entries] == names[1:]
         assert [entry.memory is not None for entry in entries] == [False, False, False, True, True]

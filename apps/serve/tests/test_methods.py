@@ -9,7 +9,7 @@ from clients import GIGA, Letters
 from gistkit.ask import Turns
 from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, Select
 from gistkit.compress.tokens import QUESTION
-from gistkit_serve.server import Limits, Refused, Shelf
+from gistkit_serve.server import Limits, MemoryRepository, Refused
 from gistkit_serve.server.worker import Question, Sampling, Text, Worker
 from tests.helpers.models import tiny_llama
 
@@ -36,8 +36,8 @@ def test_memories_of_a_method_are_answered_together_as_each_is_alone(name, tmp_p
     contexts = [*memories, compressor.join(memories)] if name in JOINED else memories
     expected = [compressor.ask(memory, "Who?", max_new_tokens=12) for memory in contexts]
     # No memory stays in RAM.
-    shelf = Shelf(tmp_path, compressor, most=9, ram_bytes=0, disk_bytes=GIGA)
-    worker = Worker(compressor, shelf, Turns(QUESTION, QUESTION), Limits())
+    repository = MemoryRepository(tmp_path, compressor, most=9, ram_bytes=0, disk_bytes=GIGA)
+    worker = Worker(compressor, repository, Turns(QUESTION, QUESTION), Limits())
 
     def submitted(job, *arguments):
         told = queue.Queue()
@@ -53,7 +53,7 @@ def test_memories_of_a_method_are_answered_together_as_each_is_alone(name, tmp_p
     gate.set()
     answers = [one.get(timeout=30) for one in told]
     worker.close()
-    shelf.close()
+    repository.close()
     if name in APART:
         refused = answers.pop()
         assert isinstance(refused, Refused) and refused.status == 400

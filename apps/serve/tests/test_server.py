@@ -230,7 +230,7 @@ def test_a_text_without_tokens_and_one_of_another_kind_are_refused(client):
 def test_a_form_that_any_web_page_may_send_is_no_request(client):
     body = json.dumps({"text": TEXT})
     assert client.post("/v1/memories", content=body, headers={"content-type": "text/plain"}).status_code in (400, 415)
-    assert len(client.shelf) == 0
+    assert len(client.repository) == 0
 
 
 def test_sizes_are_limited(serving):
@@ -252,9 +252,9 @@ def test_sizes_are_limited(serving):
 
 def test_memories_beyond_the_models_positions_are_refused_before_any_is_read(client, monkeypatch):
     memory, read = added(client, "a" * 400), []
-    monkeypatch.setattr(client.shelf, "get", read.append)
+    monkeypatch.setattr(client.repository, "get", read.append)
     most = client.state.worker._positions
-    held = 64 * client.shelf.entry(memory).memory_tokens
+    held = 64 * client.repository.entry(memory).memory_tokens
     assert held > most
     message = f"memory: expected memories of at most {most} tokens in all, got {held}"
     assert error_of(asked(client, [memory] * 64, QUESTION), 400) == message and not read

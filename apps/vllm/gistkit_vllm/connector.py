@@ -22,7 +22,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from gistkit_vllm import shelf
+from gistkit_vllm import memory_files
 
 logger = init_logger("vllm.gistkit")
 
@@ -75,7 +75,7 @@ class GistConnector(KVConnectorBase_V1):
         model, parallel = vllm_config.model_config, vllm_config.parallel_config
         self._shape = model.get_num_layers(parallel), 2, model.get_num_kv_heads(parallel), model.get_head_size()
         self._dtype = model.dtype
-        self._reader = shelf.reader_of(model.model)
+        self._reader = memory_files.reader_of(model.model)
         # Of the scheduler.
         self._wanted: dict[str, Wanted] = {}
         self._pending = Loads()
@@ -107,13 +107,13 @@ class GistConnector(KVConnectorBase_V1):
         request.update_block_hashes()
 
     def _checked(self, request: Any, name: object) -> Wanted:
-        about, shape = shelf.about(self._store, name)
+        about, shape = memory_files.about(self._store, name)
         layers, two, heads, size = self._shape
         if shape != (layers, two, about.tokens, heads, size):
             expected = (layers, two, about.tokens, heads, size)
             raise ValueError(f"memory {name!r}: expected keys and values {expected}, got {shape}: of another model")
         lora = request.lora_request
-        reader = self._reader if lora is None else shelf.reader_of(lora.lora_path)
+        reader = self._reader if lora is None else memory_files.reader_of(lora.lora_path)
         if reader != about.reader and not (reader is None and about.reader.startswith("base:")):
             raise ValueError(f"memory {name!r}: expected the reader {about.reader}, got {reader or 'other weights'}")
         if request.skip_reading_prefix_cache:
@@ -195,7 +195,7 @@ class GistConnector(KVConnectorBase_V1):
         """[layers, 2, tokens, heads, size], kept for the requests that follow."""
         place = load.memory, load.digest
         if place not in self._held:
-            values = shelf.values(self._store, load.memory, load.digest)
+            values = memory_files.values(self._store, load.memory, load.digest)
             self._held[place] = values.to(device, self._dtype)
         self._held.move_to_end(place)
         while len(self._held) > 1 and sum(held.nbytes for held in self._held.values()) > self._budget:

@@ -59,7 +59,7 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from gistkit_vllm import shelf
+    from gistkit_vllm import memory_files
 
     if arguments.name is not None and arguments.compressor is not None:
         raise ValueError(f"--compressor: not allowed with COMPRESSOR, got {arguments.compressor}")
@@ -77,18 +77,19 @@ def _run(arguments: argparse.Namespace) -> int:
     count = 0
     for memory_name, memory in _memories(arguments.memories):
         values = _values(compressor, memory, arguments)
-        shelf.add(
-            arguments.out / shelf.MEMORIES, memory_name, values, tokens=values.shape[0 if values.dim() == 2 else 2],
+        memory_files.add(
+            arguments.out / memory_files.MEMORIES, memory_name, values,
+            tokens=values.shape[0 if values.dim() == 2 else 2],
             context_tokens=memory.context_lengths[0] + len(memory.rest[0]), placeholder=placeholder, text=text,
             reader=reader,
         )  # fmt: skip
         count += 1
-    (arguments.out / shelf.MEMORIES).mkdir(parents=True, exist_ok=True)
+    (arguments.out / memory_files.MEMORIES).mkdir(parents=True, exist_ok=True)
     written = _write_reader(compressor, arguments, tokenizer)
     for folder in (arguments.out, *([] if written is None else [written])):
-        (folder / shelf.SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
-    (arguments.out / shelf.TEMPLATE).write_text(template)
-    whole = written is not None and written.name == shelf.READER
+        (folder / memory_files.SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
+    (arguments.out / memory_files.TEMPLATE).write_text(template)
+    whole = written is not None and written.name == memory_files.READER
     what = "the reader is a whole model" if whole else "the reader is an adapter of the base model"
     what = "the base model reads them as it is" if written is None else what
     print(
@@ -120,11 +121,11 @@ def _reader(compressor: Compressor) -> str:
 
 def _check_folder(folder: Path, reader: str) -> dict[str, Any]:
     """The settings of a folder that holds this reader; another one's memories would be read wrongly."""
-    from gistkit_vllm import shelf
+    from gistkit_vllm import memory_files
 
     if not folder.exists() or not any(folder.iterdir()):
         return {}
-    settings = folder / shelf.SETTINGS
+    settings = folder / memory_files.SETTINGS
     before = json.loads(settings.read_text()) if settings.is_file() else {}
     if before.get("reader") != reader:
         found = f"the reader {before['reader']}" if before else "other files"
@@ -194,10 +195,10 @@ def _embeddings(compressor: Compressor, memory: Memory, task: Any) -> torch.Tens
 
 def _write_reader(compressor: Compressor, arguments: argparse.Namespace, tokenizer: Any) -> Path | None:
     """The adapter or the model, each in a folder of its own; None: the base model reads, and nothing was asked for."""
-    from gistkit_vllm import shelf
+    from gistkit_vllm import memory_files
 
     adapters, role, out = compressor.adapters, compressor.reader, arguments.out
-    reader, adapter, partial = out / shelf.READER, out / shelf.ADAPTER, out / ".adapter"
+    reader, adapter, partial = out / memory_files.READER, out / memory_files.ADAPTER, out / ".adapter"
     place = None
     if adapters is not None and role is not None:
         compressor.save_pretrained(partial)

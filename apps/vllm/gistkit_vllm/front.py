@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gistkit_vllm import shelf
+from gistkit_vllm import memory_files
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -45,12 +45,12 @@ class Front:
             return await self.app(scope, _received(body, receive), send)
         try:
             store = Path(scope["app"].state.vllm_config.kv_transfer_config.get_from_extra_config("store", "."))
-            about, shape = shelf.about(store, name)
+            about, shape = memory_files.about(store, name)
             if len(shape) == 2:
-                _embed(request, path, shelf.values(store, name, about.digest))
+                _embed(request, path, memory_files.values(store, name, about.digest))
             else:
                 _place(request, path, about)
-        except shelf.Missing as error:
+        except memory_files.Missing as error:
             return await self._refuse(scope, send, 404, str(error), "memory_not_found")
         except (ValueError, OSError) as error:
             return await self._refuse(scope, send, 400, str(error), "memory_not_read")
@@ -81,7 +81,7 @@ class Front:
         await send({"type": "http.response.body", "body": body})
 
 
-def _place(request: dict[str, Any], path: str, about: shelf.About) -> None:
+def _place(request: dict[str, Any], path: str, about: memory_files.About) -> None:
     """Writes the placeholders before a prompt; the chat template writes those of messages."""
     if path == CHAT:
         given = request.get("chat_template_kwargs") or {}
@@ -91,7 +91,7 @@ def _place(request: dict[str, Any], path: str, about: shelf.About) -> None:
     request["prompt"] = _before(request.get("prompt"), about)
 
 
-def _before(prompt: Any, about: shelf.About) -> Any:
+def _before(prompt: Any, about: memory_files.About) -> Any:
     if isinstance(prompt, str):
         return about.text * about.tokens + prompt
     if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gistkit_vllm.shelf import ADAPTER, MEMORIES, READER, SETTINGS, TEMPLATE
+from gistkit_vllm.memory_files import ADAPTER, MEMORIES, READER, SETTINGS, TEMPLATE
 
 DESCRIPTION = "Serves what gistkit export wrote by vLLM: memories that requests name in kv_transfer_params."
 

@@ -3,7 +3,7 @@
 import pytest
 from vllm_env import answers, exported, passages, smollm2_compressor, vllm_python, written
 
-from gistkit_vllm import shelf
+from gistkit_vllm import memory_files
 
 pytestmark = pytest.mark.nightly
 ASKED = "What is this about?"
@@ -24,10 +24,10 @@ def world(tmp_path_factory):
         memory.save(files[-1])
         want[name] = written(compressor, memory, ASKED)
     exported("smollm2-avgpool-2x", "--out", place / "served", "--merged", "--memories", *files)
-    store = place / "served" / shelf.MEMORIES
+    store = place / "served" / memory_files.MEMORIES
     requests = {}
     for name, (prompt, _) in want.items():
-        about, _ = shelf.about(store, name)
+        about, _ = memory_files.about(store, name)
         requests[name] = {"ids": [about.placeholder] * about.tokens + prompt, "memory": name}
     return place / "served", store, {name: tokens for name, (_, tokens) in want.items()}, requests
 
@@ -58,12 +58,14 @@ def test_sixteen_memories_side_by_side_give_gistkits_own_tokens(world, case):
 def test_what_cannot_be_read_fails_its_own_request(world):
     folder, store, want, requests = world
     first, others = requests[NAMES[0]], [requests[name] for name in NAMES[1:4]]
-    path = shelf.path_of(store, NAMES[0])
+    path = memory_files.path_of(store, NAMES[0])
     # A header that is right, before values that are not; a file that ends too early; a memory of another reader.
     content = path.read_bytes()
-    shelf.path_of(store, "damaged").write_bytes(content[:-4] + bytes(4))
-    shelf.path_of(store, "short").write_bytes(content[: len(content) // 2])
-    shelf.path_of(store, "another's").write_bytes(content.replace(shelf.reader_of(folder).encode(), b"0" * 50, 1))
+    memory_files.path_of(store, "damaged").write_bytes(content[:-4] + bytes(4))
+    memory_files.path_of(store, "short").write_bytes(content[: len(content) // 2])
+    memory_files.path_of(store, "another's").write_bytes(
+        content.replace(memory_files.reader_of(folder).encode(), b"0" * 50, 1)
+    )
     bad = {
         "damaged": {**first, "memory": "damaged"},
         "short": {**first, "memory": "short"},

@@ -12,7 +12,7 @@ from gistkit.compress import ICAE, AvgPool, FiveHundredX, Select
 from gistkit.compress.tokens import QUESTION, filled_ids
 from gistkit.hf import CACHE
 from gistkit_serve.store import Document, compress_documents
-from gistkit_vllm import shelf
+from gistkit_vllm import memory_files
 from tests.helpers.models import byte_tokenizer, tiny_llama
 
 TEXT = "The gate code is 4471, and Olga keeps the key."
@@ -95,10 +95,10 @@ def test_the_merged_model_reads_the_file_as_the_compressor_does(made):
     want = compressor.generate(memory, [prompt], task="qa", max_new_tokens=8, stop_tokens=()).tolist()[0]
     exported(*words_of(compressor, place), "--merged", "--memories", place / "text.gist")
     store, reader = place / "out" / "memories", place / "out" / "reader"
-    about, shape = shelf.about(store, "text")
-    values = shelf.values(store, "text", about.digest)
+    about, shape = memory_files.about(store, "text")
+    values = memory_files.values(store, "text", about.digest)
     assert shape == tuple(values.shape) and about.tokens == values.shape[2]
-    assert about.reader == shelf.reader_of(reader)
+    assert about.reader == memory_files.reader_of(reader)
     assert about.context_tokens == len(TEXT)
     plain = AutoModelForCausalLM.from_pretrained(reader)
     assert read_on(plain, prompt, values) == want
@@ -114,8 +114,8 @@ def test_embeddings_before_a_prompt_are_read_as_the_memory(made):
     prompt = filled_ids(QUESTION, "{question}", "Who?", compressor.tokenizer)
     want = compressor.generate(memory, [prompt], task="qa", max_new_tokens=8, stop_tokens=()).tolist()[0]
     exported(*words_of(compressor, place), "--merged", "--embeddings", "--memories", place / "text.gist")
-    about, shape = shelf.about(place / "out" / "memories", "text")
-    values = shelf.values(place / "out" / "memories", "text", about.digest)
+    about, shape = memory_files.about(place / "out" / "memories", "text")
+    values = memory_files.values(place / "out" / "memories", "text", about.digest)
     assert shape == (memory.num_tokens + 1, compressor.config.hidden_size)
     plain = AutoModelForCausalLM.from_pretrained(place / "out" / "reader")
     assert read_on(plain, prompt, embeddings=values) == want
@@ -136,13 +136,13 @@ def test_an_adapter_is_a_folder_that_peft_reads(made):
     exported(*words_of(compressor, place), "--memories", place / "text.gist")
     base = AutoModelForCausalLM.from_pretrained(place / "model")
     adapted = PeftModel.from_pretrained(base, place / "out" / "adapter").merge_and_unload()
-    about, _ = shelf.about(place / "out" / "memories", "text")
-    values = shelf.values(place / "out" / "memories", "text", about.digest)
+    about, _ = memory_files.about(place / "out" / "memories", "text")
+    values = memory_files.values(place / "out" / "memories", "text", about.digest)
     want = compressor.generate(memory, [[65, 66]], max_new_tokens=8, stop_tokens=()).tolist()[0]
     got = read_on(adapted, [65, 66], values)
     assert got == want
     assert read_on(AutoModelForCausalLM.from_pretrained(place / "model"), [65, 66], values) != want
-    assert about.reader == shelf.reader_of(place / "out" / "adapter")
+    assert about.reader == memory_files.reader_of(place / "out" / "adapter")
     assert not (place / "out" / "reader").exists() and not (place / "out" / ".adapter").exists()
 
 
@@ -154,7 +154,7 @@ def test_stores_keep_their_names_and_other_readers_are_refused(made):
     )
     words = words_of(compressor, place)
     exported(*words, "--memories", place / "text.gist", place / "notes.store")
-    read = [shelf.about(place / "out" / "memories", name) for name in ("text", "2026/märz.md")]
+    read = [memory_files.about(place / "out" / "memories", name) for name in ("text", "2026/märz.md")]
     assert read[0] == read[1]
     with pytest.raises(ValueError, match=r"--memories: expected names that differ, got text twice"):
         exported(*words, "--memories", place / "text.gist", place / "text.gist")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gistkit_vllm import front, shelf
+from gistkit_vllm import front, memory_files
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -17,9 +17,9 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 @pytest.fixture
 def store(tmp_path):
     about = {"context_tokens": 9, "placeholder": 7, "text": "<x>", "reader": "r"}
-    shelf.add(tmp_path, "2026/märz", torch.rand(2, 2, 3, 1, 4), tokens=3, **about)
-    shelf.add(tmp_path, "embedded", torch.arange(8.0).view(2, 4), tokens=2, **about)
-    shelf.path_of(tmp_path, "cut").write_bytes(shelf.path_of(tmp_path, "2026/märz").read_bytes()[:100])
+    memory_files.add(tmp_path, "2026/märz", torch.rand(2, 2, 3, 1, 4), tokens=3, **about)
+    memory_files.add(tmp_path, "embedded", torch.arange(8.0).view(2, 4), tokens=2, **about)
+    memory_files.path_of(tmp_path, "cut").write_bytes(memory_files.path_of(tmp_path, "2026/märz").read_bytes()[:100])
     return tmp_path
 
 
@@ -138,15 +138,15 @@ def test_prompts_of_no_kind_are_refused(store, prompt):
 
 
 def test_a_file_that_changed_or_is_another_is_refused(store):
-    about, _ = shelf.about(store, "2026/märz")
-    path = shelf.path_of(store, "2026/märz")
+    about, _ = memory_files.about(store, "2026/märz")
+    path = memory_files.path_of(store, "2026/märz")
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"expected values of digest \w+, got others: changed or damaged"):
-        shelf.values(store, "2026/märz", about.digest)
+        memory_files.values(store, "2026/märz", about.digest)
     from safetensors.torch import save_file
 
-    save_file({"values": torch.zeros(1)}, shelf.path_of(store, "foreign"))
+    save_file({"values": torch.zeros(1)}, memory_files.path_of(store, "foreign"))
     with pytest.raises(ValueError, match=r"expected a file of gistkit export, version 1, got another"):
-        shelf.about(store, "foreign")
+        memory_files.about(store, "foreign")

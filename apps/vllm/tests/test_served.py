@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from vllm_env import QUESTIONS, ROOT, exported, passages, served, smollm2_compressor, vllm_python
 
-from gistkit_vllm import shelf
+from gistkit_vllm import memory_files
 
 pytestmark = pytest.mark.nightly
 
@@ -142,4 +142,4 @@ def test_methods_whose_reader_is_the_base_model_share_an_engine(tmp_path):
         (model,) = [one["id"] for one in client.get("/v1/models").json()["data"]]
         for name, report in want.items():
             assert [content(asked(client, name, question, model=model)) for question in QUESTIONS] == report
-    assert shelf.reader_of(tmp_path / "served").startswith("base:")
+    assert memory_files.reader_of(tmp_path / "served").startswith("base:")

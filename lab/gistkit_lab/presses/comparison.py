@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from gistkit.common.checks import whole
+from gistkit.common.checks import check_int
 from gistkit.common.files import write_text
 from gistkit.compress import Compressor, Memory
 from gistkit.compress.methods.in_place import TEXT
@@ -212,7 +212,7 @@ def against_presses(
     """
     trained = dict(trained or {})
     for ratio in ratios:
-        whole("ratios", ratio, 1)
+        check_int("ratios", ratio, 1)
     if unknown := sorted({*by} - {*SCORES}):
         raise ValueError(f"by: expected some of {', '.join(SCORES)}, got {unknown[0]!r}")
     asked = _questions(sets, tokenizer)

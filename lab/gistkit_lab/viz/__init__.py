@@ -1,7 +1,16 @@
 """Pictures of the studies, and of a comparison with presses."""
 
+from gistkit_lab.viz.dodo import draw_bleu_by_length, draw_perplexity
+from gistkit_lab.viz.grids import draw_grid_similarity
 from gistkit_lab.viz.pooling import draw_gist_attention
 from gistkit_lab.viz.presses import draw_presses
 from gistkit_lab.viz.studies import draw_loss_curves
 
-__all__ = ["draw_gist_attention", "draw_loss_curves", "draw_presses"]
+__all__ = [
+    "draw_bleu_by_length",
+    "draw_gist_attention",
+    "draw_grid_similarity",
+    "draw_loss_curves",
+    "draw_perplexity",
+    "draw_presses",
+]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
-from gistkit.common.checks import POSITIONS, whole
+from gistkit.common.checks import POSITIONS, check_int
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.generation import Behind, Loop, Passes, Streamer, answering, configured, new_cache
 from gistkit.compress.memory import Memory, check_memory
@@ -88,7 +88,7 @@ class Conversation:
         None are dropped if the model has no such limit. `reply` calls it; call it yourself only to report the dropped
         turns.
         """
-        whole("tokens", tokens, high=POSITIONS)
+        check_int("tokens", tokens, high=POSITIONS)
         limit = getattr(self.compressor.config, "max_position_embeddings", None)
         if limit is None:
             return 0

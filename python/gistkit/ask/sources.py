@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gistkit.ask.conversation import Conversation
-from gistkit.common.checks import whole
+from gistkit.common.checks import check_int
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Passage:
 def sources(conversation: Conversation, count: int = 3, length: int = 64) -> list[Passage]:
     """The passages that the last answer of a conversation attended to most, the first one most.
 
-    Attention to a memory token is spread evenly over the context tokens that it represents (`Compressor.stands_for`);
-    attention to BOS, the task token, questions and answers is ignored. It is summed over the answer's tokens and
-    averaged over all heads and layers. Attention shows what was read, which is not necessarily what determined the
-    answer.
+    Attention to a memory token is spread evenly over the context tokens that it represents
+    (`Compressor.context_spans`); attention to BOS, the task token, questions and answers is ignored. It is summed over
+    the answer's tokens and averaged over all heads and layers. Attention shows what was read, which is not necessarily
+    what determined the answer.
 
     Args:
         conversation: with at least one answer, about memories of texts.
@@ -50,7 +50,7 @@ def sources(conversation: Conversation, count: int = 3, length: int = 64) -> lis
 def context_attention(conversation: Conversation) -> list[Tensor]:
     """Attention of the last answer to each token of each document, float64 [tokens], see `sources`."""
     memories = conversation.memories
-    spans = [conversation.compressor.stands_for(memory)[0] for memory in memories]
+    spans = [conversation.compressor.context_spans(memory)[0] for memory in memories]
     by_head = spans[0].dim() == 3
     attention = conversation.attention(by_head=by_head)
     attention = attention if by_head else attention[:, None]
@@ -76,8 +76,8 @@ def best_passages(weights: Sequence[Tensor], count: int = 3, length: int = 64) -
         weights: [tokens] of each document, at least 0.
         count, length: as in `sources`.
     """
-    whole("count", count)
-    whole("length", length)
+    check_int("count", count)
+    check_int("length", length)
     total = sum(float(document.sum()) for document in weights)
     widths = [min(length, len(document)) for document in weights]
     sums = [document.double().unfold(0, width, 1).sum(-1) for document, width in zip(weights, widths, strict=True)]

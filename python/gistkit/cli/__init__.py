@@ -9,6 +9,8 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from difflib import get_close_matches
+from typing import NoReturn
 
 from gistkit import __version__
 from gistkit.cli import ask, compress, demo, evaluate, info, judge, lm_eval, nuggets, train, view
@@ -91,7 +93,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if "refused" in options:
         return options
     if late and (not name or any(word.startswith("-") and word != "-" for word in late)):
-        root.error(f"unrecognized arguments: {' '.join(late)}")
+        _refuse_unknown(root, options, late)
     if "run" not in options:
         # No command: print the list, and exit as for a mistake.
         root.print_help(sys.stderr)
@@ -99,6 +101,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if late:
         setattr(options, name, [*getattr(options, name), *late])
     return options
+
+
+def _refuse_unknown(root: argparse.ArgumentParser, options: argparse.Namespace, late: list[str]) -> NoReturn:
+    """Ends with the words that a command does not know, and its option that is spelled most like the first of them."""
+    known = [name for action in getattr(options, "actions", ()) for name in action.option_strings]
+    word = next((word for word in late if word.startswith("-")), "").partition("=")[0]
+    near = get_close_matches(word, known, n=1, cutoff=0.7)
+    root.prog = getattr(options, "prog", root.prog)
+    root.error(f"unknown: {' '.join(late)}" + (f"; did you mean {near[0]}?" if near else ""))
 
 
 def _refuse(reason: object) -> int:

@@ -76,7 +76,7 @@ def add(commands: Any) -> None:
         help="another memory or text to read after the first; may be repeated",
     )  # fmt: skip
     add_model(parser)
-    add_trained(parser, "the one that comes with gistkit and made the memory")
+    add_trained(parser, "the one that made the memory, if it comes with gistkit")
     parser.add_argument(
         "--task", choices=("qa", "lm", "ae"), default="qa",
         help="qa: answer questions; lm: continue the text; ae: reconstruct it (default: %(default)s)",
@@ -93,16 +93,16 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--sources", action="store_true",
-        help="after each answer, the parts of the text that it attended to most; it may rest on others too",
+        help="show, after each answer, the parts of the text that it attended to most; other parts may matter too",
     )  # fmt: skip
     parser.add_argument(
         "--text", dest="texts", type=path, action="append", default=[], metavar="FILE",
-        help="the text that the memory was made from, whose passages sources then show; once for each memory",
+        help="the text of the memory, from which --sources quotes; once for each memory",
     )  # fmt: skip
     parser.add_argument("--max-new-tokens", type=positive, default=256, help="default: %(default)s")
     parser.add_argument("--temperature", type=number(0), help="0 is greedy (default: 0, or 1 with --top-p)")
     parser.add_argument("--top-p", type=number(0, 1), help="sample from the likeliest tokens of this total probability")
-    parser.add_argument("--seed", type=whole(), default=0, help="of the samples (default: %(default)s)")
+    parser.add_argument("--seed", type=whole(), default=0, help="random seed of sampling (default: %(default)s)")
 
 
 def _run(arguments: argparse.Namespace) -> int:

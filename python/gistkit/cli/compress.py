@@ -78,12 +78,12 @@ def add(commands: Any) -> None:
         "Hugging Face hub",
     )  # fmt: skip
     parser.add_argument(
-        "--question", help="what will be asked: a selection then keeps what this question attends to, and other "
-        "questions find less",
+        "--question", help="keep what this question attends to (scores such as snapkv); the memory then serves other "
+        "questions less well",
     )  # fmt: skip
     parser.add_argument(
-        "--refine", type=number(1), metavar="SECONDS", help="trains each memory for so long, until the model says with "
-        "it what it says with the whole text",
+        "--refine", type=number(1), metavar="SECONDS", help="train each memory for this time, so that the model "
+        "predicts from it what it predicts from the whole text",
     )  # fmt: skip
     add_model(parser)
     add_memory_dtype(parser)

@@ -37,7 +37,7 @@ ANSWER = 16
 FULL, CACHED, MEMORY = "full text", "full text, KV cache kept", "memory"
 
 
-class Way(NamedTuple):
+class Measured(NamedTuple):
     """One way to answer: its answers, the seconds of each, and the bytes of keys and values that it reads."""
 
     answers: list[str]
@@ -86,7 +86,7 @@ def _run(arguments: argparse.Namespace) -> int:
     tokens, kept = memory.context_lengths[0], memory.sizes[0]
     print(f"{tokens} tokens -> {kept} memory tokens ({compressor.title}) in {seconds:.1f} s: {saved}\n")
 
-    ways = _ways(compressor, memory, text, questions)
+    ways = _measured(compressor, memory, text, questions)
     print(_answers(questions, ways))
     print(_savings(ways, tokens, kept))
     if memory.lengths[0] > kept:
@@ -99,7 +99,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _ways(compressor: Compressor, memory: Memory, text: str, questions: list[str]) -> dict[str, Way]:
+def _measured(compressor: Compressor, memory: Memory, text: str, questions: list[str]) -> dict[str, Measured]:
     """Answers from the full text and from the memory: the same prompt, with the reader's adapter."""
     import torch
 
@@ -136,16 +136,16 @@ def _ways(compressor: Compressor, memory: Memory, text: str, questions: list[str
     return {**ways, MEMORY: _timed(ask, len(questions), memory.nbytes)}
 
 
-def _timed(answer: Callable[[int], str], count: int, nbytes: int) -> Way:
+def _timed(answer: Callable[[int], str], count: int, nbytes: int) -> Measured:
     answers, seconds = [], []
     for index in range(count):
         start = time.perf_counter()
         answers.append(answer(index))
         seconds.append(time.perf_counter() - start)
-    return Way(answers, median(seconds), nbytes)
+    return Measured(answers, median(seconds), nbytes)
 
 
-def _answers(questions: list[str], ways: dict[str, Way]) -> str:
+def _answers(questions: list[str], ways: dict[str, Measured]) -> str:
     """The questions with both answers, the full text's only where it differs."""
     lines = []
     for question, full, answer in zip(questions, ways[FULL].answers, ways[MEMORY].answers, strict=True):
@@ -153,7 +153,7 @@ def _answers(questions: list[str], ways: dict[str, Way]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _savings(ways: dict[str, Way], tokens: int, kept: int) -> str:
+def _savings(ways: dict[str, Measured], tokens: int, kept: int) -> str:
     from gistkit.evaluate.report import format_table
 
     read = {FULL: tokens, CACHED: tokens, MEMORY: kept}

@@ -8,7 +8,7 @@ import sys
 
 from gistkit.cli.answers import Answers
 from gistkit.common.messages import one_line
-from gistkit.common.signals import held
+from gistkit.common.signals import deferred_signals
 from gistkit.options.messages import MOST
 from gistkit.options.texts import check_text
 
@@ -27,8 +27,8 @@ def converse(answers: Answers) -> None:
         # Lets `input` edit lines.
         import readline  # noqa: F401
     except ImportError:
-        _tell("no line editing: this Python has no readline")
-    _tell("One question a line; /help lists commands, Ctrl-D quits.")
+        _notice("no line editing: this Python has no readline")
+    _notice("One question a line; /help lists commands, Ctrl-D quits.")
     while True:
         try:
             line = input("> ").strip()
@@ -40,31 +40,31 @@ def converse(answers: Answers) -> None:
             print()
             continue
         except UnicodeDecodeError as error:
-            _tell(f"gistkit: QUESTION: not text in the terminal's encoding: {error}")
+            _notice(f"gistkit: QUESTION: not text in the terminal's encoding: {error}")
             continue
         if re.fullmatch(r"/[a-z]+(\s.*)?", line):
-            if _obey(line.split(), answers):
+            if _run_command(line.split(), answers):
                 return
         elif line:
             _answer(line, answers)
 
 
-def _obey(words: list[str], answers: Answers) -> bool:
+def _run_command(words: list[str], answers: Answers) -> bool:
     """Runs a command; returns whether it ends the conversation."""
     match words:
         case ["/quit" | "/exit"]:
             return True
         case ["/help"]:
-            _tell(HELP)
+            _notice(HELP)
         case ["/new"]:
             answers.conversation.new()
-            _tell("A new conversation on the same memory.")
+            _notice("A new conversation on the same memory.")
         case ["/sources", "on" | "off" as choice]:
             answers.sources = choice == "on"
         case ["/sources"]:
-            _tell(f"Sources are {'on' if answers.sources else 'off'}.")
+            _notice(f"Sources are {'on' if answers.sources else 'off'}.")
         case _:
-            _tell(f"gistkit: unknown command {' '.join(words)!r:.80}; /help lists all")
+            _notice(f"gistkit: unknown command {' '.join(words)!r:.80}; /help lists all")
     return False
 
 
@@ -72,15 +72,15 @@ def _answer(question: str, answers: Answers) -> None:
     """Answers a question; Ctrl-C stops the answer after the current token, a second Ctrl-C at once."""
     try:
         check_text("QUESTION", question)
-        with held() as signals:
+        with deferred_signals() as signals:
             gone = answers.answer(question, lambda: signals.number)
             if gone:
-                _tell(f"The context window is full: dropped the oldest {'turn' if gone == 1 else f'{gone} turns'}.")
+                _notice(f"The context window is full: dropped the oldest {'turn' if gone == 1 else f'{gone} turns'}.")
     except KeyboardInterrupt as error:
         _refuse_terminated(error)
         print(flush=True)
     except ValueError as error:
-        _tell(f"gistkit: {one_line(error, MOST)}")
+        _notice(f"gistkit: {one_line(error, MOST)}")
 
 
 def _refuse_terminated(error: KeyboardInterrupt) -> None:
@@ -89,5 +89,5 @@ def _refuse_terminated(error: KeyboardInterrupt) -> None:
         raise error
 
 
-def _tell(text: str) -> None:
+def _notice(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

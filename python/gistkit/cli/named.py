@@ -36,11 +36,12 @@ def other_memories(arguments: argparse.Namespace) -> Named:
 
 
 def is_text(path: Path) -> bool:
-    """Whether a file has a text and not a memory, whose first bytes are a length with zeros in it."""
+    """Whether a file is to be read as a text; a memory begins with a length of eight bytes and an object of JSON."""
     if path.suffix == ".gist" or not path.is_file():
         return False
     with path.open("rb") as file:
-        return b"\0" not in file.read(4096)
+        start = file.read(9)
+    return not (b"\0" in start[:8] and start[8:] == b"{")
 
 
 def read_files(paths: list[Path]) -> dict[Path, Memory | str]:

@@ -58,13 +58,6 @@ example: gistkit train --model ./llava --preset voco-llama --questions chats.jso
 example: gistkit train --model ./llama --method dodo --ratio 10 --tau 128 --segment 32 --text books/
 example: gistkit train --model ./llama --method dodo --ratio 8 --random-steps 10000 --ratios 2,4,8 --text books/
 example: accelerate launch --num_processes 4 -m gistkit.cli train --model ./llama --dataset wikitext:wikitext-103-v1"""
-SETTINGS = ("chunk", "ratio", "lora", "embedding_lora", "train_norms", "losses", "window", "end_token")
-DATA = (
-    "text", "dataset", "packed", "longer_than", "questions", "split", "validation", "weights", "images", "limit", "tau",
-    "segment", "gists_as_means", "random_steps", "ratios", "scorer_rests",
-)  # fmt: skip
-# Of a new compressor.
-NEW = ("baseline", "method", "layout")
 DEFAULT = "epl-pretrain"
 
 
@@ -87,8 +80,14 @@ def add(commands: Any) -> None:
         help="train nothing; print what the preset follows, the parameters that train, tokens a step and an estimate "
         "of memory. The model's configuration is enough",
     )
-    _add_data(parser.add_argument_group("data"))
-    _add_settings(parser.add_argument_group("compressor"))
+    titles = ("data", "compressor", "settings of a compressor", "reading on, and stages")
+    data, new, settings, reading = map(parser.add_argument_group, titles)
+    _add_data(data)
+    _add_new(new)
+    _add_settings(settings)
+    _add_reading(reading)
+    names = [[action.dest for action in group._group_actions] for group in (data, reading, settings)]
+    parser.set_defaults(run_options=names[0] + names[1], settings_options=names[2])
     add_declared(parser.add_argument_group("schedule (default: the preset's)"), Recipe, defaults=False)
     group = parser.add_argument_group("run")
     add_declared(group, RunOptions, defaults=True)
@@ -143,7 +142,7 @@ def _add_data(group: Any) -> None:
     )
 
 
-def _add_settings(group: Any) -> None:
+def _add_new(group: Any) -> None:
     group.add_argument("--compressor", type=path, metavar="FOLDER", help="a trained compressor to continue from")
     group.add_argument(
         "--baseline",
@@ -155,6 +154,10 @@ def _add_settings(group: Any) -> None:
         "--method", type=method, metavar="METHOD", help="default: the preset's, often x500; voco with --images"
     )
     group.add_argument("--layout", choices=LAYOUTS, help="default: epl")
+    add_option(group)
+
+
+def _add_settings(group: Any) -> None:
     group.add_argument(
         "--losses",
         type=losses,
@@ -170,6 +173,15 @@ def _add_settings(group: Any) -> None:
         "--train-norms", action="store_true", default=None, help="train copies of the norms beside the LoRA"
     )
     group.add_argument(
+        "--window", type=positive, help="tokens of a context that are compressed; the others stay uncompressed"
+    )
+    group.add_argument(
+        "--end-token", action="store_true", default=None, help="end a reconstruction with the tokenizer's end token"
+    )
+
+
+def _add_reading(group: Any) -> None:
+    group.add_argument(
         "--tau",
         type=positive,
         metavar="N",
@@ -179,7 +191,6 @@ def _add_settings(group: Any) -> None:
     group.add_argument(
         "--segment", type=positive, metavar="N", help="tokens per step by which the window of --tau moves (default: 32)"
     )
-    add_option(group)
     group.add_argument(
         "--gists-as-means",
         type=positive,
@@ -202,12 +213,6 @@ def _add_settings(group: Any) -> None:
     )
     group.add_argument(
         "--scorer-rests", action="store_true", default=None, help="dodo: the scorer does not learn at the last ratio"
-    )
-    group.add_argument(
-        "--window", type=positive, help="tokens of a context that are compressed; the others stay uncompressed"
-    )
-    group.add_argument(
-        "--end-token", action="store_true", default=None, help="end a reconstruction with the tokenizer's end token"
     )
 
 
@@ -254,8 +259,13 @@ def dry_run_of(words: Sequence[str]) -> DryRun:
     parser = argparse.ArgumentParser()
     add(parser.add_subparsers(parser_class=Parser))
     arguments = parser.parse_args(["train", *words])
-    settings = with_options(_set_options(arguments, SETTINGS), arguments.option)
-    return _dry_run(arguments, settings, _set_options(arguments, NEW))
+    return _dry_run(arguments, *_asked(arguments))
+
+
+def _asked(arguments: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of the compressor, and the choice of a new one."""
+    settings = with_options(_set_options(arguments, arguments.settings_options), arguments.option)
+    return settings, _set_options(arguments, ("baseline", "method", "layout"))
 
 
 def _dry_run(arguments: argparse.Namespace, settings: dict[str, Any], method_options: dict[str, Any]) -> DryRun:
@@ -283,8 +293,7 @@ def _dry_run(arguments: argparse.Namespace, settings: dict[str, Any], method_opt
 
 def _run(arguments: argparse.Namespace) -> int:
     check_folder("--out", arguments.out)
-    settings = with_options(_set_options(arguments, SETTINGS), arguments.option)
-    method_options = _set_options(arguments, NEW)
+    settings, method_options = _asked(arguments)
     if arguments.compressor is not None:
         for name, value in (method_options | settings).items():
             if name not in ("losses", "window", "encoder"):
@@ -330,7 +339,7 @@ def _run(arguments: argparse.Namespace) -> int:
             resume=arguments.resume,
             cpu=device_name == "cpu",
             **method_options,
-            **_set_options(arguments, DATA),
+            **_set_options(arguments, arguments.run_options),
             **_set_options(arguments, [*names_of(RunOptions), "track"]),
         )
     if not PartialState().is_main_process:

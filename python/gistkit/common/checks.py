@@ -1,7 +1,7 @@
 """Checks of arguments, and the padding of ragged rows.
 
 Errors name the argument, what was expected and what came. In builders of layouts and in pictures the message starts
-with the function's name (`at_least`, `one_of`, `widths`); elsewhere it starts with the argument's (`whole`, `number`).
+with the function's name (`at_least`, `one_of`, `widths`); elsewhere with the argument's (`check_int`, `check_float`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def one_of(function: str, name: str, value: str, choices: tuple[str, ...]) -> No
         raise ValueError(f"{function}: expected {name} to be one of {', '.join(choices)}, got {value!r}")
 
 
-def whole(name: str, value: Any, low: int = 1, high: float = math.inf, *, floats: bool = False) -> int:
+def check_int(name: str, value: Any, low: int = 1, high: float = math.inf, *, floats: bool = False) -> int:
     """`value` as an int of at least `low`, below `high`; with `floats` a float that is a whole number will do."""
     kind = isinstance(value, Real if floats else Integral) and not isinstance(value, bool)
     if not kind or not low <= value < high or value != int(value):
@@ -55,14 +55,14 @@ def whole(name: str, value: Any, low: int = 1, high: float = math.inf, *, floats
     return int(value)
 
 
-def flag(name: str, value: Any) -> bool:
+def check_bool(name: str, value: Any) -> bool:
     """`value`, True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name}: expected True or False, got {value!r}")
     return value
 
 
-def number(name: str, value: Any, low: float) -> float:
+def check_float(name: str, value: Any, low: float) -> float:
     """`value` as a finite float of at least `low`."""
     if not isinstance(value, Real) or isinstance(value, bool) or not low <= float(value) < math.inf:
         raise ValueError(f"{name}: expected a number >= {low:g}, got {value!r}")

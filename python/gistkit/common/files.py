@@ -172,7 +172,7 @@ def replacing(path: Path, size: int | None = None) -> Iterator[Path]:
             with suppress(OSError):
                 sync(path.parent)
     except OSError as error:
-        raise _told(error, path, size) from error
+        raise _write_error(error, path, size) from error
 
 
 class Appended:
@@ -260,7 +260,7 @@ def replacing_files(folder: Path, size: int | None = None) -> Iterator[Path]:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(path, place)
     except OSError as error:
-        raise _told(error, folder, size) from error
+        raise _write_error(error, folder, size) from error
 
 
 def remove_partials(folder: Path) -> None:
@@ -308,7 +308,7 @@ def errors_told(path: Path, size: int | None = None) -> Iterator[None]:
         # One from here has no reason of the system's beside its line.
         if error.errno is not None and error.strerror is None:
             raise
-        raise _told(error, path, size) from error
+        raise _write_error(error, path, size) from error
 
 
 @contextmanager
@@ -338,18 +338,18 @@ def sync(path: Path) -> None:
         os.close(file)
 
 
-def _told(error: OSError, path: Path, size: int | None) -> OSError:
+def _write_error(error: OSError, path: Path, size: int | None) -> OSError:
     """An error of the same class and errno, in one line that names `path`."""
     reason = error.strerror or one_line(error)
     if error.errno in _FULL:
-        # An error that was told inside has a line of its own.
+        # An error of an inner call has a line of its own.
         reason = os.strerror(error.errno)
         needed = "space" if size is None else f"{_amount(size)} of space"
-        told = f"expected {needed} to write it, got {_free(path.parent)} ({reason})"
+        said = f"expected {needed} to write it, got {_free(path.parent)} ({reason})"
     else:
         elsewhere = error.filename is not None and PREFIX not in str(error.filename) and Path(error.filename) != path
-        told = f"expected a file that can be written, got {reason}" + (f" at {error.filename}" if elsewhere else "")
-    new = type(error)(f"{path}: {told}")
+        said = f"expected a file that can be written, got {reason}" + (f" at {error.filename}" if elsewhere else "")
+    new = type(error)(f"{path}: {said}")
     new.errno = error.errno
     return new
 

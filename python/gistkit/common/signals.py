@@ -27,14 +27,14 @@ class Interrupted(KeyboardInterrupt):
         self.number = number
 
 
-class Held:
-    """What `held` gives; `number` is that of the first signal inside, 0 before."""
+class DeferredSignal:
+    """What `deferred_signals` gives; `number` is that of the first signal inside, 0 before."""
 
     number = 0
 
 
 @contextmanager
-def held(notice: str = "") -> Iterator[Held]:
+def deferred_signals(notice: str = "") -> Iterator[DeferredSignal]:
     """Inside, the first SIGINT, SIGTERM or SIGHUP only leaves its number; a second one acts as it would outside.
 
     At the end the signal acts, unless an error is on its way: whoever looks at the number raises `Interrupted`. In
@@ -43,7 +43,7 @@ def held(notice: str = "") -> Iterator[Held]:
     Args:
         notice: a line for standard error when the signal comes; "": none.
     """
-    first = Held()
+    first = DeferredSignal()
     before: dict[int, Any] = {}
 
     def hold(number: int, frame: object) -> None:

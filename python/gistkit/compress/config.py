@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gistkit.common.checks import POSITIONS, flag, whole
+from gistkit.common.checks import POSITIONS, check_bool, check_int
 from gistkit.compress.losses import LOSSES, CompressionHead, JointHead, check_losses
 from gistkit.hf.lora import embedding_scale
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 REGISTRY: dict[str, type[Config]] = {}
 """The config of each method by its name; `register` adds one."""
-# Settings that older files do not have, with the value that their compressors were made with.
-ADDED_SETTINGS: dict[str, Any] = {}
 # What an adapter's own configuration holds.
 OF_ADAPTERS = {"lora", "embedding_lora", "train_norms"}
 _ALWAYS = object()
@@ -53,7 +51,6 @@ def register(name: str) -> Callable[[Kind], Kind]:
         # Plans are kept by config. A dataclass would hash all of its fields, some of which have no hash.
         config.__eq__, config.__hash__ = object.__eq__, object.__hash__  # type: ignore[method-assign, assignment]
         REGISTRY[name] = config
-        ADDED_SETTINGS.update(config.added())
         return config
 
     return registered
@@ -118,9 +115,9 @@ class Config:
         for each in fields(self):
             value, rules = getattr(self, each.name), each.metadata
             if isinstance(each.default, bool):
-                flag(each.name, value)
+                check_bool(each.name, value)
             if (least := rules.get("least")) is not None and not (value is None and "None" in str(each.type)):
-                self._set(each.name, whole(each.name, value, least, POSITIONS, floats=True))
+                self._set(each.name, check_int(each.name, value, least, POSITIONS, floats=True))
             if (among := rules.get("among")) and value not in among:
                 raise ValueError(f"{each.name}: expected one of {', '.join(map(str, among))}, got {value!r}")
         weights = check_losses(self.losses)
@@ -143,6 +140,11 @@ class Config:
     def memory_tokens(self) -> int:
         """Memory tokens of a chunk."""
         return 1
+
+    @property
+    def window(self) -> int | None:
+        """Tokens of a longer context that are compressed; None: all."""
+        return None
 
     @property
     def title(self) -> str:

@@ -19,8 +19,19 @@ from gistkit.compress.tokens import Rows, check_rows, pad
 from gistkit.layouts import Plan
 
 
-def read(compressor: Any, memory: Memory, task: Task, rows: Rows, plan: Plan | None) -> Tensor:
-    """Hidden states [B, 1 + T, d] before a text and at each of its tokens, see `Compressor.decode`."""
+def decode(compressor: Any, memory: Memory, task: Task, input_ids: Any, attention_mask: Any = None) -> Tensor:
+    """Hidden states [B, 1 + T, d] before `input_ids` [B, T] (at the task token, or the memory) and at each of them.
+
+    Args:
+        memory: returned by `encode`. Its `rest` is read between the task token and the text.
+        task: "ae" reconstructs the context, "lm" continues it, "qa" answers a question about it.
+        input_ids, attention_mask: as in `encode`; rows may be empty.
+    """
+    return compressor.read(memory, task, compressor.rows("input_ids", input_ids, attention_mask))  # type: ignore[no-any-return]
+
+
+def read(compressor: Any, memory: Memory, task: Task, rows: Rows, plan: Plan | None = None) -> Tensor:
+    """`decode` of checked rows, under `reading_plan`'s plan or the given one."""
     check_memory(memory)
     check_rows("input_ids", rows, memory.batch_size)
     lm, reader = compressor.lm, compressor.reader
@@ -49,8 +60,11 @@ def read(compressor: Any, memory: Memory, task: Task, rows: Rows, plan: Plan | N
     return torch.cat([hidden_states.take_along_dim(last, 1), hidden_states[:, 1 + remainder.ids.shape[1] :]], 1)
 
 
-def reading_plan(compressor: Any, memory: Memory, task: Task, texts: Sequence[Rows], name: str) -> Plan:
-    """The plan of [memory][task token][text]..., see `Compressor.reading_plan`."""
+def reading_plan(compressor: Any, memory: Memory, task: Task, texts: Sequence[Rows], name: str = "input_ids") -> Plan:
+    """The plan of [memory][task token][text]...; memory tokens that are cached keys have no query row.
+
+    Errors about the length of the text name the argument `name`.
+    """
     if task not in TASKS:
         raise ValueError(f"task: expected one of {', '.join(TASKS)}, got {task!r}")
     compressor.check_readable(memory)

@@ -15,23 +15,25 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from huggingface_hub import HfApi, ModelCardData, snapshot_download
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
 from gistkit import hf
 from gistkit.common.checks import POSITIONS
 from gistkit.common.files import read_json, read_tensors, replacing_files, write_tensors, write_text
 from gistkit.common.languages import is_language
 from gistkit.common.messages import one_line, shown
-from gistkit.compress.config import ADDED_SETTINGS as ADDED_SETTINGS
+from gistkit.common.trained import find
 from gistkit.compress.config import OF_ADAPTERS, REGISTRY, Config
 from gistkit.compress.folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
+    ENCODER_TOKENIZER,
+    TOKENIZER,
     check_adapters,
     check_name,
     check_own,
@@ -42,21 +44,71 @@ from gistkit.compress.folder import (
 from gistkit.compress.losses import HEAD
 from gistkit.compress.model import first_adapter, of_models
 from gistkit.hf import smollm2
-from gistkit.hf.attach import pretrained
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
+Kind = TypeVar("Kind")
+
 FORMAT = "gistkit-compressor"
 VERSION = 2
 _NAMES = {"method", "settings", "adapters", "structure", "fingerprint"}
-SETTINGS, TENSORS, MODEL, TOKENIZER = "compressor.json", "compressor.safetensors", "model", "tokenizer"
-ENCODER_TOKENIZER = "encoder_tokenizer"
+SETTINGS, TENSORS, MODEL = "compressor.json", "compressor.safetensors", "model"
 CARD = "README.md"
 # "owner/name" of the hub.
 _REPOSITORY = r"\w[\w.-]*/\w[\w.-]*"
 # What a repository may hold beside, such as other weights, is not fetched.
 _FETCHED = ("*.json", "*.safetensors", "*.md", "*.jinja")
+
+
+def save_pretrained(compressor: Any, folder: str | Path) -> None:
+    """Saves what training changed: safetensors, PEFT adapters, compressor.json with the settings, and a card.
+
+    An existing card is kept. The tokenizer is saved too if one is set or was used. Each adapter is a folder that
+    `peft.PeftModel.from_pretrained` loads.
+    """
+    save_compressor(compressor, Path(folder))
+
+
+def from_pretrained(
+    cls: type[Kind],
+    folder: str | Path,
+    model: PreTrainedModel | None = None,
+    *,
+    tokenizer: Any = None,
+    encoder: PreTrainedModel | str | None = None,
+    allow_regex: bool = False,
+    **options: Any,
+) -> Kind:
+    """Loads a compressor that `save_pretrained` saved, around its base model.
+
+    Folders from strangers are safe to load: none of their code runs, nothing outside the folder is opened, and sizes
+    are checked against the files and the model before memory is allocated.
+
+    Args:
+        folder: a folder of `save_pretrained`, the name of a compressor that comes with gistkit (see `trained`), or
+            "owner/name" on the Hugging Face hub.
+        model: the base model; None if the folder holds it (a compressor without LoRA).
+        tokenizer: see `gistkit.compress.texts.tokenizer`; None: as it says.
+        encoder: that of a method with a second model, or its name on the hub or folder; None: the folder holds it, or
+            has its name on the hub.
+        allow_regex: allow adapters that select modules by regular expressions, as your own `LoraConfig` may; a hostile
+            expression never ends.
+        options: for a repository, what `huggingface_hub.snapshot_download` takes, such as revision and token.
+
+    Raises:
+        TypeError: for options with a local folder.
+        FileNotFoundError, ValueError: if the folder has no compressor, or one of another model, method or version. The
+            model is then unchanged.
+    """
+    home = find(folder)
+    if not home.is_dir():
+        home = download(folder, **options) or home
+    elif options:
+        raise TypeError(f"{min(options)}: expected no such argument for {home}, which is no repository of the hub")
+    compressor = load_compressor(cls, home, model, allow_regex, encoder)
+    compressor._home, compressor._tokenizer = home, tokenizer
+    return cast(Kind, compressor)
 
 
 def save_compressor(compressor: Any, folder: Path, fingerprints: tuple[str, str] | None = None) -> None:
@@ -207,44 +259,6 @@ def load_compressor(
     return compressor.train(cast(PreTrainedModel, model).training)
 
 
-def load_tokenizer(folder: Path | None, model: Any, own: str = TOKENIZER) -> Any:
-    """The tokenizer `own` in a compressor's folder, or else that of the model, see `Compressor.tokenizer`."""
-    if folder is not None and (folder / own).is_dir():
-        _check_tokenizer(folder, own)
-        try:
-            # Not AutoTokenizer: this class reads JSON alone, whatever the files ask for.
-            return PreTrainedTokenizerFast.from_pretrained(str(folder / own), local_files_only=True)
-        # The library raises errors of all kinds on broken files.
-        except Exception as error:
-            raise ValueError(f"{folder / own}: expected a tokenizer's files, got {one_line(error)}") from error
-    name = pretrained(model).name_or_path
-    reason = f"the base model was loaded from {name!r}" if name else "the base model was not loaded from anywhere"
-    if name == smollm2.NAME:
-        return smollm2.load_smollm2_tokenizer()
-    try:
-        if name:
-            return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError) as error:
-        reason += f", which has none that loads ({one_line(error)})"
-    raise ValueError(f"tokenizer: expected the model's own, for texts, got none: {reason}; set compressor.tokenizer")
-
-
-def _check_tokenizer(folder: Path, own: str) -> None:
-    """Refuses a tokenizer's folder that leads out of a compressor's: by links at any depth, or by names of files."""
-    place = folder / own
-    for path in place.rglob("*"):
-        inside(folder, *path.relative_to(folder).parts)
-    config = inside(folder, own, "tokenizer_config.json")
-    if not config.exists():
-        return
-    for field, value in read_json(config, "a tokenizer's settings").items():
-        # Such as fast_tokenizer_files, of which transformers chooses by its version.
-        if value is not None and field.endswith(("_file", "_files")):
-            raise ValueError(
-                f"{config}: expected no {shown(field)}, as a tokenizer's files have names, got {shown(value)}"
-            )
-
-
 def download(name: str | Path, **options: Any) -> Path | None:
     """The folder of a repository of the hub, "owner/name", fetched if need be; None if it is no such name.
 
@@ -265,8 +279,17 @@ def download(name: str | Path, **options: Any) -> Path | None:
         ) from error
 
 
-def push_compressor(compressor: Any, name: str, home: Path | None, private: bool | None, **options: Any) -> str:
-    """See `Compressor.push_to_hub`; `home` is the folder that the compressor was read from."""
+def push_to_hub(compressor: Any, name: str, *, private: bool | None = None, **options: Any) -> str:
+    """Uploads what `save_pretrained` saves to the Hugging Face hub, with a model card; returns the URL.
+
+    The card is the README.md of the folder that the compressor was loaded from, or a minimal one.
+
+    Args:
+        name: "owner/name" of the repository, which is created if needed.
+        private: whether a new repository is private.
+        options: token, and what `huggingface_hub.HfApi.upload_folder` takes, such as commit_message and revision.
+    """
+    home: Path | None = compressor._home
     with TemporaryDirectory() as folder:
         save_compressor(compressor, Path(folder))
         card = None if home is None else _own_card(home)

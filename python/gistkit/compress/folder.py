@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+TOKENIZER, ENCODER_TOKENIZER = "tokenizer", "encoder_tokenizer"
 _NAMES = 1024
 _BUFFERS = 2**24
 # What makes transformers run code, or read files and kernels of other names.

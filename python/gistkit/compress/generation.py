@@ -6,7 +6,7 @@ import copy
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from operator import index
 from typing import Any, Protocol, cast
@@ -18,11 +18,13 @@ from transformers.generation import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from gistkit import hf
-from gistkit.common.checks import POSITIONS, whole
+from gistkit.common.checks import POSITIONS, check_int
+from gistkit.compress.decode import last_of
+from gistkit.compress.identity import Identity
 from gistkit.compress.memory import Memory, Task, check_memory
 from gistkit.compress.model import SharedModel
 from gistkit.compress.steps import LEAST, Tail
-from gistkit.compress.tokens import Rows, check_rows, filled_ids, pad, texts_of
+from gistkit.compress.tokens import Rows, check_rows, pad
 from gistkit.hf.attach import pretrained
 from gistkit.hf.cache import CACHE, MemoryCache
 from gistkit.layouts import Plan
@@ -49,10 +51,8 @@ class MemoryReader(Protocol):
     """The part of a `Compressor` that generating and joining use."""
 
     lm: SharedModel
+    identity: Identity
     reader: str | None
-
-    def versions(self) -> Any:
-        """What changes with the weights."""
 
     def rows(self, name: str, ids: Any, attention_mask: Any = None, shortest: int = 0) -> Rows:
         """Token ids as users have them, checked and padded at the end of rows."""
@@ -68,9 +68,6 @@ class MemoryReader(Protocol):
 
     def key_biases(self, memory: Memory) -> list[Tensor] | None:
         """For each layer what is added to the logits of the memory's keys."""
-
-    def last_of(self, memory: Memory) -> Tensor:
-        """[B, d], the output that predicts what follows a memory without task token."""
 
     def check_readable(self, memory: Memory) -> None:
         """Refuses a memory of another method, shape or model, or on another device."""
@@ -140,44 +137,6 @@ def generate(
         return reading.write(padded_at_start(prompt, config), config, streamer, generator, options)
 
 
-def ask(
-    compressor: MemoryReader,
-    memory: Memory,
-    question: str | Sequence[str],
-    *,
-    tokenizer: Any,
-    template: str,
-    control_tokens: bool = False,
-    stop_tokens: int | Iterable[int] | None = None,
-    **options: Any,
-) -> str | list[str]:
-    """The answers to questions about a memory, see `Compressor.ask`."""
-    if "{question}" not in template:
-        raise ValueError(f"template: expected a text with {{question}} in it, got {template!r}")
-    check_memory(memory)
-    alone = isinstance(question, str)
-    questions = texts_of("question", question) * (memory.batch_size if alone else 1)
-    # Tokenizers keep what they do with control tokens, which another thread may want otherwise.
-    with compressor.lm.turn():
-        prompts = [
-            filled_ids(template, "{question}", text, tokenizer, control_tokens=control_tokens) for text in questions
-        ]
-    if stop_tokens is None:
-        config = options.get("generation_config")
-        given = options.pop("eos_token_id", None)
-        stop_tokens = getattr(config, "eos_token_id", None) if given is None else given
-    if stop_tokens is None:
-        stop_tokens = {*stop_ids(compressor.lm, None), tokenizer.eos_token_id} - {None}
-    ends = stop_ids(compressor.lm, stop_tokens)
-    # transformers finds the ends of stop_strings by it.
-    options.setdefault("tokenizer", tokenizer)
-    rows = generate(compressor, memory, prompts, task="qa", stop_tokens=ends, **options).tolist()
-    # What fills a row behind its end is no part of the answer.
-    rows = [row[: next((place + 1 for place, token in enumerate(row) if token in ends), None)] for row in rows]
-    answers = [tokenizer.decode(row, skip_special_tokens=True).strip() for row in rows]
-    return answers[0] if alone and len(answers) == 1 else answers
-
-
 def configured(
     model: SharedModel,
     width: int,
@@ -193,7 +152,7 @@ def configured(
         others: as in `generate`.
     """
     if options.get("max_new_tokens") is not None:
-        whole("max_new_tokens", options["max_new_tokens"], high=POSITIONS)
+        check_int("max_new_tokens", options["max_new_tokens"], high=POSITIONS)
     config = GenerationConfig() if generation_config is None else copy.deepcopy(generation_config)
     rest = config.update(**options)
     for name in _BEYOND_LOGITS:
@@ -207,7 +166,7 @@ def configured(
         length = config.max_length
         config.max_new_tokens = NEW_TOKENS if length is None else length - width
     config.max_length = None
-    whole("max_new_tokens", config.max_new_tokens, high=POSITIONS)
+    check_int("max_new_tokens", config.max_new_tokens, high=POSITIONS)
     if generation_config is None and config.do_sample and config.top_k is None:
         # Transformers' own default is 50.
         config.top_k = 0
@@ -245,8 +204,29 @@ def padded_at_start(rows: Rows, config: GenerationConfig) -> Tensor:
 
 
 @torch.no_grad()
-def to_cache(compressor: MemoryReader, memory: Memory, task: Task) -> MemoryCache:
-    """[memory][task token, if any][rest] as a cache of the plain model, see `Compressor.to_cache`."""
+def to_cache(compressor: MemoryReader, memory: Memory, task: Task = "lm") -> MemoryCache:
+    """A transformers cache of [memory][task token], for `model.generate(ids, cache=cache)`.
+
+    `gistkit.hf.CACHE` is the name of the argument in the installed release (`past_key_values` before transformers
+    5.24).
+
+    `model.generate` takes only the prompt, [B, N] with N >= 1; no option needs to account for the memory. The keys are
+    rotated so that the prompt starts at position 0, which RoPE allows because it depends only on differences. Rows must
+    have the same number of memory tokens; one row serves any number of prompts. Pad shorter prompts on the left and
+    pass their mask [B, N], which `hf.cover_memory` prepares the model for. A call leaves its tokens in the cache, and
+    the next call continues them if it gets all tokens; `cache.reset()` drops them. In-place methods with LoRA also have
+    an adapter for the text, active inside `with compressor.using(compressor.reader)`. There gistkit's attention runs,
+    which takes no padding. Passes that would read the memory differently, without that adapter or across the model's
+    sliding window, raise a ValueError.
+
+    Args:
+        memory, task: as in `generate`; tokens after the window are read into the cache.
+
+    Raises:
+        TypeError: for a model without such RoPE, such as GPT-2, or with dynamic or longrope RoPE.
+        ValueError: if rows have different numbers of memory tokens, or of tokens after the window; or if an in-place
+            method has compressed more than the model's sliding window.
+    """
     check_memory(memory)
     hf.check_moves(compressor.lm.model)
     rests = tuple(map(len, memory.rest)) if task != "ae" else ()
@@ -428,6 +408,19 @@ class Loop(GenerationMixin):
 Behind = Callable[[MemoryCache, Plan, int], Tail | None]
 
 
+def folded(compressor: MemoryReader) -> AbstractContextManager[None]:
+    """Inside, memories are read by copies of the linear maps with the LoRA adapter merged into their weights.
+
+    A token then needs no separate products with the adapter. `generate`, `ask` and `Conversation` do this automatically
+    for answers of several tokens; a `LanguageModel` and its `Stream`s also run faster inside. The copies take as much
+    memory as the maps with LoRA, until the compressor is trained or moved. They are sums in float32, rounded to the
+    weights' dtype. In float32 the tokens are the same, unless two are equally likely to within rounding; in bfloat16 an
+    answer may differ. Only passes without gradients in eval mode use the copies, and parameters must not change inside.
+    Maps with adapters other than plain LoRA are not copied.
+    """
+    return compressor.lm.folded(compressor.reader, compressor.identity.versions())
+
+
 @contextmanager
 def answering(compressor: MemoryReader, tokens: int) -> Iterator[Behind | None]:
     """Inside, the model reads a memory and writes at most so many tokens, prepared for that as far as it pays.
@@ -439,7 +432,7 @@ def answering(compressor: MemoryReader, tokens: int) -> Iterator[Behind | None]:
         if tokens < LEAST or lm.decoder.training:
             yield None
             return
-        versions = compressor.versions()
+        versions = compressor.identity.versions()
         # An answer without is slower, and needs no more memory than the model.
         with suppress(torch.OutOfMemoryError):
             stack.enter_context(lm.folded(role, versions))
@@ -581,7 +574,7 @@ class Reading(Loop):
             return out
         new = out[:, self.lead.shape[1] :]
         if self._predicts_first:
-            out = torch.cat([self._compressor.last_of(self._memory)[:, None].to(out.dtype), out], 1)
+            out = torch.cat([last_of(self._memory)[:, None].to(out.dtype), out], 1)
         return torch.cat([out[torch.arange(len(out)), self._last][:, None], new], 1)
 
     def write(

@@ -88,6 +88,21 @@ class Identity:
         return weights
 
 
+def fingerprint(compressor: Any) -> str:
+    """The base model's fingerprint, recomputed only when its weights have changed."""
+    return fingerprints(compressor)[0]
+
+
+def own_fingerprint(compressor: Any) -> str:
+    """The fingerprint of the compressor's own weights, recomputed only when they have changed."""
+    return fingerprints(compressor)[1]
+
+
+def fingerprints(compressor: Any) -> tuple[str, str]:
+    """`fingerprint` and `own_fingerprint`, from one look at the weights."""
+    return compressor.identity.fingerprints()  # type: ignore[no-any-return]
+
+
 def versions_of(weights: Iterable[Tensor], *, anywhere: bool = False) -> tuple[Any, ...]:
     """What changes with the weights: where each lies, its version and, on the CPU or `anywhere`, one of its values.
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gistkit.common.checks import POSITIONS, number, whole
+from gistkit.common.checks import POSITIONS, check_float, check_int
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.generation import stop_ids
 from gistkit.compress.losses import divergence_loss
@@ -127,12 +127,12 @@ def refine(
     Raises:
         ValueError: for a memory of several rows or of a text of another length, or if there is no tokenizer.
     """
-    clock = Clock(None if seconds is None else number("seconds", seconds, 1))
+    clock = Clock(None if seconds is None else check_float("seconds", seconds, 1))
     ids = _checked(compressor, memory, text, control_tokens)
-    rate = number("rate", rate, 0)
+    rate = check_float("rate", rate, 0)
     if steps is None:
         steps = STEPS if seconds is None else POSITIONS
-    steps = whole("steps", steps)
+    steps = check_int("steps", steps)
     with torch.inference_mode(False), torch.no_grad(), _undisturbed(compressor):
         exercises, held = _exercises(compressor, ids, random.Random(seed), clock)
         started = clock.spent

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +13,8 @@ from torch import Tensor, nn
 
 from gistkit import hf
 from gistkit.common.checks import IGNORE, placed
-from gistkit.compress.losses import HEAD, divergence_loss, hidden_loss, token_loss
+from gistkit.common.languages import unlike
+from gistkit.compress.losses import HEAD, check_losses, divergence_loss, hidden_loss, token_loss
 from gistkit.compress.memory import Memory, Task
 from gistkit.compress.model import of_models
 from gistkit.compress.tokens import Rows, join_rows, label_rows, pad
@@ -20,12 +23,34 @@ from gistkit.compress.tokens import Rows, join_rows, label_rows, pad
 # the model's states and the teacher's.
 DIVERGENCES = {"kl": 1, "reverse_kl": -1}
 TAUGHT = (*DIVERGENCES, "hidden")
+# Tokens of a context that tell its language.
+LANGUAGE = 1024
 
 
-def losses_of(
-    compressor: Any, input_ids: Any, attention_mask: Any, continuation_ids: Any, question_ids: Any, answer_ids: Any
+def forward(
+    compressor: Any,
+    input_ids: Any,
+    attention_mask: Any = None,
+    *,
+    continuation_ids: Any = None,
+    question_ids: Any = None,
+    answer_ids: Any = None,
 ) -> dict[str, Tensor]:
-    """The compressor's losses by name and their weighted mean as "loss", see `Compressor.forward`."""
+    """Returns the losses named at construction, from one compression, and their weighted mean as "loss".
+
+    Args:
+        input_ids, attention_mask: the contexts, as in `encode`.
+        continuation_ids: int64 [B, t], the tokens after each context, padded with -100 at the end, or lists; only for
+            the loss "lm".
+        question_ids, answer_ids: the same for the losses "qa", "kl", "reverse_kl" and "hidden": the answer is predicted
+            after the question.
+
+    In in-place methods the loss "lm" includes the first token of a continuation, which the encoder's last state
+    predicts. That token says nothing about the memory, so `evaluate` leaves it out.
+
+    Returns:
+        fp32 scalars in nats per token, one for each loss and "loss"; "hidden" is in standard deviations.
+    """
     thaw(compressor)
     if compressor.training and torch.is_grad_enabled():
         compressor.identity.forget()
@@ -65,6 +90,12 @@ def losses_of(
     weighted = [weight * losses[name] for name, weight in weights.items()]
     losses["loss"] = torch.stack(weighted).sum() / sum(weights.values())
     return losses
+
+
+def output_embedding(compressor: Any) -> dict[str, Any]:
+    """The output embedding, as keyword arguments of the losses."""
+    head = compressor.lm.head
+    return {"weight": head.weight, "bias": head.bias, "softcap": compressor.lm.softcap}
 
 
 def _at_drawn_ratio(compressor: Any) -> Any:
@@ -147,8 +178,67 @@ def _but_last(rows: Rows) -> Rows:
     return rows.columns(slice(-1), tuple(max(length - 1, 0) for length in rows.lengths))
 
 
+def set_losses(compressor: Any, losses: Iterable[str] | Mapping[str, float]) -> None:
+    """Changes the losses that `forward` returns; "compression" needs a compressor that was made with it."""
+    options = replace(compressor.options, losses=check_losses(losses))
+    check_base(options.losses, compressor.keeps_base)
+    if "compression" in options.losses and compressor.compression_head is None:
+        raise ValueError(
+            "losses: expected no 'compression' for a compressor that was made without it, got "
+            + ", ".join(options.losses)
+        )
+    compressor.options = options
+
+
+def check_base(losses: Mapping[str, float], base_frozen: bool) -> None:
+    """Refuses the losses whose teacher is the base model, if that trains."""
+    found = next((name for name in TAUGHT if name in losses), None)
+    if found is not None and not base_frozen:
+        raise ValueError(
+            f"losses: expected '{found}' beside LoRA, as training without it changes the base model, got lora None"
+        )
+
+
+def add_compression_head(compressor: Any) -> None:
+    """Adds the untrained head of the compression loss."""
+    compressor.compression_head = compressor.options.head(compressor.lm.width, compressor.vocabulary).to(
+        compressor.device
+    )
+
+
+def check_head(compressor: Any) -> None:
+    """Refuses another ratio than that of the head of the compression loss."""
+    head = compressor.compression_head
+    if head is not None and head.offsets != -(-compressor.chunk // compressor.memory_tokens):
+        raise ValueError(
+            f"ratio: expected {head.offsets} to train or save, that of the head of the loss 'compression', got "
+            f"{compressor.chunk}"
+        )
+
+
+def warn_of_unlike(compressor: Any, contexts: Rows) -> None:
+    """Warns of contexts unlike those that the compressor was trained on."""
+    longest, languages = compressor.trained_length, compressor.languages
+    if longest is not None and max(contexts.lengths) > longest:
+        warnings.warn(
+            f"input_ids: expected at most {longest} tokens, as the longest context that the compressor was trained on "
+            f"has, got {max(contexts.lengths)}: answers from its memory may be worse",
+            stacklevel=3,
+        )
+    if languages is None:
+        return
+    with suppress(ValueError), compressor.lm.turn():
+        tokenizer = compressor.tokenizer
+        if any(unlike(tokenizer.decode(row[:LANGUAGE]), languages) for row in contexts.lists()):
+            warnings.warn(
+                f"input_ids: expected prose in {', '.join(languages)}, as the compressor was trained on, got a text "
+                "with few common words of it: answers from its memory may be worse",
+                stacklevel=3,
+            )
+
+
 def trainable(compressor: Any) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters that train, by name, without other adapters in the model."""
+    """The trainable parameters by name, without other adapters in the model."""
     thaw(compressor)
     adapters = compressor.adapters
     for name, parameter in compressor.named_parameters():
@@ -169,8 +259,19 @@ def thaw(compressor: Any) -> None:
         adapters.thaw()
 
 
-def parameter_groups(compressor: Any, learning_rate: float, memory_factor: float) -> list[dict[str, Any]]:
-    """The parameters of text and gists as an optimizer takes them, see `Compressor.parameter_groups`."""
+def print_trainable_parameters(compressor: Any) -> None:
+    """Prints the number of trainable and of all parameters in one line, as PEFT's models do."""
+    trained = {id(parameter): parameter.numel() for _, parameter in compressor.trainable()}
+    total = sum(parameter.numel() for parameter in compressor.parameters())
+    count = sum(trained.values())
+    print(f"trainable params: {count:,} || all params: {total:,} || trainable%: {100 * count / total:.4f}")
+
+
+def parameter_groups(compressor: Any, learning_rate: float, memory_factor: float = 3.0) -> list[dict[str, Any]]:
+    """Parameter groups for an optimizer; those of the gists have `memory_factor` times the learning rate.
+
+    GistPool, Section 5.2: parameters that compress need a higher learning rate.
+    """
     if not memory_factor > 0:
         raise ValueError(f"memory_factor: expected a number > 0, got {memory_factor}")
     gist_parameters: list[nn.Parameter] = []

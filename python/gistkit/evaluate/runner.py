@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -61,38 +63,28 @@ def evaluating(reader: Reader) -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True)
 class Runner:
     """The examples and settings of one evaluation; `skipped` first tokens of continuations are not measured."""
 
-    def __init__(
-        self,
-        rows: list[Prepared],
-        tokenizer: Any | None,
-        tasks: tuple[str, ...],
-        batch_size: int,
-        max_new_tokens: int | None,
-        stop_tokens: tuple[int, ...],
-        skipped: int,
-        progress: bool,
-        answers: Sequence[list[int]],
-        excluded_words: tuple[str, ...] | None,
-        judge: Judge | None,
-        processes: Processes,
-    ) -> None:
-        self.rows = rows
-        self.tokenizer = tokenizer
-        self.tasks = tasks
-        self.max_new_tokens = max_new_tokens
-        self.stop_tokens = stop_tokens
-        self.skipped = skipped
-        self.progress = progress
-        self.answers = answers
-        self.excluded_words = excluded_words
-        self.judge = judge
-        self.processes = processes
-        # The longest first: a batch that does not fit in memory fails at once.
-        order = sorted(range(len(rows)), key=lambda index: -len(rows[index].context))
-        self.batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    rows: list[Prepared]
+    tokenizer: Any | None
+    tasks: tuple[str, ...]
+    batch_size: int
+    max_new_tokens: int | None
+    stop_tokens: tuple[int, ...]
+    skipped: int
+    progress: bool
+    answers: Sequence[list[int]]
+    excluded_words: tuple[str, ...] | None
+    judge: Judge | None
+    processes: Processes
+
+    @cached_property
+    def batches(self) -> list[list[int]]:
+        """The examples of each batch, the longest first: one that does not fit in memory fails at once."""
+        order = sorted(range(len(self.rows)), key=lambda index: -len(self.rows[index].context))
+        return [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
 
     def row(self, name: str, reader: Reader) -> Row:
         """The row of one method, over all examples."""

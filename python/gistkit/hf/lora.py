@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from gistkit.common.checks import POSITIONS, flag, whole
+from gistkit.common.checks import POSITIONS, check_bool, check_int
 from gistkit.common.messages import shown
 from gistkit.hf.attach import decoder_of
 
@@ -69,9 +69,9 @@ def adapter_config(
     """
     if isinstance(lora, bool) or not (lora is None or isinstance(lora, int) or hasattr(lora, "init_lora_weights")):
         raise TypeError(f"lora: expected a rank, a peft.LoraConfig or None, got {lora!r}")
-    flag("train_norms", train_norms)
+    check_bool("train_norms", train_norms)
     if embedding_lora is not None:
-        embedding_lora = whole("embedding_lora", embedding_lora, high=POSITIONS)
+        embedding_lora = check_int("embedding_lora", embedding_lora, high=POSITIONS)
     if isinstance(lora, int):
         if not isinstance(model, nn.Module):
             return None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gistkit.common.checks import whole
+from gistkit.common.checks import check_int
 
 # By name, so that the op need not be loaded to be recognised.
 ATTENTION = "gistkit::attention"
@@ -101,8 +101,8 @@ class AttentionRecorder(TorchDispatchMode):
         super().__init__()
         if reduce not in REDUCTIONS:
             raise ValueError(f"reduce: expected one of {', '.join(REDUCTIONS)}, got {reduce!r}")
-        self.layers_per_pass = None if layers_per_pass is None else whole("layers_per_pass", layers_per_pass)
-        self.blocks = None if blocks is None else whole("blocks", blocks)
+        self.layers_per_pass = None if layers_per_pass is None else check_int("layers_per_pass", layers_per_pass)
+        self.blocks = None if blocks is None else check_int("blocks", blocks)
         self.layers = None if layers is None else _numbers("layers", layers)
         if self.layers and self.layers_per_pass is not None and max(self.layers) >= self.layers_per_pass:
             raise ValueError(
@@ -221,7 +221,7 @@ class AttentionRecorder(TorchDispatchMode):
 def _numbers(name: str, values: Any) -> list[int]:
     if not isinstance(values, Iterable) or isinstance(values, str | bytes):
         raise TypeError(f"{name}: expected several ints, such as [0], got {values!r}")
-    numbers = [whole(name, value, 0) for value in (values.tolist() if isinstance(values, Tensor) else values)]
+    numbers = [check_int(name, value, 0) for value in (values.tolist() if isinstance(values, Tensor) else values)]
     if not numbers or len(set(numbers)) < len(numbers):
         raise ValueError(f"{name}: expected at least one number and each once, got {numbers}")
     return numbers

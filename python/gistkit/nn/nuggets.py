@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gistkit.common.checks import number, placed
+from gistkit.common.checks import check_float, placed
 
 
 class NuggetScorer(nn.Module):
@@ -58,7 +58,7 @@ def top_nuggets(scores: Tensor, ratio: float, mask: Tensor | None = None) -> Nug
 
     Paper: Dodo, Equations 14 and 15; the last token in footnote 4.
     """
-    number("ratio", ratio, 1)
+    check_float("ratio", ratio, 1)
     mask = _checked(scores, mask)
     lengths = [scores.shape[1]] * scores.shape[0] if mask is None else mask.sum(1).tolist()
     counts = tuple(math.ceil(length / ratio) for length in lengths)
@@ -101,7 +101,7 @@ def threshold_for(scores: Tensor, ratio: float) -> float:
 
     Paper: Dodo, Section 2.2.
     """
-    number("ratio", ratio, 1)
+    check_float("ratio", ratio, 1)
     if not scores.numel() or not scores.is_floating_point():
         raise ValueError(f"scores: expected numbers of at least one token, got {scores.dtype} {tuple(scores.shape)}")
     if bool(scores.isnan().any()):

@@ -54,7 +54,7 @@ def add_command(commands: Any, name: str, run: Any, purpose: str, examples: str)
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     # Error messages name the option as typed.
-    parser.set_defaults(run=run, actions=parser._actions)
+    parser.set_defaults(run=run, actions=parser._actions, prog=parser.prog)
     return parser
 
 

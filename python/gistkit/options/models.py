@@ -52,7 +52,7 @@ def add_model_name(parser: argparse.ArgumentParser, default: str | None = None) 
         "--model",
         default=default,
         required=default is None,
-        help="smollm2, or a folder or hub name of a transformers decoder, or for images of a vision-language model"
+        help="smollm2, or the folder or hub name of a transformers decoder (for images: of a vision-language model)"
         f"{'' if default is None else f' (default: {default})'}",
     )
 
@@ -311,9 +311,7 @@ def new_compressor(model: PreTrainedModel, method: str = "select", **settings: A
         kind = compress.METHODS[method]
         takes = kind.arguments()
         if unknown := sorted(settings.keys() - takes):
-            raise ValueError(
-                f"--{unknown[0]}: expected some of {', '.join(sorted(takes))} for {method}, got {unknown[0]}"
-            )
+            raise ValueError(f"--{unknown[0]}: {method} does not have it; expected some of {', '.join(sorted(takes))}")
         compressor = kind(model, **settings).eval().to(model.device)
     if compressor.needs_training:
         warn(

@@ -137,6 +137,8 @@ def decode(name: str, content: bytes) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        if content.startswith(b"%PDF-"):
+            raise ValueError(f"{name}: expected a text, got a PDF; convert it with pdftotext first") from error
         raise ValueError(f"{name}: expected UTF-8 text, got byte {content[error.start]:#x} at {error.start}") from error
 
 

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from gistkit.common.files import errors_told, read_tensors, sync, write_tensors
-from gistkit.compress.files import ADDED_SETTINGS
 from gistkit.train.sharding import whole
 
 WEIGHTS, OPTIMIZER, DIGESTS = "trainable.safetensors", "optimizer.safetensors", "digests.json"
@@ -184,8 +183,6 @@ def restore(path: str | Path, parameters: NamedParameters, identity: Mapping[str
 
 
 def _check_identity(path: Path, saved: dict[str, Any], expected: dict[str, Any]) -> None:
-    # As JSON has them, in which a tuple is a list.
-    saved = json.loads(json.dumps({name: ADDED_SETTINGS[name] for name in ADDED_SETTINGS.keys() & expected})) | saved
     changed = sorted(key for key in saved.keys() | expected.keys() if saved.get(key) != expected.get(key))
     if changed:
         raise ValueError(

@@ -20,7 +20,7 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError("training needs the package accelerate; run pip install 'gistkit[train]'") from error
 
-from gistkit.common.signals import Interrupted, held
+from gistkit.common.signals import Interrupted, deferred_signals
 from gistkit.train import checkpoints
 
 SCHEDULER = "scheduler.json"
@@ -148,7 +148,7 @@ class ResumableTrainer(transformers.Trainer):
             self.state = state
             return TrainOutput(state.global_step, 0.0, {})
         self.args.eval_on_start = self.args.eval_strategy != "no" and self._evaluation_due(state)
-        with held(self.notice if main else "") as self.signals:
+        with deferred_signals(self.notice if main else "") as self.signals:
             try:
                 output = super().train(None if path is None else str(path), *args, **options)
             except _Ended:

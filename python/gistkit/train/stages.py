@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from gistkit.common.checks import POSITIONS, whole
+from gistkit.common.checks import POSITIONS, check_int
 from gistkit.compress.methods.dodo import RULES, Dodo, Rule
 
 
@@ -29,11 +29,11 @@ class Stage:
     scorer_rests: bool = False
 
     def __post_init__(self) -> None:
-        whole("steps", self.steps, high=POSITIONS)
+        check_int("steps", self.steps, high=POSITIONS)
         if self.rule is not None and self.rule not in RULES:
             raise ValueError(f"rule: expected one of {', '.join(RULES)}, or None, got {self.rule!r}")
         if self.ratio is not None:
-            whole("ratio", self.ratio, high=POSITIONS)
+            check_int("ratio", self.ratio, high=POSITIONS)
 
 
 def growing(
@@ -51,12 +51,12 @@ def growing(
             equal shares of the other half. (): the compressor's from the beginning.
         scorer_rests: at the last of several ratios the scorer no longer learns, and only what reads its nuggets does.
     """
-    whole("steps", steps, high=POSITIONS)
-    whole("random_steps", random_steps, 0, POSITIONS)
+    check_int("steps", steps, high=POSITIONS)
+    check_int("random_steps", random_steps, 0, POSITIONS)
     if random_steps >= steps:
         raise ValueError(f"random_steps: expected less than steps, {steps}, got {random_steps}")
     for ratio in ratios:
-        whole("ratios", ratio, high=POSITIONS)
+        check_int("ratios", ratio, high=POSITIONS)
     if any(later <= earlier for earlier, later in pairwise(ratios)):
         raise ValueError(f"ratios: expected each above the one before, got {','.join(map(str, ratios))}")
     stages = [Stage(random_steps, rule="random")] if random_steps else []

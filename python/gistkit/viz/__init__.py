@@ -14,22 +14,19 @@ from gistkit.viz.curves import draw_training_curves
 from gistkit.viz.gallery import draw_gallery
 from gistkit.viz.layout import draw_layout
 from gistkit.viz.learned_positions import draw_position_similarity, draw_relative_bias
-from gistkit.viz.nuggets import draw_attention_to_nuggets, draw_bleu_by_length, draw_perplexity, draw_token_types
+from gistkit.viz.nuggets import draw_attention_to_nuggets, draw_token_types
 from gistkit.viz.run import draw_training_run
 from gistkit.viz.savings import draw_savings
-from gistkit.viz.seqpe import draw_grid_similarity, draw_similarity
+from gistkit.viz.seqpe import draw_similarity
 from gistkit.viz.text import draw_text, text_html, text_page
 
 __all__ = [
     "draw_attention",
     "draw_attention_to_nuggets",
-    "draw_bleu_by_length",
     "draw_gallery",
-    "draw_grid_similarity",
     "draw_layout",
     "draw_memory_attention",
     "draw_memory_map",
-    "draw_perplexity",
     "draw_position_similarity",
     "draw_relative_bias",
     "draw_savings",

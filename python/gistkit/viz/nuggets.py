@@ -1,33 +1,21 @@
-"""Pictures of Dodo's nuggets: their token types, attention to them, and Dodo's figures beside others."""
+"""Pictures of nuggets: their token types, and attention to them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from matplotlib.transforms import ScaledTranslation
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from gistkit.common.checks import at_least
 from gistkit.viz.flow import legible
 from gistkit.viz.style import COLOURS, FigureOrAxes, axes_of, legend_beside, tidy
 from gistkit.viz.text import check_selected
 
-STYLE: dict[str, dict[str, Any]] = {
-    "Full (sliding)": {"color": COLOURS["black"], "linestyle": "-", "marker": "P"},
-    "Full (truncated)": {"color": COLOURS["black"], "linestyle": ":", "marker": "p", "markerfacecolor": "white"},
-    "No nuggets": {"color": COLOURS["grey"], "linestyle": ":", "marker": "s"},
-    "Compressive": {"color": COLOURS["orange"], "linestyle": "--", "marker": "D"},
-    "Dodo learned": {"color": COLOURS["blue"], "linestyle": "-", "marker": "o"},
-    "Dodo strided": {"color": COLOURS["sky"], "linestyle": "-.", "marker": "^"},
-    "Dodo random": {"color": COLOURS["red"], "linestyle": "-.", "marker": "v"},
-    "Dodo delimiters": {"color": COLOURS["green"], "linestyle": "-.", "marker": "<"},
-    "Dodo frozen scorer": {"color": COLOURS["purple"], "linestyle": "--", "marker": ">"},
-}
 MOST_LABELS = 48
 
 
@@ -135,86 +123,3 @@ def _name(axis: Axis, name: str, labels: Sequence[str] | Sequence[int] | None, c
     shown_ticks = [tick for tick in ticks if 0 <= tick < count]
     names = [legible(str(labels[tick])).replace(" ", "␣") for tick in shown_ticks]
     axis.set_ticks(shown_ticks, names, fontsize=8, family="monospace" if all_labels else None, parse_math=False)
-
-
-def draw_bleu_by_length(series: Mapping[str, Mapping[int, Sequence[float]]], *, ax: Axes | None = None) -> FigureOrAxes:
-    """BLEU of reconstructed texts against their length, a line a method, with a band from lowest to highest over seeds.
-
-    Args:
-        series: {method: {tokens of the text: BLEU of each seed, 0 to 100}}. A method whose name is not in `STYLE` gets
-            an unused style; at most as many methods as styles.
-        ax: axes to draw into.
-
-    Paper: Dodo, Figure 4.
-    """
-    styles = _styles("draw_bleu_by_length", series)
-    result, axes = axes_of(ax, (6.8, 4.0))
-    lowest = 100.0
-    for method, lengths in series.items():
-        at = sorted(lengths)
-        means, lows, highs = _spread("draw_bleu_by_length", method, [lengths[length] for length in at])
-        axes.plot(at, means, label=method, markersize=5, linewidth=1.4, **styles[method])
-        axes.fill_between(at, lows, highs, color=styles[method]["color"], alpha=0.15, linewidth=0)
-        lowest = min(lowest, *lows)
-    floor = max(0.0, (lowest - 1) // 10 * 10)
-    axes.set(xlabel="text length (tokens)", ylabel="BLEU")
-    # Markers at either end stay whole.
-    axes.set_ylim(floor - 0.02 * (100 - floor), 100 + 0.02 * (100 - floor))
-    axes.set_title("Reconstructing a text from its compressed form", loc="left")
-    legend_beside(axes)
-    tidy(axes)
-    return result
-
-
-def draw_perplexity(
-    series: Mapping[str, Sequence[tuple[float, Sequence[float]]]], *, title: str = "", ax: Axes | None = None
-) -> FigureOrAxes:
-    """Perplexity against the states a prediction attends to, a line an arm, bars from lowest to highest over seeds.
-
-    Args:
-        series: {arm: [(measured states, above 0; perplexity of each seed)]}, arms as in `STYLE`; others get an unused
-            style; at most as many arms as styles.
-        title: a heading.
-        ax: axes to draw into.
-
-    Paper: Dodo, Table 1.
-    """
-    styles = _styles("draw_perplexity", series)
-    result, axes = axes_of(ax, (7.4, 4.4))
-    measured: list[float] = []
-    for arm, points in series.items():
-        points = sorted(points, key=lambda point: point[0])
-        states = [states for states, _ in points]
-        means, lows, highs = _spread("draw_perplexity", arm, [values for _, values in points])
-        if states[0] <= 0:
-            raise ValueError(f"draw_perplexity: expected states above 0, got {states[0]:g} of {arm!r}")
-        reach = [means - lows, highs - means]
-        axes.errorbar(states, means, reach, label=arm, markersize=6, linewidth=1.4, capsize=2, **styles[arm])
-        measured += states
-    axes.set_xscale("log", base=2)
-    ticks = 2.0 ** np.unique(np.round(np.log2(measured)))
-    ticks = ticks if len(ticks) > 1 else np.unique([min(measured), max(measured)])
-    axes.set_xlim(min(*measured, ticks[0]) / 1.15, max(*measured, ticks[-1]) * 1.15)
-    axes.set_xticks(ticks, [f"{round(tick, 1):g}" for tick in ticks])
-    axes.set(xlabel="states that a prediction attends to (measured)", ylabel="perplexity")
-    axes.set_title(title or "Perplexity at equal memory", loc="left")
-    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    order = [arm for arm in STYLE if arm in series] + [arm for arm in series if arm not in STYLE]
-    legend_beside(axes, [handles[arm] for arm in order], order)
-    tidy(axes)
-    return result
-
-
-def _styles(function: str, series: Mapping[str, object]) -> dict[str, dict[str, Any]]:
-    """The style of each name: its own, or an unused one."""
-    if not 1 <= len(series) <= len(STYLE):
-        raise ValueError(f"{function}: expected 1 to {len(STYLE)} series, got {len(series)}")
-    spare = (style for name, style in reversed(STYLE.items()) if name not in series)
-    return {name: STYLE[name] if name in STYLE else next(spare) for name in series}
-
-
-def _spread(function: str, name: str, points: Sequence[Sequence[float]]) -> list[NDArray[np.float64]]:
-    """Mean, lowest and highest value of each point."""
-    if not points or not all(len(seeds) and np.isfinite(seeds).all() for seeds in points):
-        raise ValueError(f"{function}: expected points of finite values, at least one each, of {name!r}")
-    return [np.array([measure(seeds) for seeds in points]) for measure in (np.mean, np.min, np.max)]

@@ -36,13 +36,15 @@ def add(commands: Any) -> None:
     parser.set_defaults(saved=_saved)
     parser.add_argument(
         "--host", default="127.0.0.1",
-        help="address to listen on; there is no TLS, so that others than this machine should only reach it through a "
-        "proxy that has it (default: %(default)s)",
+        help="address to listen on; the server has no TLS, so put a proxy with TLS before it for other machines "
+        "(default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--port", type=whole(0, 65535), default=8000, help="0: any free one (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=whole(0, 65535), default=8000, help="port to listen on; 0: any free one (default: %(default)s)"
+    )
     parser.add_argument(
         "--memories", type=path, metavar="FOLDER",
-        help="keeps memories there, also for the next start (default: a temporary folder that ends with the server)",
+        help="keep memories there, also for the next start (default: a temporary folder, removed at the end)",
     )  # fmt: skip
     parser.add_argument(
         "--store", type=path, action="append", default=[], metavar="PATH",
@@ -50,15 +52,15 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--api-key", metavar="KEY",
-        help=f"what requests must have as a bearer token; others see it among the processes, not so in {KEY} "
-        f"(default: that variable, or none)",
+        help=f"bearer token that requests must send; the list of processes shows this option, but not the variable "
+        f"{KEY} (default: that variable, or none)",
     )  # fmt: skip
     parser.add_argument(
         "--served-model-name", nargs="+", metavar="NAME",
-        help="what requests may call the model; answers have the first (default: the compressor's name)",
+        help="names of the model in requests; answers have the first (default: the compressor's name)",
     )  # fmt: skip
     parser.add_argument(
-        "--log-level", choices=("info", "warning"), default="info", help="warning: without a line for each request"
+        "--log-level", choices=("info", "warning"), default="info", help="info: a line for each request; warning: none"
     )
     add_model(parser)
     add_memory_dtype(parser)
@@ -75,7 +77,7 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     limits.add_argument(
         "--ram", type=number(0), default=1e9, metavar="BYTES",
-        help="of memories in RAM; the others are in their files alone (default: 1e9)",
+        help="of memories in RAM; others are read from their files (default: 1e9)",
     )  # fmt: skip
     limits.add_argument(
         "--disk", type=number(1), default=1e10, metavar="BYTES",
@@ -106,7 +108,7 @@ def add(commands: Any) -> None:
     )
     limits.add_argument(
         "--batch-tokens", type=positive, default=16384,
-        help="most tokens of these, with memories, answers and padding (default: %(default)s)",
+        help="most tokens answered together, with memories, answers and padding (default: %(default)s)",
     )  # fmt: skip
 
 
@@ -120,8 +122,8 @@ def _run(arguments: argparse.Namespace) -> int:
         # An address that is taken is told before the model is loaded.
         listener = stack.enter_context(_listener(arguments.host, arguments.port))
         with loading(listener):
-            app, shelf, name = _application(arguments, device_name, key, _names(listener), stack)
-        _greet(listener, name, shelf, arguments, key)
+            app, repository, name = _application(arguments, device_name, key, _names(listener), stack)
+        _greet(listener, name, repository, arguments, key)
 
         from gistkit_serve.server.running import run
 
@@ -132,10 +134,10 @@ def _run(arguments: argparse.Namespace) -> int:
 def _application(
     arguments: argparse.Namespace, device_name: str, key: str | None, hosts: frozenset[str] | None, stack: ExitStack
 ) -> tuple[Any, Any, str]:
-    """The application with its model, its shelf, which is open as long as the stack is, and the model's name."""
+    """The application with its model, its repository, which is open as long as the stack is, and the model's name."""
     from gistkit.ask.turns import chat_turns
-    from gistkit_serve.server import Limits, Offline, Shelf, application
-    from gistkit_serve.server.shelf import temporary_folder
+    from gistkit_serve.server import Limits, MemoryRepository, Offline, application
+    from gistkit_serve.server.repository import temporary_folder
 
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
     compressor = chosen_compressor(arguments, model)
@@ -146,12 +148,12 @@ def _application(
         raise ValueError(f"--chat: {error}") from error
     logging.basicConfig(format="gistkit serve: %(message)s", level=logging.WARNING)
     logging.getLogger("gistkit_serve").setLevel(arguments.log_level.upper())
-    shelf = Shelf(
+    repository = MemoryRepository(
         arguments.memories or stack.enter_context(temporary_folder()), compressor, most=arguments.max_memories,
         ram_bytes=int(arguments.ram), disk_bytes=int(arguments.disk), dtype=memory_dtype(arguments.memory_dtype, model),
         offline=Offline(arguments.store, compressor),
     )  # fmt: skip
-    stack.callback(shelf.close)
+    stack.callback(repository.close)
     limits = Limits(
         text_tokens=arguments.max_text_tokens or getattr(compressor.config, "max_position_embeddings", None) or 2**15,
         new_tokens=arguments.max_new_tokens,
@@ -161,10 +163,10 @@ def _application(
     )
     names = arguments.served_model_name or [_name(arguments)]
     app = application(
-        compressor, shelf, names=names, turns=turns, limits=limits, seconds=arguments.timeout,
+        compressor, repository, names=names, turns=turns, limits=limits, seconds=arguments.timeout,
         body_bytes=arguments.max_body, hosts=hosts, key=key, peer=arguments.peer,
     )  # fmt: skip
-    return app, shelf, names[0]
+    return app, repository, names[0]
 
 
 def _listener(host: str, port: int) -> socket.socket:
@@ -216,10 +218,10 @@ def _name(arguments: argparse.Namespace) -> str:
     return f"{Path(arguments.model).name}-untrained" if untrained else str(default_for(arguments.model))
 
 
-def _greet(listener: socket.socket, name: str, shelf: Any, arguments: argparse.Namespace, key: str | None) -> None:
+def _greet(listener: socket.socket, name: str, repository: Any, arguments: argparse.Namespace, key: str | None) -> None:
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    print(f"{name} at {url}, {_kept(arguments)}, {len(shelf)} there; Ctrl-C ends it")
+    print(f"{name} at {url}, {_kept(arguments)}, {len(repository)} there; Ctrl-C ends it")
     print("compress once, then ask with its id as often as you like:")
     json = "-H 'content-type: application/json'"
     if key is not None:

@@ -62,6 +62,9 @@ def nearest_memories(arguments: argparse.Namespace, in_terminal: bool, device: s
     from gistkit_serve.store.store import is_store
 
     if not is_store(arguments.memory):
+        if (folder := arguments.memory).is_dir():
+            made = f"make one with gistkit compress {folder} -o {folder.name or 'notes'}.store"
+            raise ValueError(f"{folder}: expected a memory, a text or a store, got a folder of other files; {made}")
         for option, given in (
             ("--document", arguments.documents[:1]), ("--nearest", arguments.nearest), ("--embed", arguments.embed)
         ):  # fmt: skip

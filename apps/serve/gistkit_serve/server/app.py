@@ -25,8 +25,8 @@ from gistkit_serve.server.entry import Entry
 from gistkit_serve.server.errors import Refused, storage_failed
 from gistkit_serve.server.guard import Guard
 from gistkit_serve.server.metrics import Metrics
+from gistkit_serve.server.repository import MemoryRepository
 from gistkit_serve.server.requests import ChatBody, TextBody
-from gistkit_serve.server.shelf import Shelf
 from gistkit_serve.server.worker import Answer, Job, Limits, Question, Sampling, Text, Worker
 
 # Names by which a server on this machine alone is called.
@@ -35,7 +35,7 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 def application(
     compressor: Compressor,
-    shelf: Shelf,
+    repository: MemoryRepository,
     *,
     names: Sequence[str] = ("gistkit",),
     turns: Turns | None = None,
@@ -50,7 +50,7 @@ def application(
 
     Args:
         compressor: with a tokenizer, in eval mode. While the application runs nothing else may use it.
-        shelf: of its memories; it stays open.
+        repository: of its memories; it stays open.
         names: of the model, in `/v1/models`; answers have the first one.
         turns: the text around questions. None: that of training.
         limits: of sizes and numbers.
@@ -62,13 +62,13 @@ def application(
     """
     if key is not None and not key.strip():
         raise ValueError("key: expected one or None, got an empty one")
-    limits, name, metrics = limits or Limits(), names[0], Metrics(shelf)
+    limits, name, metrics = limits or Limits(), names[0], Metrics(repository)
     turns = turns or Turns(QUESTION, QUESTION)
     started = int(time.time())
 
     @asynccontextmanager
     async def running(app: FastAPI) -> AsyncIterator[None]:
-        worker = app.state.worker = metrics.worker = Worker(compressor, shelf, turns, limits)
+        worker = app.state.worker = metrics.worker = Worker(compressor, repository, turns, limits)
         yield
         await asyncio.to_thread(worker.close)
 
@@ -106,21 +106,21 @@ def application(
 
     @app.get("/v1/memories")
     async def list_memories() -> dict[str, Any]:
-        return {"object": "list", "data": [_memory(entry) for entry in reversed(shelf.entries())]}
+        return {"object": "list", "data": [_memory(entry) for entry in reversed(repository.entries())]}
 
     @app.get("/v1/memories/{memory:path}")
     async def show_memory(memory: str) -> dict[str, Any]:
         try:
-            return _memory(shelf.entry(memory))
+            return _memory(repository.entry(memory))
         except KeyError:
             raise _unknown(memory) from None
 
     @app.delete("/v1/memories/{memory:path}")
     async def remove_memory(memory: str) -> dict[str, Any]:
-        if memory in shelf.offline.entries:
+        if memory in repository.offline.entries:
             raise Refused(403, "memory: expected one that was added here, got one of --store, which stays as it is")
         try:
-            shelf.remove(memory)
+            repository.remove(memory)
         except KeyError:
             raise _unknown(memory) from None
         return {"id": memory, "object": "memory.deleted", "deleted": True}
@@ -173,9 +173,9 @@ def application(
             raise Refused(503, "the thread that answers has ended", code="worker_ended")
         return {
             "status": "ok",
-            "memories": len(shelf),
-            "ram_bytes": shelf.ram_bytes,
-            "disk_bytes": shelf.disk_bytes,
+            "memories": len(repository),
+            "ram_bytes": repository.ram_bytes,
+            "disk_bytes": repository.disk_bytes,
             "waiting": worker.waiting,
             "running": len(worker.running),
             "done": worker.done,

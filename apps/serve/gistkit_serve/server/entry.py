@@ -11,7 +11,7 @@ from gistkit.compress.memory import Memory
 
 @dataclass
 class Entry:
-    """What a shelf knows of a memory.
+    """What a repository knows of a memory.
 
     Args:
         id: 32 hexadecimal digits, drawn at random; of one made elsewhere a name.

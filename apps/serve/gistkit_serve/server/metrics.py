@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gistkit_serve.server.shelf import Shelf
+from gistkit_serve.server.repository import MemoryRepository
 
 if TYPE_CHECKING:
     from gistkit_serve.server.worker import Worker
@@ -23,11 +23,11 @@ class Metrics(Collector):
     `seconds` is the histogram of requests by method, route and status.
 
     Args:
-        shelf: of the memories.
+        repository: of the memories.
     """
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, repository: MemoryRepository) -> None:
+        self._repository = repository
         self.worker: Worker | None = None
         self.registry = CollectorRegistry()
         self.seconds = Histogram(
@@ -38,11 +38,11 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """What is so now."""
-        shelf, worker = self._shelf, self.worker
-        yield GaugeMetricFamily("gistkit_memories", "Memories that can be asked about.", len(shelf))
-        yield GaugeMetricFamily("gistkit_ram_bytes", "Of memories in RAM.", shelf.ram_bytes)
-        yield GaugeMetricFamily("gistkit_disk_bytes", "Of files of memories.", shelf.disk_bytes)
-        yield CounterMetricFamily("gistkit_evicted", "Memories removed for the limits' sake.", shelf.evicted)
+        repository, worker = self._repository, self.worker
+        yield GaugeMetricFamily("gistkit_memories", "Memories that can be asked about.", len(repository))
+        yield GaugeMetricFamily("gistkit_ram_bytes", "Of memories in RAM.", repository.ram_bytes)
+        yield GaugeMetricFamily("gistkit_disk_bytes", "Of files of memories.", repository.disk_bytes)
+        yield CounterMetricFamily("gistkit_evicted", "Memories removed for the limits' sake.", repository.evicted)
         if worker is not None:
             yield GaugeMetricFamily("gistkit_waiting", "Requests that wait for their turn.", worker.waiting)
             yield GaugeMetricFamily("gistkit_running", "Requests that are worked on.", len(worker.running))

@@ -24,8 +24,8 @@ from gistkit.compress.generation import answering, stop_ids
 from gistkit.compress.memory import Memory
 from gistkit.compress.tokens import text_ids
 from gistkit_serve.server.errors import Refused, storage_failed
+from gistkit_serve.server.repository import MemoryRepository
 from gistkit_serve.server.rows import Prompts, Row, Rows
-from gistkit_serve.server.shelf import Shelf
 from gistkit_serve.server.writing import Writing
 
 log = logging.getLogger("gistkit_serve")
@@ -209,13 +209,13 @@ class Worker:
 
     Args:
         compressor: with a tokenizer, in eval mode.
-        shelf: of the memories.
+        repository: of the memories.
         turns: the text around questions.
         limits: see there.
     """
 
-    def __init__(self, compressor: Compressor, shelf: Shelf, turns: Turns, limits: Limits) -> None:
-        self.compressor, self.shelf, self.turns, self.limits = compressor, shelf, turns, limits
+    def __init__(self, compressor: Compressor, repository: MemoryRepository, turns: Turns, limits: Limits) -> None:
+        self.compressor, self.repository, self.turns, self.limits = compressor, repository, turns, limits
         self.tokenizer = compressor.tokenizer
         # Copied before the first answer changes what its modules call.
         self._twin = _twin(compressor)
@@ -332,7 +332,7 @@ class Worker:
                 413 if row else 400, f"text: expected 1 to {self.limits.text_tokens} tokens, got {len(row)}", "text"
             )
         memory = compressor.encode([row])
-        return None if job.cancelled else self.shelf.add(memory)
+        return None if job.cancelled else self.repository.add(memory)
 
     @torch.no_grad()
     def _answer(self) -> None:
@@ -493,7 +493,7 @@ class Worker:
         memories, held = list[Memory](), 0
         try:
             for name in names:
-                entry = self.shelf.entry(name)
+                entry = self.repository.entry(name)
                 held += entry.memory_tokens + (entry.rest or 0)
             # Others wait while they are read.
             if len(names) > 1 and held > self._positions:
@@ -504,7 +504,7 @@ class Worker:
                     code="context_length_exceeded",
                 )
             for name in names:
-                memories.append(self.shelf.get(name))
+                memories.append(self.repository.get(name))
         except KeyError:
             raise Refused(
                 404, f"memory: expected the id of a memory, got {name[:80]!r}", "memory", code="memory_not_found"

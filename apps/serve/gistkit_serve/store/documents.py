@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gistkit.common.checks import at_least, whole
+from gistkit.common.checks import at_least, check_int
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.tokens import batches, text_ids
 from gistkit_serve.store.store import Entry, StoreWriter
@@ -100,7 +100,7 @@ def share(documents: Sequence[Document], part: int, parts: int) -> list[Document
     Raises:
         ValueError: if there is no such part.
     """
-    if whole("part", part, 0) >= whole("parts", parts):
+    if check_int("part", part, 0) >= check_int("parts", parts):
         raise ValueError(f"part: expected a number below parts, {parts}, got {part}")
     return sorted(documents, key=lambda document: (-document.size, document.name))[part::parts]
 

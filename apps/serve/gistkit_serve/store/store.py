@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from gistkit.common.checks import whole
+from gistkit.common.checks import check_int
 from gistkit.common.files import Appended, Lines, packed_tensors, read_json, unpacked_tensors, write_text
 from gistkit.common.messages import one_line, shown
 from gistkit.compress.compressor import Compressor
@@ -121,7 +121,7 @@ class Store(Mapping[str, Memory]):
             ValueError: if the index is damaged, or `embed` gives other vectors than it has.
             ImportError: if scikit-learn, or FAISS for vectors, is not installed.
         """
-        return self.index("words" if embed is None else "vectors").nearest(text, whole("k", k), embed)
+        return self.index("words" if embed is None else "vectors").nearest(text, check_int("k", k), embed)
 
     def index(self, kind: str = "words") -> Nearest:
         """The index of "words" or "vectors" as it was at the first call, whose `names` it has; errors as `nearest`."""

@@ -1,5 +1,5 @@
 """The study `facts`."""
 
-PURPOSE = "look up facts in filler behind one token in eight: does Dodo's scorer learn which to keep?"
+PURPOSE = "look up facts in filler when Dodo keeps one token in eight: does its scorer learn which?"
 EXAMPLES = """example: gistkit study facts --selections learned,random
          gistkit study facts --seeds 3 --resume"""

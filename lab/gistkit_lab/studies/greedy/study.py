@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from gistkit.common.checks import whole
+from gistkit.common.checks import check_int
 from gistkit.compress import Dodo
 from gistkit.compress.losses import LOGITS
 from gistkit.compress.tokens import Rows
@@ -44,8 +44,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("context", "asked", "rounds"):
-            whole(name, getattr(self, name))
-        whole("read", self.read, 0)
+            check_int(name, getattr(self, name))
+        check_int("read", self.read, 0)
 
     @property
     def length(self) -> int:
@@ -122,13 +122,13 @@ def improve(
     """
     if not isinstance(compressor, Dodo):
         raise TypeError(f"compressor: expected a Dodo, got {type(compressor).__name__}")
-    whole("batch_size", batch_size)
-    whole("rounds", rounds)
+    check_int("batch_size", batch_size)
+    check_int("rounds", rounds)
     rows = _one_row(compressor, "context", context)
     if compressor.with_bos(rows).lengths[0] < 2:
         raise ValueError("context: expected at least 1 token beside the first token, got none")
     text_rows = _one_row(compressor, "text", text)
-    whole("asked", asked)
+    check_int("asked", asked)
     if asked > text_rows.lengths[0]:
         raise ValueError(f"asked: expected at most the {text_rows.lengths[0]} tokens of the text, got {asked}")
     with evaluating(compressor):

@@ -108,7 +108,7 @@ def draw_embeddings(path: Path, recipe: Recipe, states: Mapping[str, Path]) -> P
         recipe: of the runs.
         states: by arm, the folder of its run; of SeqPE's arms and of "learned-2d".
     """
-    from gistkit.viz.seqpe import draw_grid_similarity
+    from gistkit_lab.viz.grids import draw_grid_similarity
 
     embeddings: dict[str, Any] = {}
     for arm, state in states.items():

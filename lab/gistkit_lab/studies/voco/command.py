@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class VoCoStudy(Study):
-    """What VoCo tokens under each position layout tell of what stands where in an image."""
+    """Answers about where items are in an image, from VoCo tokens under each position layout."""
 
     name = "voco"
     run_type = Run

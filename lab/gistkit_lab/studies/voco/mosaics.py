@@ -1,4 +1,4 @@
-"""Mosaics of small images, and questions about what stands where in them."""
+"""Mosaics of small images, and questions about where items are in them."""
 
 from __future__ import annotations
 

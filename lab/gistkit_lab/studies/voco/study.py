@@ -1,4 +1,4 @@
-"""Study `voco`: do VoCo tokens carry what stands where in an image, and does it help where they stand?
+"""Study `voco`: do VoCo tokens carry where items are in an image, and does their position layout help?
 
 A small vision-language model learns to answer questions about mosaics of items, first with all vision tokens in sight.
 From there each arm learns to answer from fewer: from the keys and values of VoCo tokens under a position layout, or

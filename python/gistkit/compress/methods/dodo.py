@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit.common.checks import POSITIONS, placed, whole
+from gistkit.common.checks import POSITIONS, check_int, placed
 from gistkit.compress.config import register, setting
 from gistkit.compress.memory import Memory
 from gistkit.compress.methods.in_place import GISTS, TEXT, InPlace, InPlaceConfig
@@ -186,7 +186,7 @@ class Dodo(InPlace, config=DodoConfig):
         """
         if rule is not None:
             self.check_rule(rule)
-        ratio = None if ratio is None else whole("ratio", ratio, high=POSITIONS, floats=True)
+        ratio = None if ratio is None else check_int("ratio", ratio, high=POSITIONS, floats=True)
         before = self._rule, self._nugget_ratio, self._scorer_rests
         self._rule, self._nugget_ratio = rule or self._rule, ratio or self._nugget_ratio
         self._scorer_rests = scorer_rests or self._scorer_rests
@@ -330,8 +330,8 @@ class Dodo(InPlace, config=DodoConfig):
         out = self.lm.run(self._encoder, inputs_embeds=inputs, plan=plan, keep=keep)
         return out.last_hidden_state.take_along_dim(index[..., None], 1), keep.close()
 
-    def stands_for(self, memory: Memory) -> Tensor:
-        """See `Compressor.stands_for`: a nugget represents itself and the tokens since the previous nugget."""
+    def context_spans(self, memory: Memory) -> Tensor:
+        """See `Compressor.context_spans`: a nugget represents itself and the tokens since the previous nugget."""
         spans = torch.zeros(memory.batch_size, memory.num_tokens, 2, dtype=torch.int64)
         for row, length in enumerate(memory.lengths):
             # Positions count BOS, also where it is no token of the context.

@@ -17,10 +17,10 @@ from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit.common.checks import number
-from gistkit.compress.compressor import Compressor, Task
+from gistkit.common.checks import check_float
+from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import Config, draw_like, embedding_statistics, register, setting
-from gistkit.compress.memory import Memory
+from gistkit.compress.memory import Memory, Task
 from gistkit.compress.plans import encoder_parts, encoder_pass, encoder_plan
 from gistkit.compress.tokens import Rows
 from gistkit.hf.attach import decoder_of, frequencies_of
@@ -151,7 +151,7 @@ class ChunkCompressor(Compressor):
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor | None]:
         """One pass over all chunks of all rows; of a long context, without gradients, a pass over some of them each."""
-        chunks = (rows.lengths, self.chunk, self.memory_tokens, self.layout)
+        chunks = (rows.lengths, self.options.chunk, self.options.memory_tokens, self.layout)
         batch = encoder_pass(*chunks, self.carrier)
         self.lm.check_positions("input_ids", batch.last)
         most = PART.get(self.device.type, PART["cuda"])
@@ -179,15 +179,16 @@ class ChunkCompressor(Compressor):
         """
         if torch.is_grad_enabled() or rows.batch_size * rows.ids.shape[1] <= most:
             return False
-        alike = len({-(-length // self.chunk) for length in rows.lengths}) == 1
-        return alike and max(rows.lengths) > self.chunk and not self.lm.changing_rope
+        chunk = self.options.chunk
+        alike = len({-(-length // chunk) for length in rows.lengths}) == 1
+        return alike and max(rows.lengths) > chunk and not self.lm.changing_rope
 
     def _encoded(self, ids: Tensor, plan: Plan) -> tuple[Tensor, tuple[Tensor, ...]]:
         """A pass over chunks [B, N]: the hidden states [B, K, d] of their memory tokens, and what the memory keeps."""
         columns = ids.shape[1]
         use = ENCODER if self.adapters is not None else None
         embedded = self.lm.embedded(use, ids)
-        slots = self.memory_embeddings.repeat(-(-columns // self.chunk), 1)
+        slots = self.memory_embeddings.repeat(-(-columns // self.options.chunk), 1)
         inputs = torch.cat([embedded, slots.to(embedded.dtype).expand(len(ids), -1, -1)], 1)
         keep = hf.KeptKeys(slice(columns, None)) if self.carrier == "kv" else None
         out = self.lm.run(use, inputs_embeds=inputs, plan=plan, keep=keep)
@@ -231,8 +232,8 @@ class ChunkCompressor(Compressor):
             spans.append(start + np.stack([part * length // self.memory_tokens, ends], -1))
         return np.concatenate(spans)
 
-    def stands_for(self, memory: Memory) -> Tensor:
-        """See `Compressor.stands_for`: memory token m of a chunk stands for its m-th part of M, in whole tokens."""
+    def context_spans(self, memory: Memory) -> Tensor:
+        """See `Compressor.context_spans`: memory token m of a chunk stands for its m-th part of M, in whole tokens."""
         spans = torch.zeros(memory.batch_size, memory.num_tokens, 2, dtype=torch.int64)
         for row, documents, length in zip(spans, memory.documents, memory.lengths, strict=True):
             parts = [
@@ -322,7 +323,7 @@ class FiveHundredX(ChunkCompressor, config=FiveHundredXConfig):
 
 def check_divides(chunk: int, ratio: float) -> int:
     """Memory tokens M = chunk / ratio of a chunk, which must be a whole number."""
-    number("ratio", ratio, 1)
+    check_float("ratio", ratio, 1)
     tokens = chunk / Fraction(float(ratio)).limit_denominator(10**6)
     if tokens.denominator != 1:
         small = [divisor for divisor in range(1, math.isqrt(chunk) + 1) if chunk % divisor == 0]

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from gistkit import hf
-from gistkit.common.checks import POSITIONS, whole
-from gistkit.compress.compressor import Compressor, Task
+from gistkit.common.checks import POSITIONS, check_int
+from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import Config, draw_like, setting
-from gistkit.compress.memory import Memory
+from gistkit.compress.memory import Memory, Task
 from gistkit.compress.model import active_adapters
 from gistkit.compress.plans import InPlacePass, check_text, in_place_pass
 from gistkit.compress.tokens import Rows, join_rows
@@ -59,7 +59,7 @@ class RatioConfig(Config):
             raise TypeError(f"train_ratios: expected whole numbers, got {self.train_ratios!r}")
         self._set(
             "train_ratios",
-            tuple(whole("train_ratios", ratio, high=POSITIONS, floats=True) for ratio in self.train_ratios),
+            tuple(check_int("train_ratios", ratio, high=POSITIONS, floats=True) for ratio in self.train_ratios),
         )
         largest = max((self.ratio, *self.train_ratios))
         if self.window is not None and self.window < largest:
@@ -74,7 +74,7 @@ class RatioConfig(Config):
         """See `Config.at`; plans are kept by config, so that there is one for each ratio."""
         if not self.any_ratio:
             return super().at(ratio)
-        ratio = whole("ratio", ratio, high=POSITIONS, floats=True)
+        ratio = check_int("ratio", ratio, high=POSITIONS, floats=True)
         if self.window is not None and ratio > self.window:
             raise ValueError(f"ratio: expected at most the window, {self.window} tokens, got {ratio}")
         if ratio not in self._others:
@@ -341,8 +341,8 @@ class OnePass(InPlace):
             text_ordinals.append(int(layout.ordinals[-1]))
         return ordinals, tuple(text_ordinals)
 
-    def stands_for(self, memory: Memory) -> Tensor:
-        """See `Compressor.stands_for`: a compressed token represents its window; BOS represents nothing."""
+    def context_spans(self, memory: Memory) -> Tensor:
+        """See `Compressor.context_spans`: a compressed token represents its window; BOS represents nothing."""
         spans = torch.zeros(memory.batch_size, memory.num_tokens, 2, dtype=torch.int64)
         ratio, options = memory.source.chunk, self.options.of(memory)
         for row, (length, context) in enumerate(zip(memory.lengths, memory.context_lengths, strict=True)):

@@ -251,10 +251,10 @@ class Select(InPlace, config=SelectConfig):
     def join(self, memories: Sequence[Memory]) -> Memory:
         """See `Compressor.join`: each document was read by itself, and its keys are moved behind those before it."""
         for memory in memories:
-            self.stands_for(memory)
+            self.context_spans(memory)
         return join_selected(self, memories)
 
-    def stands_for(self, memory: Memory) -> Tensor:
+    def context_spans(self, memory: Memory) -> Tensor:
         """The token itself, int64 [B, K, A, 2], as each of A layers and key heads keeps its own tokens."""
         if memory.positions.dim() == 2:
             raise ValueError("memory: expected one that knows its tokens, got one of an earlier release")

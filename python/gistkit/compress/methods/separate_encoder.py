@@ -20,11 +20,12 @@ from gistkit.common.checks import padded, placed
 from gistkit.common.messages import one_line
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import draw_like, embedding_statistics, register, setting
-from gistkit.compress.files import ENCODER_TOKENIZER, load_tokenizer
+from gistkit.compress.folder import ENCODER_TOKENIZER
 from gistkit.compress.memory import Memory
 from gistkit.compress.methods.icae import ENCODER, PART, ChunkCompressor
 from gistkit.compress.methods.in_place import RatioConfig
 from gistkit.compress.model import SharedModel, freeze_base
+from gistkit.compress.texts import load_tokenizer
 from gistkit.compress.tokens import Rows, batches, text_ids
 from gistkit.hf import smollm2
 from gistkit.hf.attach import pretrained
@@ -287,9 +288,9 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
             found += [(start + first, start + last) for first, last in windows]
         return np.array(found)
 
-    def stands_for(self, memory: Memory) -> Tensor:
-        """See `Compressor.stands_for`: the window of its segment, at the memory's ratio."""
-        return super(SeparateEncoder, self.at(memory.source.chunk)).stands_for(memory)
+    def context_spans(self, memory: Memory) -> Tensor:
+        """See `Compressor.context_spans`: the window of its segment, at the memory's ratio."""
+        return super(SeparateEncoder, self.at(memory.source.chunk)).context_spans(memory)
 
 
 def _shared(encoder: PreTrainedModel) -> SharedModel:

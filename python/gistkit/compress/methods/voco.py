@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit.compress.compressor import Compressor, Task
+from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import Config, draw_like, register, setting
-from gistkit.compress.memory import Memory
+from gistkit.compress.memory import Memory, Task
 from gistkit.compress.plans import ImageLayout, ImagePass, ImageRow, image_pass, image_row
 from gistkit.compress.tokens import Rows, as_rows
 from gistkit.hf.lora import adapter_config, maps_of

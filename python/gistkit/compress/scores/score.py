@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gistkit.common.checks import whole
+from gistkit.common.checks import check_int
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class Score:
     def check(self, **least: int) -> None:
         """Refuses fields, by name, that are no whole numbers of at least so many."""
         for name, low in least.items():
-            whole(name, getattr(self, name), low)
+            check_int(name, getattr(self, name), low)
 
 
 def wide(tensor: Tensor) -> Tensor:

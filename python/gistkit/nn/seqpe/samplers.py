@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gistkit.common.checks import whole
+from gistkit.common.checks import check_int
 from gistkit.nn.seqpe.losses import Form, check_form
 
 # Confusions that are tried for each that is wanted: some are the pivot, out of range, or nearer than a uniform draw.
@@ -20,14 +20,14 @@ class Sampler:
     """A sampler with its own generator, whose state can be saved, or set to that of a step."""
 
     def __init__(self, axes: int, max_position: int, seed: int) -> None:
-        whole("axes", axes, 1)
-        whole("max_position", max_position, 2)
+        check_int("axes", axes, 1)
+        check_int("max_position", max_position, 2)
         self.axes, self.max_position, self.seed = axes, max_position, seed
         self._generator = torch.Generator().manual_seed(seed)
 
     def seek(self, step: int) -> None:
         """Makes the next draw that of a step, whatever was drawn before."""
-        whole("step", step, 0)
+        check_int("step", step, 0)
         (state,) = np.random.SeedSequence([self.seed, step]).generate_state(1, np.uint64) >> np.uint64(1)
         self._generator.manual_seed(int(state))
 
@@ -90,7 +90,7 @@ class WindowSampler(Sampler):
         form: Form = "paper",
     ) -> None:
         super().__init__(len(shape), max_position, seed)
-        whole("windows", windows, 1)
+        check_int("windows", windows, 1)
         check_form(form)
         _check_shape(shape, max_position)
         if not 2 <= positions <= math.prod(shape):
@@ -147,7 +147,7 @@ class StartSampler(Sampler):
 
     def draw(self, batch_size: int) -> tuple[Tensor, Tensor]:
         """Starts [B, axes], 0 where a sequence is not shifted, and bool [B], whether it is."""
-        whole("batch_size", batch_size, 1)
+        check_int("batch_size", batch_size, 1)
         starts = self._shifts(self.shape, batch_size)
         shifted = self._chance(self.rate, 1 if self.form == "reference" else batch_size).expand(batch_size)
         return starts.where(shifted[:, None], 0), shifted
@@ -192,10 +192,10 @@ class ContrastiveSampler(Sampler):
         window: int = 256,
     ) -> None:
         super().__init__(axes, max_position, seed)
-        whole("pivots", pivots, 1)
-        whole("candidates", candidates, 2)
-        whole("base", base, 2)
-        whole("window", window, 1)
+        check_int("pivots", pivots, 1)
+        check_int("candidates", candidates, 2)
+        check_int("base", base, 2)
+        check_int("window", window, 1)
         check_form(form)
         confusions = candidates // 4 if confusions is None else confusions
         if not 0 <= confusions < candidates:
@@ -301,7 +301,7 @@ def as_position(numbers: Tensor, size: int, axes: int) -> Tensor:
 
 def _check_shape(shape: Sequence[int], max_position: int) -> None:
     for size in shape:
-        whole("shape", size, 1)
+        check_int("shape", size, 1)
         if size >= max_position:
             raise ValueError(f"max_position: expected more than training's {size} positions, got {max_position}")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gistkit._compiled import planner as _planner
-from gistkit.common.checks import whole
+from gistkit.common.checks import check_int
 from gistkit.layouts.links import Links
 
 
@@ -117,7 +117,7 @@ class DigitTrie:
 
 
 def _check_code(axes: int, base: int, digits: int) -> None:
-    symbols = whole("axes", axes) * whole("base", base, 2) * whole("digits", digits)
+    symbols = check_int("axes", axes) * check_int("base", base, 2) * check_int("digits", digits)
     if symbols >= 1 << 20:
         raise ValueError(
             f"base, digits: expected less than 2**20 symbols, got {symbols} of base {base}, {digits} digits and "

@@ -1,4 +1,4 @@
-"""A shelf keeps to its limits, gives memories back to the bit, also to the next process, and opens no other file."""
+"""A repository keeps its limits, gives memories back to the bit, also to the next process, and opens no other file."""
 
 import os
 from contextlib import closing
@@ -6,14 +6,14 @@ from contextlib import closing
 import pytest
 import torch
 
-from gistkit_serve.server import Shelf
+from gistkit_serve.server import MemoryRepository
 from tests.helpers.stores import make_compressor
 
 GIGA = 10**9
 
 
 def opened(folder, compressor, most=100, ram_bytes=GIGA, disk_bytes=GIGA):
-    return Shelf(folder, compressor, most=most, ram_bytes=ram_bytes, disk_bytes=disk_bytes)
+    return MemoryRepository(folder, compressor, most=most, ram_bytes=ram_bytes, disk_bytes=disk_bytes)
 
 
 def memory_of(compressor, number):
@@ -28,19 +28,19 @@ def assert_same(one, other):
 def test_memories_come_back_to_the_bit_from_ram_from_their_files_and_after_a_restart(compressor, tmp_path):
     memories = [memory_of(compressor, number) for number in range(4)]
     # Two of them fit into RAM.
-    shelf = opened(tmp_path, compressor, ram_bytes=2 * memories[0].nbytes)
-    names = [shelf.add(memory).id for memory in memories]
-    assert len(set(names)) == 4 and shelf.ram_bytes == 2 * memories[0].nbytes
-    assert [entry.memory is None for entry in shelf.entries()] == [True, True, False, False]
+    repository = opened(tmp_path, compressor, ram_bytes=2 * memories[0].nbytes)
+    names = [repository.add(memory).id for memory in memories]
+    assert len(set(names)) == 4 and repository.ram_bytes == 2 * memories[0].nbytes
+    assert [entry.memory is None for entry in repository.entries()] == [True, True, False, False]
     for name, memory in zip(names, memories, strict=True):
-        assert_same(shelf.get(name), memory)
-        assert shelf.ram_bytes <= 2 * memories[0].nbytes
-    shelf.get(names[0])
+        assert_same(repository.get(name), memory)
+        assert repository.ram_bytes <= 2 * memories[0].nbytes
+    repository.get(names[0])
     with closing(
-        Shelf(tmp_path / "half", compressor, most=9, ram_bytes=GIGA, disk_bytes=GIGA, dtype=torch.half)
+        MemoryRepository(tmp_path / "half", compressor, most=9, ram_bytes=GIGA, disk_bytes=GIGA, dtype=torch.half)
     ) as half:
         assert_same(half.get(half.add(memories[0]).id), memories[0].to(dtype=torch.half))
-    shelf.close()
+    repository.close()
     again = opened(tmp_path, compressor, ram_bytes=memories[0].nbytes)
     assert [entry.id for entry in again.entries()] == [*names[1:], names[0]]
     assert [entry.memory is None for entry in again.entries()] == [True, True, True, False]
@@ -54,30 +54,32 @@ def test_memories_come_back_to_the_bit_from_ram_from_their_files_and_after_a_res
 def test_what_was_not_used_for_longest_goes_for_good_and_is_named(compressor, tmp_path, limit, logged):
     probe = opened(tmp_path / "probe", compressor)
     size = probe.add(memory_of(compressor, 0)).size
-    shelf = opened(tmp_path / "kept", compressor, **({"most": 2} if limit == "number" else {"disk_bytes": 2 * size}))
-    first, second = (shelf.add(memory_of(compressor, number)).id for number in range(2))
-    shelf.get(first)
-    added = shelf.add(memory_of(compressor, 2))
+    repository = opened(
+        tmp_path / "kept", compressor, **({"most": 2} if limit == "number" else {"disk_bytes": 2 * size})
+    )
+    first, second = (repository.add(memory_of(compressor, number)).id for number in range(2))
+    repository.get(first)
+    added = repository.add(memory_of(compressor, 2))
     third = added.id
     assert added.removed == (second,) and f"{second} is removed for good" in logged.text
-    assert [entry.id for entry in shelf.entries()] == [first, third]
+    assert [entry.id for entry in repository.entries()] == [first, third]
     assert {path.stem for path in (tmp_path / "kept").iterdir()} == {first, third}
-    assert shelf.disk_bytes == 2 * size
+    assert repository.disk_bytes == 2 * size
     with pytest.raises(KeyError):
-        shelf.get(second)
+        repository.get(second)
 
 
 def test_a_memory_larger_than_the_disk_may_hold_is_refused_and_leaves_no_file(compressor, tmp_path):
-    shelf = opened(tmp_path, compressor, disk_bytes=100)
+    repository = opened(tmp_path, compressor, disk_bytes=100)
     with pytest.raises(ValueError, match=r"text: expected a memory of at most 100 bytes, got [\d,]+"):
-        shelf.add(memory_of(compressor, 0))
-    assert len(shelf) == 0 and list(tmp_path.iterdir()) == []
+        repository.add(memory_of(compressor, 0))
+    assert len(repository) == 0 and list(tmp_path.iterdir()) == []
 
 
 def test_damaged_and_foreign_files_are_left_with_a_line_in_the_log(compressor, tmp_path, logged):
-    shelf = opened(tmp_path, compressor)
-    good, bad, cut = (shelf.add(memory_of(compressor, number)).id for number in range(3))
-    shelf.close()
+    repository = opened(tmp_path, compressor)
+    good, bad, cut = (repository.add(memory_of(compressor, number)).id for number in range(3))
+    repository.close()
     content = bytearray((tmp_path / f"{bad}.gist").read_bytes())
     content[-3] ^= 1
     (tmp_path / f"{bad}.gist").write_bytes(content)
@@ -97,28 +99,28 @@ def test_damaged_and_foreign_files_are_left_with_a_line_in_the_log(compressor, t
 
 
 def test_a_file_that_is_damaged_while_it_is_needed_is_a_memory_less(compressor, tmp_path, logged):
-    shelf = opened(tmp_path, compressor, ram_bytes=0)
-    name = shelf.add(memory_of(compressor, 0)).id
+    repository = opened(tmp_path, compressor, ram_bytes=0)
+    name = repository.add(memory_of(compressor, 0)).id
     (tmp_path / f"{name}.gist").write_bytes(b"nothing")
     with pytest.raises(KeyError):
-        shelf.get(name)
-    assert len(shelf) == 0 and "a memory is lost" in logged.text
+        repository.get(name)
+    assert len(repository) == 0 and "a memory is lost" in logged.text
 
 
-def test_a_folder_has_one_shelf_at_a_time(compressor, tmp_path):
-    shelf = opened(tmp_path, compressor)
+def test_a_folder_has_one_repository_at_a_time(compressor, tmp_path):
+    repository = opened(tmp_path, compressor)
     with pytest.raises(OSError, match="expected a folder of no other server, got one that is in use"):
         opened(tmp_path, compressor)
-    shelf.close()
+    repository.close()
     opened(tmp_path, compressor).close()
 
 
 def test_what_an_interrupted_write_left_is_removed(compressor, tmp_path, monkeypatch):
-    shelf = opened(tmp_path, compressor)
+    repository = opened(tmp_path, compressor)
     monkeypatch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(OSError(5, "broken")))
     with pytest.raises(OSError, match="broken"):
-        shelf.add(memory_of(compressor, 0))
-    assert len(shelf) == 0 and list(tmp_path.iterdir()) == []
+        repository.add(memory_of(compressor, 0))
+    assert len(repository) == 0 and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -127,8 +129,8 @@ def test_what_an_interrupted_write_left_is_removed(compressor, tmp_path, monkeyp
 )
 def test_no_other_name_than_an_id_becomes_a_file(compressor, tmp_path, name):
     (tmp_path / "report.gist").write_text("mine")
-    shelf = opened(tmp_path / "memories", compressor)
-    for use in (shelf.get, shelf.entry, shelf.remove, shelf._path):
+    repository = opened(tmp_path / "memories", compressor)
+    for use in (repository.get, repository.entry, repository.remove, repository._path):
         with pytest.raises(KeyError):
             use(name)
     assert (tmp_path / "report.gist").read_text() == "mine"

@@ -1,4 +1,4 @@
-"""Shelf: memories by id, each in a file, and those that were used last in RAM too."""
+"""MemoryRepository: memories by id, each in a file, and those that were used last in RAM too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING
 
-from gistkit.common.checks import whole
+from gistkit.common.checks import check_int
 from gistkit.common.files import remove_partials
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.memory import Memory
@@ -33,8 +33,8 @@ _TEMPORARY = "gistkit-serve-"
 _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
-class Shelf:
-    """Memories of one row, made by one compressor. Threads may share a shelf.
+class MemoryRepository:
+    """Memories of one row, made by one compressor. Threads may share a repository.
 
     A memory is written to its file when it is added, so that nothing is lost however the process ends. Where the
     memories in RAM pass their limit, those not used for longest stay in their files alone; where the files pass theirs,
@@ -52,7 +52,7 @@ class Shelf:
         offline: memories made elsewhere, which it has too, and which count towards no limit.
 
     Raises:
-        OSError: if the folder cannot be written, or another shelf has it.
+        OSError: if the folder cannot be written, or another repository has it.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class Shelf:
         self.offline = offline or Offline((), compressor)
         self.evicted = 0
         """Memories that were removed for the limits' sake."""
-        self._most = whole("most", most)
-        self._ram, self._disk = whole("ram_bytes", ram_bytes, 0), whole("disk_bytes", disk_bytes)
+        self._most = check_int("most", most)
+        self._ram, self._disk = check_int("ram_bytes", ram_bytes, 0), check_int("disk_bytes", disk_bytes)
         self._lock = RLock()
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ class Shelf:
             del self._entries[name]
 
     def close(self) -> None:
-        """Lets another shelf have the folder."""
+        """Lets another repository have the folder."""
         os.close(self._held)
 
     def _path(self, name: str) -> Path:

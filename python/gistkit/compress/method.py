@@ -1,0 +1,205 @@
+"""Method: what a method of compression says of itself; a new one overrides what differs."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any, ClassVar, Self, cast
+
+import torch
+from torch import Tensor
+
+from gistkit.compress.config import Config
+from gistkit.compress.losses import segment_targets
+from gistkit.compress.memory import Memory, Task
+from gistkit.compress.tokens import Rows
+
+
+class Method(ABC):
+    """A method: its config, and how its memories are made, placed and read.
+
+    A method is a subclass of `Compressor`, `class Name(..., config=NameConfig)`, see `gistkit.compress.config`.
+    """
+
+    config_class: ClassVar[type[Config]]
+    method: ClassVar[str]
+    carrier: ClassVar[str] = "kv"
+    needs_training: ClassVar[bool] = True
+    """Whether a memory is noise to a model before the compressor was trained."""
+    encoder_predicts_first: ClassVar[bool] = False
+    """Whether `Memory.last`, which has read the whole context, predicts a continuation's first token."""
+    adapts_some: ClassVar[bool] = False
+    """Whether its one adapter is for some tokens of a pass, and the others have none."""
+    reader: str | None = None
+    """The role whose adapter the decoder runs with; None: no adapter."""
+    options: Config
+
+    def __init_subclass__(cls, config: type[Config] | None = None, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if config is not None:
+            config.compressor, cls.config_class = cls, config
+            cls.method, cls.carrier, cls.needs_training = config.method, config.carrier, config.needs_training
+            cls.__signature__ = config.signature()  # type: ignore[attr-defined]
+
+    @classmethod
+    def arguments(cls) -> set[str]:
+        """The names of the keyword arguments of the constructor."""
+        return cls.config_class.names()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keyword arguments that the compressor was made with, except those of `lora`; JSON values."""
+        return self.options.settings
+
+    @property
+    def chunk(self) -> int:
+        """Context tokens of a chunk."""
+        return self.options.chunk
+
+    @property
+    def memory_tokens(self) -> int:
+        """Memory tokens of a chunk."""
+        return self.options.memory_tokens
+
+    @property
+    def ratio(self) -> float:
+        """Context tokens per memory token, L / M."""
+        return self.chunk / self.memory_tokens
+
+    @property
+    def train_ratios(self) -> tuple[int, ...]:
+        """The ratios of which `forward` draws one at each call in training mode; (): none is drawn."""
+        return getattr(self.options, "train_ratios", ())
+
+    @property
+    def title(self) -> str:
+        """The title in tables, such as FiveHundredX EPL 5x."""
+        return self.options.title
+
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        """{name: weight} of the losses that `forward` returns."""
+        return cast("dict[str, float]", self.options.losses)
+
+    @property
+    def window(self) -> int | None:
+        """The number of tokens of a longer context that are compressed; None: all."""
+        return self.options.window
+
+    @property
+    def end_token(self) -> int | None:
+        """The token that ends the reconstruction of a context; None: no token."""
+        return getattr(self.options, "end_token", None)
+
+    def set_window(self, window: int | None) -> None:
+        """Changes how many tokens of a longer context are compressed; None: all of them.
+
+        Raises:
+            ValueError: if the method has no window, or that is out of range.
+        """
+        if "window" not in self.arguments():
+            raise ValueError(f"window: expected none for {self.method}, which has no window, got {window}")
+        changed: dict[str, Any] = {"window": window}
+        self.options = replace(self.options, **changed)
+
+    def at(self, ratio: int) -> Self:
+        """This compressor at another ratio: the same weights, and each of the two reads the other's memories.
+
+        Methods in place can, except `NoContext`. They do well what they were trained at, with `train_ratios` or one.
+        `window`, `trained_length` and losses are those of the moment: what changes one of the two later leaves the
+        other as it is. One with a head of the loss "compression" is trained and saved only at the head's ratio.
+
+        Args:
+            ratio: context tokens for each memory token, a whole number >= 1.
+
+        Raises:
+            ValueError: for a method whose weights are those of one ratio, as `FiveHundredX`.
+        """
+        options = self.options.at(ratio)
+        if options is self.options:
+            return self
+        other = copy.copy(self)
+        other.options = options
+        return other
+
+    def within(self, contexts: Rows, budget: int) -> Self:
+        """`at` the least ratio at which every context has at most `budget` memory tokens."""
+        rows, _ = self.cut(contexts)
+        # Without their BOS.
+        lengths = [length - bos for length, bos in zip(rows.lengths, self.limits(rows, 0), strict=True)]
+        has_one = getattr(self.options, "budget", None) is not None or not self.options.any_ratio
+        found = self if has_one else self.at(-(-max(lengths) // budget))
+        if (most := max(map(found.size, lengths))) > budget:
+            raise ValueError(
+                f"budget: expected at least {most}, the memory tokens of contexts of up to {max(lengths)} tokens, "
+                f"got {budget}"
+            )
+        return found
+
+    def cut(self, rows: Rows) -> tuple[Rows, tuple[tuple[int, ...], ...]]:
+        """The part of contexts that is compressed, and each row's tokens after the window; () if there are none."""
+        if self.window is None or max(rows.lengths) <= self.window:
+            return rows, ()
+        limits = self.limits(rows, self.window)
+        remainder = tuple(tuple(row[limit:]) for row, limit in zip(rows.lists(), limits, strict=True))
+        lengths = tuple(map(min, rows.lengths, limits))
+        return rows.columns(slice(max(lengths)), lengths), remainder
+
+    @abstractmethod
+    def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor | None]:
+        """The memory of rows that fit the window, and the hidden states [B, K, d] at the learned memory tokens.
+
+        The hidden states are None if they were not kept because the losses do not include the compression loss.
+        """
+
+    @abstractmethod
+    def task_embedding(self, task: Task, memory: Memory) -> Tensor:
+        """[B, 0 or 1, d]: the task token between memory and text; without one, `Memory.last` predicts the text."""
+
+    def starts(self, memory: Memory, task: Task) -> tuple[int, ...]:
+        """The position ID of each row's task token, or of its text if there is none."""
+        return memory.starts
+
+    def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
+        """The logical order, by which sliding windows count, of memory tokens [B, K] and of each row's text."""
+        return torch.arange(memory.num_tokens).repeat(memory.batch_size, 1), memory.lengths
+
+    def key_biases(self, memory: Memory) -> list[Tensor] | None:
+        """For each layer the bias on the logits of the memory's keys, float32 [B, Hk, K]; None: no bias."""
+        return None
+
+    def context_spans(self, memory: Memory) -> Tensor:
+        """The context span [start, end) that each memory token represents, int64 [B, K, 2] on the CPU.
+
+        If each layer and key head keeps its own tokens (`Select`), [B, K, A, 2] for A layers and heads, layer by layer.
+        (0, 0) for BOS and padding.
+
+        Raises:
+            ValueError: if the memory is of images.
+        """
+        raise ValueError(f"memory: expected one of a text, got one of method {memory.source.method!r}")
+
+    def size(self, context: int) -> int:
+        """Memory tokens that a context of this many tokens becomes at most, neither with BOS."""
+        raise ValueError(f"budget: expected none for {self.method}, whose memory tokens are not those of a text")
+
+    def limits(self, rows: Rows, window: int) -> tuple[int, ...]:
+        """How many tokens of each row are compressed."""
+        return (window,) * rows.batch_size
+
+    def text(self, name: str, rows: Rows) -> Rows:
+        """`rows` of the argument `name` of `forward`, checked."""
+        return rows
+
+    def uncompressed(self, contexts: Rows) -> Rows:
+        """Contexts as the base model reads them uncompressed."""
+        return contexts
+
+    def segments(self, compressed: Rows) -> Tensor:
+        """The context tokens that the compression loss predicts from each memory token."""
+        return segment_targets(compressed.ids, self.chunk, self.memory_tokens, compressed.lengths)
+
+    def of_gists(self, name: str) -> bool:
+        """Whether the parameter of this name is used only for gists."""
+        return False
