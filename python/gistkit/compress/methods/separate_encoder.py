@@ -109,7 +109,7 @@ class SeparateEncoderConfig(RatioConfig):
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
         """The projector, the embedding of learned tokens, and those of the tokens [AE] and [LM]."""
         encoder: Any = self.encoder
-        own = encoder.get_input_embeddings() if isinstance(encoder, nn.Module) else embed
+        own = embed if encoder is None or isinstance(encoder, str) else encoder.get_input_embeddings()
         return {
             "projector": Projector(own.weight.shape[1], embed),
             "memory_embeddings": draw_like(own, 1) if self.pool == "tokens" else None,
