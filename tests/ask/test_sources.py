@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from transformers import DynamicCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gistkit.ask import Conversation, Passage, best_passages, context_attention, sources
 from gistkit.compress import ICAE, SAC, FiveHundredX, Memory, NoContext, Select
@@ -172,9 +173,45 @@ def test_columns_that_fill_up_a_head_are_not_attended_to():
     memory = compressor.encode([ids(30)])
     conversation = Conversation(compressor, memory)
     conversation.reply(ids(4), max_new_tokens=5)
-    attention, empty = conversation.attention(by_head=True), memory.positions[0] == 0
+    attention, empty = conversation.attention(by_head=True), memory.in_columns(memory.positions)[0] == 0
     assert empty.any() and not attention[: len(empty)][empty].any() and attention[: len(empty)][~empty].all()
     assert float(attention.sum()) == pytest.approx(5, abs=1e-6) and len(context_attention(conversation)[0]) == 30
+
+
+def test_attention_to_heads_of_different_lengths_is_that_of_a_dense_computation(monkeypatch):
+    monkeypatch.setattr("gistkit.ask.conversation.ROWS", 3)
+    compressor = Select(tiny_llama(), ratio=3, by="key_norm", shares="all", bos_token=1).eval()
+    conversation = Conversation(compressor, *(compressor.encode([ids(n, seed=n)]) for n in (30, 12)))
+    answer = conversation.reply(ids(4), max_new_tokens=5).tolist()
+    memory, expected = conversation.memory, torch.zeros(2 + 30 + 12, dtype=torch.float64)
+    places = iter(memory.positions.long().split(torch.cat(memory.counts, 1).flatten().tolist()))
+
+    def attend(module, query, key, value, mask, scaling, **kwargs):
+        counts, out = memory.counts[module.layer_idx][0].tolist(), []
+        kept = [part.split(counts) for part in memory.layers[module.layer_idx]]
+        for head, count in enumerate(counts):
+            keys, values = (torch.cat([a[head], b[0, head]]) for a, b in zip(kept, (key, value), strict=True))
+            own = next(places)
+            for one in query[0].unflatten(0, (len(counts), -1))[head]:
+                logits = one @ keys.mT * scaling
+                weights = logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).triu(count + 1), -torch.inf)
+                weights = weights.softmax(-1)
+                expected.index_add_(0, own, weights[-len(answer) :, :count].double().sum(0))
+                out.append(weights @ values)
+        return torch.stack(out, 1)[None], None
+
+    ALL_ATTENTION_FUNCTIONS["by_hand"] = attend
+    compressor.model.set_attn_implementation("by_hand")
+    with torch.no_grad():
+        text = torch.tensor([ids(4) + answer[:-1]])
+        compressor.model.model(text, position_ids=memory.starts[0] + torch.arange(text.shape[1])[None])
+    compressor.model.set_attn_implementation("sdpa")
+    assert len({*torch.cat(memory.counts, 1)[0].tolist()}) > 2
+    first, second = context_attention(conversation)
+    # 1 is the place of each text's BOS.
+    expected = expected[2:] / compressor.config.num_hidden_layers / compressor.config.num_attention_heads
+    torch.testing.assert_close(torch.cat([first, second]), expected, rtol=1e-5, atol=1e-6)
+    assert (len(first), len(second)) == (30, 12)
 
 
 def test_a_stop_token_does_not_count():

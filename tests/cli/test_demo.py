@@ -51,13 +51,13 @@ def test_answers_sizes_and_a_picture(asked, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_heads_that_share_have_columns_for_the_head_with_most(asked, tmp_path, capsys):
+def test_heads_that_share_take_what_they_keep(asked, tmp_path, capsys):
     assert main([*asked, *QUESTIONS, "--option", "shares=all", "--option", "by=snapkv"]) == 0
     shown = capsys.readouterr().out
     memory = Memory.load(tmp_path / "out" / "report.gist")
     assert "301 tokens -> 75 memory tokens" in shown and memory.lengths[0] > 75
-    columns = 2 * 2 * memory.lengths[0] * 64 * 4 / 1e6
-    assert f"In RAM each head of the memory has columns for the head with most: {columns:.1f} MB." in shown
+    # 2 x layers x tokens x width x 4 bytes.
+    assert sum(tensor.nbytes for tensor in memory.tensors) == memory.nbytes == 2 * 2 * 75 * 64 * 4
 
 
 def test_own_text_and_own_questions_come_together(asked, capsys):

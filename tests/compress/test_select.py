@@ -215,13 +215,12 @@ def test_heads_share_what_they_keep(by, shares, tmp_path):
     assert sum(sizes) == count * 4 and len({*sizes}) > 1 and memory.lengths[0] == max(sizes)
     for layer, heads in enumerate(places):
         for head, own in enumerate(heads):
-            for kept, all_ in zip(memory.layers[layer], whole[layer][1:], strict=True):
-                torch.testing.assert_close(kept[0, head, : len(own)], all_[head, own], rtol=1e-9, atol=1e-9)
-                assert not kept[0, head, len(own) :].any()
+            for kept, all_ in zip(heads_of(memory, layer), whole[layer][1:], strict=True):
+                torch.testing.assert_close(kept[head], all_[head, own], rtol=1e-9, atol=1e-9)
     # Transformers' own attention over what each head has, layer by layer.
     text = [[3, 4, 5, 6]]
     with torch.no_grad(), double_angles(model):
-        expected = dense_reading(model, memory, places, text)
+        expected = dense_reading(model, memory, text)
     found = compressor.logits(compressor.decode(memory[0], "lm", text))[:, 1:].double()
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     answer = compressor.generate(memory, [text[0], [7, 8]], max_new_tokens=9)
@@ -239,23 +238,49 @@ def test_heads_share_what_they_keep(by, shares, tmp_path):
     assert (tmp_path / "m.gist").stat().st_size < memory[0].nbytes + 4 * sum(sizes) + 4000
     tensors, header = packed(memory[0])
     tensors["layers.1.counts"][0, 0] = 2**40
-    with pytest.raises(ValueError, match=r"m\.gist: expected the contents of a memory, got positions of .* rows for"):
+    with pytest.raises(ValueError, match=r"m\.gist: expected the contents of a memory, got .* rows for heads of"):
         unpacked("m.gist", header, tensors, verify=False)
     joined = compressor.join([memory[0], memory[1]])
     assert joined.nbytes == memory[0].nbytes + memory[1].nbytes
+    with torch.no_grad(), double_angles(model):
+        moved = model(torch.tensor([[BOS, *IDS[:20]]]), position_ids=91 + torch.arange(21)[None]).past_key_values
+        expected = dense_reading(model, joined, text)
+    for layer in range(2):
+        for head, own in enumerate(heads_of(joined, layer)[0]):
+            kept = heads_of(memory, layer)[0][head]
+            assert torch.equal(own[: len(kept)], kept)
+            # Each is one of those of the second text, read behind the first one.
+            apart = torch.cdist(own[len(kept) :].double(), moved.layers[layer].keys[0, head].double())
+            assert len(apart) == memory.counts[layer][1, head] and (apart.amin(1) < 1e-6).all()
+    found = compressor.logits(compressor.decode(joined, "lm", text))[:, 1:].double()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    # Rows are those of the memories that are stacked, picked or repeated.
+    for same in (Memory.stack([memory[0], memory[1]]), Memory.stack([memory[1].repeat(2)[0], memory[0]])[[1, 0]]):
+        assert all(map(torch.equal, same.tensors, memory.tensors)) and same.lengths == memory.lengths
+        assert torch.equal(same.positions, memory.positions)
+    thrice = memory[0].repeat(3)
+    assert thrice.nbytes == memory[0].nbytes and thrice.sizes == (count,) * 3
+    assert torch.equal(compressor.generate(thrice[1:], [text[0]] * 2, max_new_tokens=9)[1], answer[0])
+    thrice.save(tmp_path / "m.gist")
+    assert torch.equal(Memory.load(tmp_path / "m.gist")[2].tensors[0], memory[0].tensors[0])
     with pytest.raises(ValueError, match="memory: expected one whose heads keep as many tokens each"):
         compressor.to_cache(memory[0])
 
 
-def dense_reading(model, memory, places, text):
-    """Logits of a text that reads of each layer and key head its own places of the memory, by transformers itself."""
+def heads_of(memory, layer):
+    """Keys and values of each head of the first row, and then of those of the next rows."""
+    return [part.split(memory.counts[layer].flatten().tolist()) for part in memory.layers[layer]]
+
+
+def dense_reading(model, memory, text):
+    """Logits of a text that reads of each layer and key head what it keeps of the first row, by transformers itself."""
 
     def attend(module, query, key, value, mask, scaling, **kwargs):
         layer, group = module.layer_idx, query.shape[1] // key.shape[1]
         out = []
         for head in range(query.shape[1]):
-            kept = len(places[layer][head // group])
-            old = [part[0, head // group, :kept] for part in memory.layers[layer]]
+            old = [part[head // group] for part in heads_of(memory, layer)]
+            kept = len(old[0])
             keys, values = (torch.cat([a, b[0, head // group]]) for a, b in zip(old, (key, value), strict=True))
             logits = query[0, head] @ keys.mT * scaling
             hidden = torch.ones(logits.shape, dtype=torch.bool).triu(kept + 1)

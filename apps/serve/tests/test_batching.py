@@ -12,7 +12,7 @@ import torch
 from clients import GIGA, Letters
 
 from gistkit.ask import Turns
-from gistkit.compress import AvgPool, Dodo
+from gistkit.compress import AvgPool, Dodo, Select
 from gistkit.compress.generation import answering
 from gistkit.compress.tokens import QUESTION
 from gistkit_serve.server import Limits, MemoryRepository, Refused, rows
@@ -33,6 +33,13 @@ def windowed():
 def adapted():
     torch.manual_seed(2)
     return AvgPool(tiny_llama(vocab_size=257), ratio=2, bos_token=256, lora=2).float().eval()
+
+
+def shared():
+    """Memories whose heads keep different numbers of tokens."""
+    torch.manual_seed(2)
+    model = tiny_llama(vocab_size=257)
+    return Select(model, ratio=3, by="key_norm", shares="all", bos_token=256).float().eval()
 
 
 class Serving:
@@ -68,7 +75,7 @@ class Serving:
         self.repository.close()
 
 
-@pytest.mark.parametrize("make", [make_compressor, adapted, windowed])
+@pytest.mark.parametrize("make", [make_compressor, adapted, windowed, shared])
 @pytest.mark.parametrize("part", [rows.PART, 7])
 def test_answers_that_join_at_random_times_are_those_that_each_gets_alone(make, part, tmp_path, monkeypatch):
     monkeypatch.setattr(rows, "PART", part)

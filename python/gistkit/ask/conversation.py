@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from gistkit.compress.generation import Behind, Loop, Passes, Streamer, answerin
 from gistkit.compress.memory import Memory, check_memory
 from gistkit.compress.tokens import Rows, check_rows
 from gistkit.hf.cache import MemoryLayer
-from gistkit.inspect import AttentionRecorder
+from gistkit.inspect import AttentionMap, AttentionRecorder
 from gistkit.layouts import Plan
 
 # Rows of an answer whose attention is in memory at a time, in all layers.
@@ -164,23 +164,46 @@ class Conversation:
         start = len(self._text) - self._answer - 1
         end = len(self._text) - 1 - self._ended
         self._cut(start)
-        plan = self._plan(len(self._text))
+        plan, packed = self._plan(len(self._text)), self.memory.counts is not None
         lm = self.compressor.lm
-        heads = [count if by_head else 1 for count, _ in lm.head_shapes]
+        heads = [count if by_head or packed else 1 for count, _ in lm.head_shapes]
         total = torch.zeros(sum(heads), plan.num_keys, dtype=torch.float64)
+        # Of what is packed.
+        memory = torch.zeros(len(self.memory.positions) if packed else 0, dtype=torch.float64)
         with lm.using(self.compressor.reader), lm.without_checkpointing():
             if self._read < start:
                 self._feed(plan, start)
             while self._read < end:
                 rows = min(ROWS, end - self._read)
-                with AttentionRecorder(
-                    rows=slice(-rows, None), batch=[0], reduce="none" if by_head else "mean"
-                ) as recorder:
+                reduce = "none" if by_head or packed else "mean"
+                with AttentionRecorder(rows=slice(-rows, None), reduce=reduce) as recorder:
                     self._feed(plan, self._read + rows)
-                for layer, into in zip(recorder.maps, total.split(heads), strict=True):
-                    weights = layer.weights[0].double().sum(1).unflatten(0, (len(into), -1)).mean(1)
+                if packed:
+                    shares = self._shares(recorder.maps, memory)
+                else:
+                    shares = [layer.weights[0].double() for layer in recorder.maps]
+                for layer, into in zip(shares, total.split(heads), strict=True):
+                    weights = layer.sum(1).unflatten(0, (len(into), -1)).mean(1)
                     into[:, : weights.shape[1]] += weights / len(into) / len(heads)
-        return total.mT if by_head else total.sum(0)
+        total = torch.cat([self.memory.in_columns(memory)[0], total.mT]) if packed else total.mT
+        return total if by_head else total.sum(1)
+
+    def _shares(self, maps: Sequence[AttentionMap], memory: Tensor) -> list[Tensor]:
+        """Attention [Hq, rows, keys] of each layer to the text, where a call before another is that to the memory.
+
+        Args:
+            maps: of both calls of each layer.
+            memory: what `counts` packs, to which their attention is added.
+        """
+        shares = []
+        sizes = [int(own.sum()) for own in self.memory.counts or ()]
+        for into, text, own in zip(memory.split(sizes), maps[::2], maps[1::2], strict=True):
+            # Both have weights of their own, which add up to 1.
+            share = torch.sigmoid(own.lse.flatten(0, 1) - text.lse[0]).double()[..., None]
+            weights = own.weights.double() * share.unflatten(0, own.weights.shape[:2])
+            into += weights.sum(2).mean(1).sum(0) / len(own.weights) / len(sizes)
+            shares.append(text.weights[0].double() * (1 - share))
+        return shares
 
     def _plan(self, tokens: int) -> Plan:
         """The plan of the memory and that many tokens of text."""

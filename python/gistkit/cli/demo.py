@@ -89,10 +89,6 @@ def _run(arguments: argparse.Namespace) -> int:
     ways = _measured(compressor, memory, text, questions)
     print(_answers(questions, ways))
     print(_savings(ways, tokens, kept))
-    if memory.lengths[0] > kept:
-        # What a file leaves out.
-        columns = sum(tensor.nbytes for tensor in memory.tensors)
-        print(f"\nIn RAM each head of the memory has columns for the head with most: {columns / 1e6:.1f} MB.")
     picture = arguments.out / "demo.png"
     draw_savings({name: (way.seconds, way.nbytes) for name, way in ways.items()}).savefig(picture)
     print(f"\n{picture} shows the same.")

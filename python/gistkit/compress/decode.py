@@ -50,7 +50,7 @@ def read(compressor: Any, memory: Memory, task: Task, rows: Rows, plan: Plan | N
         if memory.key_bias is not None and torch.is_grad_enabled():
             # The text's keys have none. Without gradients it is zeros.
             bias = F.pad(memory.key_bias, (0, inputs.shape[1]))[:, None]
-        out = lm.run(reader, inputs_embeds=inputs, plan=plan, memory=memory.layers, key_bias=bias)
+        out = lm.run(reader, inputs_embeds=inputs, plan=plan, memory=memory.read_as, key_bias=bias)
         hidden_states = out.last_hidden_state[:, skip:]
     if tokens == remainder.ids.shape[1] + rows.ids.shape[1]:
         hidden_states = torch.cat([last_of(memory)[:, None].to(hidden_states.dtype), hidden_states], 1)
@@ -71,11 +71,13 @@ def reading_plan(compressor: Any, memory: Memory, task: Task, texts: Sequence[Ro
     compressor.rows("memory", memory.rest)
     lm, cached = compressor.lm, compressor.carrier == "kv"
     ordinals, text_ordinals = compressor.ordinals(memory)
+    # Every token sees all that is packed, which no plan counts.
+    packed = memory.counts is not None
     starts = compressor.starts(memory, task)
     tasks = compressor.task_embedding(task, memory).shape[1]
     reading = tuple(
         ReadingRow(
-            memory.lengths[row],
+            0 if packed else memory.lengths[row],
             # Cached keys are rotated already.
             b"" if cached else memory.positions[row].numpy().tobytes(),
             ordinals[row].numpy().tobytes(),
@@ -87,7 +89,7 @@ def reading_plan(compressor: Any, memory: Memory, task: Task, texts: Sequence[Ro
     )
     lm.check_positions(name, max(row.start + sum(row.text) - 1 for row in reading))
     widths = (tasks, *(text.ids.shape[1] for text in texts))
-    return decoder_plan(reading, memory.num_tokens, widths, cached, lm.windows, str(compressor.device))
+    return decoder_plan(reading, 0 if packed else memory.num_tokens, widths, cached, lm.windows, str(compressor.device))
 
 
 def last_of(memory: Memory) -> Tensor:

@@ -236,7 +236,7 @@ def to_cache(compressor: MemoryReader, memory: Memory, task: Task = "lm") -> Mem
                 f"memory: expected rows of as many {tokens} each, as the model's own attention reads a cache, got "
                 f"{min(lengths)} to {max(lengths)}; generate takes any"
             )
-    if compressor.key_biases(memory) is not None:
+    if memory.counts is not None or compressor.key_biases(memory) is not None:
         raise ValueError(
             "memory: expected one whose heads keep as many tokens each, as the model's own attention reads a cache, "
             "got one whose heads share them; generate takes any"
@@ -496,8 +496,9 @@ class Passes:
             return inputs
         end = first + inputs.shape[1]
         rows = plan.rows(first, end, num_keys=plan.num_keys - plan.num_queries + end)
-        biases = self.cache.key_biases
-        out = lm.run(compressor.reader, inputs_embeds=inputs, plan=rows, cache=self.cache, key_bias=biases)
+        cache = self.cache
+        more = {"memory": cache.packed, "key_bias": cache.key_biases}
+        out = lm.run(compressor.reader, inputs_embeds=inputs, plan=rows, cache=cache, **more)
         return cast(Tensor, out.last_hidden_state)
 
 
@@ -613,10 +614,12 @@ def stop_ids(model: SharedModel, stop_tokens: int | Iterable[int] | None) -> lis
 
 
 def new_cache(compressor: MemoryReader, memory: Memory, capacity: int) -> MemoryCache:
-    """A cache with the memory's keys, or empty where the memory is embeddings, for `capacity` more rows."""
-    start = max(memory.starts)
-    if memory.layers is None:
-        return hf.empty_cache(compressor.lm.config.num_hidden_layers, start, capacity=capacity)
-    cache = hf.memory_cache(memory.layers, start, capacity=capacity)
-    cache.key_biases = compressor.key_biases(memory)
+    """A cache with the memory's keys, or empty where the memory is embeddings or packed, for `capacity` more rows."""
+    start, read_as = max(memory.starts), memory.read_as
+    if read_as is not None and not isinstance(read_as, hf.PackedLayers):
+        cache = hf.memory_cache(read_as, start, capacity=capacity)
+        cache.key_biases = compressor.key_biases(memory)
+        return cache
+    cache = hf.empty_cache(compressor.lm.config.num_hidden_layers, start, capacity=capacity)
+    cache.packed = read_as
     return cache

@@ -18,6 +18,7 @@ from gistkit.common.checks import POSITIONS
 from gistkit.common.files import read_tensors, write_tensors
 from gistkit.common.messages import one_line
 from gistkit.hf.fingerprint import differing
+from gistkit.hf.packed import PackedLayers
 
 T = TypeVar("T")
 # The purpose of reading a memory: to reconstruct the context, to continue it, or to answer questions about it.
@@ -108,11 +109,14 @@ class Memory:
         positions: int64 or float64 [B, K] on the CPU, the position ids of the memory tokens in the decoder (embeddings)
             or the ids that their keys were rotated with (kv); 0 on padding. [B, K, A] in models with A axes of them; in
             `Select` 2 + the index of the context token that each of A layers and key heads keeps, 1 for a BOS before
-            them, and 0 in hidden columns of heads that keep fewer.
+            them.
         starts: position id of the token after the memory, each row's [LM] token or its text.
         embeddings: [B, K, hidden] for methods that keep embeddings (ICAE).
         layers: per layer (key, value), each [B, heads, K, head_dim], for methods that keep the KV cache
-            (500xCompressor).
+            (500xCompressor). With `counts` each [T, head_dim], without padding.
+        counts: per layer int64 [B, heads] on the CPU: how many keys each head keeps, where numbers may differ. Keys and
+            values are then those of one head after another, row by row, and so are positions, int32 [T of all layers].
+            [1, heads]: all rows read the same.
         frequencies: per layer [B, R/2], the RoPE frequencies of its keys, which depend on the length of the pass in
             some types (dynamic, longrope). None without a known RoPE, and in files of earlier releases.
         last: [B, hidden], the output that predicts the token after the memory if there is no task token between them.
@@ -136,6 +140,7 @@ class Memory:
     starts: tuple[int, ...]
     embeddings: Tensor | None = None
     layers: tuple[tuple[Tensor, Tensor], ...] | None = None
+    counts: tuple[Tensor, ...] | None = None
     frequencies: tuple[Tensor, ...] | None = None
     last: Tensor | None = None
     ordinals: Tensor | None = None
@@ -159,7 +164,7 @@ class Memory:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __repr__(self) -> str:
-        tokens = f"{sum(self.lengths):,} memory tokens for {sum(self.context_lengths):,} context tokens"
+        tokens = f"{sum(self.sizes):,} memory tokens for {sum(self.context_lengths):,} context tokens"
         rows = "1 row" if self.batch_size == 1 else f"{self.batch_size:,} rows"
         held = f", {self.dtype} on {self.device}, {self.nbytes / 1e6:,.3f} MB" if self.tensors else ""
         return f"{type(self).__name__}({self.source.method}: {tokens} in {rows}{held})".replace("torch.", "")
@@ -171,8 +176,8 @@ class Memory:
 
     @property
     def num_tokens(self) -> int:
-        """Columns K, the memory tokens of the longest row."""
-        return self.positions.shape[1]
+        """Columns K, the memory tokens of the longest row, or of the head with most."""
+        return self.positions.shape[1] if self.counts is None else max(self.lengths)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -194,29 +199,32 @@ class Memory:
     @property
     def nbytes(self) -> int:
         """Bytes of `tensors`, without padding."""
-        if (held := self._held) is not None:
-            widths = [key.shape[-1] + value.shape[-1] for key, value in self.layers or ()]
-            numbers = sum(int(own.sum()) * width for own, width in zip(held, widths, strict=True))
-            return numbers * self.tensors[0].element_size()
+        if self.counts is not None:
+            return sum(tensor.nbytes for tensor in self.tensors)
         numbers = sum(tensor.numel() for tensor in self.tensors) // (self.batch_size * max(self.num_tokens, 1))
         return numbers * sum(self.lengths) * self.tensors[0].element_size()
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Memory tokens of each row; the mean of heads where these have different numbers."""
-        if (held := self._held) is None:
+        if self.counts is None:
             return self.lengths
-        return tuple(map(round, torch.cat(held, 1).sum(-1).double().mean(-1).tolist()))
+        means = torch.cat(self.counts, 1).double().mean(1).round().long()
+        return tuple(means.expand(self.batch_size).tolist())
 
     @property
-    def _held(self) -> list[Tensor] | None:
-        """Which columns each head of a layer has, bool [B, Hk, K] on the CPU, where some have fewer than others."""
-        if self.source.method != "select" or self.positions.dim() == 2:
-            return None
-        columns = torch.arange(self.num_tokens) < torch.tensor(self.lengths)[:, None]
-        if bool(((self.positions > 0) == columns[..., None]).all()):
-            return None
-        return list((self.positions > 0).mT.split([key.shape[1] for key, _ in self.layers or ()], 1))
+    def read_as(self) -> Sequence[tuple[Tensor, Tensor]] | PackedLayers | None:
+        """`layers` as a pass takes them."""
+        if self.layers is None or self.counts is None:
+            return self.layers
+        return PackedLayers.of(self.layers, self.counts)
+
+    def in_columns(self, values: Tensor) -> Tensor:
+        """What `counts` packs, [T of all layers], as [B, K, A] of A layers and key heads; 0 where a head has less."""
+        held = torch.arange(self.num_tokens) < torch.cat(self.counts or (), 1)[..., None]
+        columns = values.new_zeros(held.shape)
+        columns[held] = values
+        return columns.mT.expand(self.batch_size, -1, -1)
 
     @property
     def full_cache_bytes(self) -> int:
@@ -249,18 +257,23 @@ class Memory:
             raise ValueError(f"rows: expected at least one of {self.batch_size} rows, got none")
         width = max(self.lengths[row] for row in row_indices)
         index = torch.tensor(row_indices, device=self.device)
+        packed = self.counts is not None
         pick = lambda values: tuple(values[row] for row in row_indices)  # noqa: E731
         picked = replace(
             self,
             lengths=pick(self.lengths),
             context_lengths=pick(self.context_lengths),
-            positions=self.positions[row_indices, :width],
+            positions=self.positions if packed else self.positions[row_indices, :width],
             ordinals=None if self.ordinals is None else self.ordinals[row_indices, :width],
             starts=pick(self.starts),
             documents=pick(self.documents),
             rest=pick(self.rest),
         )
-        picked = picked._with(lambda tensor: tensor.index_select(0, index).narrow(-2, 0, width))
+        if packed:
+            # One that all rows read serves any of them.
+            picked = picked._with_rows(row_indices) if len((self.counts or ())[0]) > 1 else picked
+        else:
+            picked = picked._with(lambda tensor: tensor.index_select(0, index).narrow(-2, 0, width))
         return replace(
             picked,
             frequencies=_each(self.frequencies, lambda f: f.index_select(0, index.to(f.device))),
@@ -278,17 +291,19 @@ class Memory:
             raise ValueError(
                 f"repeat: expected a memory of one row and count >= 1, got {self.batch_size} rows and count {count}"
             )
+        packed = self.counts is not None
         repeated = replace(
             self,
             lengths=self.lengths * count,
             context_lengths=self.context_lengths * count,
-            positions=self.positions.expand(count, *self.positions.shape[1:]),
+            positions=self.positions if packed else self.positions.expand(count, *self.positions.shape[1:]),
             ordinals=None if self.ordinals is None else self.ordinals.expand(count, -1),
             starts=self.starts * count,
             documents=self.documents * count,
             rest=self.rest * count,
         )
-        repeated = repeated._with(lambda tensor: tensor.expand(count, *tensor.shape[1:]))
+        if not packed:
+            repeated = repeated._with(lambda tensor: tensor.expand(count, *tensor.shape[1:]))
         return replace(
             repeated,
             frequencies=_each(self.frequencies, lambda f: f.expand(count, -1)),
@@ -309,7 +324,7 @@ class Memory:
             if memory.fingerprint != first.fingerprint:
                 one, other = differing(first.model, memory.model)
                 raise ValueError(f"stack: expected memories of one base model, got {one} and {other}: other weights")
-            for name in ("last", "key_bias", "ordinals"):
+            for name in ("last", "key_bias", "ordinals", "counts"):
                 if (getattr(memory, name) is None) != (getattr(first, name) is None):
                     raise ValueError(
                         f"stack: expected `{name}` in all memories or in none, got some with it and some without"
@@ -322,12 +337,14 @@ class Memory:
                     f"{memory.device} {memory.dtype}; use memory.to"
                 )
         width = max(memory.num_tokens for memory in memories)
+        if first.counts is not None:
+            memories = [memory.of_each_row() for memory in memories]
 
         def widen(tensor: Tensor) -> Tensor:
             return torch.nn.functional.pad(tensor, (0, 0, 0, width - tensor.shape[-2]))
 
         def joined(*parts: Tensor) -> Tensor:
-            return torch.cat([widen(part) for part in parts])
+            return torch.cat([widen(part) if first.counts is None else part for part in parts])
 
         summed = lambda name: sum((getattr(memory, name) for memory in memories), ())  # noqa: E731
         pad_columns = lambda t: torch.nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, width - t.shape[1]))  # noqa: E731
@@ -338,7 +355,10 @@ class Memory:
             first,
             lengths=summed("lengths"),
             context_lengths=summed("context_lengths"),
-            positions=torch.cat([pad_columns(m.positions) for m in memories]),
+            positions=torch.cat([pad_columns(m.positions) if m.counts is None else m.positions for m in memories]),
+            counts=None
+            if first.counts is None
+            else tuple(torch.cat(layer) for layer in zip(*(m.counts or () for m in memories), strict=True)),
             ordinals=None
             if first.ordinals is None
             else torch.cat([pad_columns(m.ordinals) for m in memories if m.ordinals is not None]),
@@ -394,7 +414,13 @@ class Memory:
             tensors = [] if self.embeddings is None else [self.embeddings]
         else:
             expected = [(rows, heads, columns, dim) for heads, dim in head_shapes for _ in range(2)]
-            tensors = [tensor for layer in self.layers or () for tensor in layer]
+            tensors = self.tensors
+            if self.counts is not None:
+                heads, got = [count for count, _ in head_shapes], [own.shape[1] for own in self.counts]
+                if got != heads:
+                    raise ValueError(f"memory: expected counts of {heads} key heads, got those of {got}")
+                sizes = zip(self.counts, head_shapes, strict=True)
+                expected = [(int(own.sum()), dim) for own, (_, dim) in sizes for _ in range(2)]
         if [tuple(tensor.shape) for tensor in tensors] != expected:
             raise ValueError(
                 f"memory: expected {len(expected)} tensors {expected[0]} of the {self.source.carrier} carrier, "
@@ -431,12 +457,55 @@ class Memory:
         content = read_tensors(Path(path), "a memory file", "one that is cut short or no safetensors")
         return unpacked(str(path), *content, verify=verify).to(device, dtype)
 
+    def without_padding(self) -> Memory:
+        """The memory of `Select` with `counts`: what has no position is left out."""
+        held = self.positions.mT > 0
+        layers = self.layers or ()
+        parts = held.split([key.shape[1] for key, _ in layers], 1)
+
+        def pick(values: Tensor, own: Tensor) -> Tensor:
+            return values[own[..., : values.shape[2]].to(values.device)]
+
+        return replace(
+            self,
+            positions=self.positions.mT[held].int(),
+            counts=tuple(own.sum(-1) for own in parts),
+            layers=tuple((pick(key, own), pick(value, own)) for (key, value), own in zip(layers, parts, strict=True)),
+        )
+
+    def of_each_row(self) -> Memory:
+        """The same with keys of its own for each row, where `counts` says that all read the same."""
+        shared = self.counts is not None and len(self.counts[0]) < self.batch_size
+        return self._with_rows([0] * self.batch_size) if shared else self
+
+    def _with_rows(self, rows: Sequence[int]) -> Memory:
+        """The keys, values and positions of some rows of what `counts` packs."""
+        counts = self.counts or ()
+
+        def pick(values: Tensor, own: Tensor) -> Tensor:
+            parts = values.split(own.sum(1).tolist())
+            return torch.cat([parts[row] for row in rows])
+
+        layers = zip(self.layers or (), counts, strict=True)
+        return replace(
+            self,
+            positions=pick(self.positions, torch.cat(counts, 1)),
+            layers=tuple((pick(key, own), pick(value, own)) for (key, value), own in layers),
+            counts=tuple(own[rows] for own in counts),
+        )
+
     def _with(self, change: Callable[[Tensor], Tensor]) -> Memory:
         return replace(
             self,
             embeddings=None if self.embeddings is None else change(self.embeddings),
             layers=None if self.layers is None else tuple((change(key), change(value)) for key, value in self.layers),
         )
+
+
+def last_places(starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    """int64 [B, K], the places in logical order right before each row's start, and 0 behind each row's length."""
+    length, columns = torch.tensor(lengths)[:, None], torch.arange(max(lengths))
+    return (torch.tensor(starts)[:, None] - length + columns).where(columns < length, 0)
 
 
 def _each(frequencies: tuple[Tensor, ...] | None, change: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...] | None:
@@ -455,6 +524,7 @@ _KINDS = {field.name: {"str": str, "int": int}.get(str(field.type), dict) for fi
 
 def packed(memory: Memory) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the header of a memory's file."""
+    memory = memory.of_each_row()
     tensors = {"positions": memory.positions}
     if memory.embeddings is not None:
         tensors["embeddings"] = memory.embeddings
@@ -479,12 +549,8 @@ def packed(memory: Memory) -> tuple[dict[str, Tensor], dict[str, str]]:
         "model": None if memory.model is None else dict(memory.model),
         "layers": len(memory.layers or ()),
     }
-    if (held := memory._held) is not None:
-        # What fills columns up is left out.
-        tensors["positions"] = memory.positions.mT[memory.positions.mT > 0].int()
-        for index, (own, (key, value)) in enumerate(zip(held, memory.layers or (), strict=True)):
-            tensors |= {f"layers.{index}.key": key.cpu()[own], f"layers.{index}.value": value.cpu()[own]}
-            tensors[f"layers.{index}.counts"] = own.sum(-1)
+    for index, own in enumerate(memory.counts or ()):
+        tensors[f"layers.{index}.counts"] = own
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = {"format": FORMAT, "version": str(VERSION), "memory": json.dumps(content)}
     return tensors, header | {CHECKSUM: _checksum(header["memory"], tensors)}
@@ -545,31 +611,31 @@ def _numbers(values: Tensor | None) -> list[int]:
     return [] if values is None else values.flatten().tolist()
 
 
-def _filled_up(content: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a file whose heads have different numbers of keys, with columns for the head with most."""
-    counts = [tensors.pop(f"layers.{index}.counts") for index in range(content["layers"])]
-    names = {"positions": torch.cat(counts, 1)}
-    for index, own in enumerate(counts):
-        names |= {f"layers.{index}.key": own, f"layers.{index}.value": own}
-    for name, own in names.items():
-        # Before anything of their size is made.
-        if int(own.min()) < 0 or len(tensors[name]) != int(own.sum()):
-            raise ValueError(f"{name} of {len(tensors[name])} rows for {int(own.sum())} keys")
-    width = int(names["positions"].max())
-    for name, own in names.items():
-        held, packed_values = torch.arange(width) < own[..., None], tensors[name]
-        tensors[name] = packed_values.new_zeros(*held.shape, *packed_values.shape[1:])
-        tensors[name][held] = packed_values
-    tensors["positions"] = tensors["positions"].long().mT
-    return tensors
+def _check_counts(memory: Memory) -> None:
+    """Refuses counts that a file's keys, values, positions or lengths do not have."""
+    counts, batch = memory.counts or (), memory.batch_size
+    for own in counts:
+        if own.dim() != 2 or len(own) != batch or own.dtype != torch.int64 or not own.numel():
+            raise ValueError(f"counts {own.dtype} of shape {tuple(own.shape)} for {batch} rows")
+    for tensor, own in [
+        (memory.positions, torch.cat(counts, 1)),
+        *((tensor, own) for layer, own in zip(memory.layers or (), counts, strict=True) for tensor in layer),
+    ]:
+        # No sum of those below the tensor's length is too large for its dtype.
+        if int(own.min()) < 0 or int(own.max()) > len(tensor) or int(own.sum()) != len(tensor):
+            raise ValueError(f"{len(tensor)} rows for heads of {int(own.min())} to {int(own.max())} keys")
+    for tensor in memory.tensors:
+        if tensor.dim() != 2 or not tensor.is_floating_point():
+            raise ValueError(f"a tensor {tensor.dtype} of shape {tuple(tensor.shape)} for heads of different lengths")
+    if bool((torch.cat(counts, 1).amax(1) > torch.tensor(memory.lengths)).any()):
+        raise ValueError(f"lengths {memory.lengths} for heads of more keys")
 
 
 def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
-    if "layers.0.counts" in tensors:
-        tensors = _filled_up(content, dict(tensors))
     layers = tuple(
         (tensors[f"layers.{index}.key"], tensors[f"layers.{index}.value"]) for index in range(content["layers"])
     )
+    counts = tuple(tensors[name] for index in range(content["layers"]) if (name := f"layers.{index}.counts") in tensors)
     # Files of earlier releases have none.
     frequencies = tuple(
         tensors[name] for index in range(content["layers"]) if (name := f"layers.{index}.frequencies") in tensors
@@ -582,6 +648,7 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
         starts=tuple(map(int, content["starts"])),
         embeddings=tensors.get("embeddings"),
         layers=layers or None,
+        counts=counts or None,
         frequencies=frequencies or None,
         last=tensors.get("last"),
         ordinals=tensors.get("ordinals"),
@@ -592,18 +659,22 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
         maker=content.get("maker"),
         model=content.get("model"),
     )
-    if memory.positions.dim() not in (2, 3) or not memory.positions.shape[-1]:
+    # Packed, positions are as wide as keys are many.
+    dims, kinds = ((1,), (torch.int32,)) if counts else ((2, 3), (torch.int64, torch.float64))
+    if memory.positions.dim() not in dims or not memory.positions.shape[-1]:
         raise ValueError(f"positions of shape {tuple(memory.positions.shape)}")
-    batch, width = memory.positions.shape[:2]
+    batch, width = (len(memory.lengths), memory.num_tokens) if counts else memory.positions.shape[:2]
     rows = (memory.lengths, memory.context_lengths, memory.starts, memory.documents, memory.rest)
-    if any(len(values) != batch for values in rows) or memory.positions.dtype not in (torch.int64, torch.float64):
+    if any(len(values) != batch for values in rows) or memory.positions.dtype not in kinds:
         raise ValueError(f"rows that disagree with {batch} rows of positions")
     ordinals = memory.ordinals
     if ordinals is not None and (ordinals.shape != (batch, width) or ordinals.dtype != torch.int64):
         raise ValueError(f"ordinals of shape {tuple(ordinals.shape)} for {batch} rows of {width} memory tokens")
     if not memory.tensors or (memory.layers is None) == (memory.embeddings is None):
         raise ValueError("neither embeddings nor layers, or both")
-    for tensor in memory.tensors:
+    if counts:
+        _check_counts(memory)
+    for tensor in memory.tensors if not counts else ():
         if tensor.shape[0] != batch or tensor.shape[-2] != width or not tensor.is_floating_point():
             raise ValueError(f"a tensor of shape {tuple(tensor.shape)} for {batch} rows of {width} memory tokens")
     for layer in frequencies:
@@ -629,4 +700,6 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
     chunk, memory_tokens = memory.source.chunk, memory.source.memory_tokens
     if not 1 <= memory_tokens <= chunk < POSITIONS:
         raise ValueError(f"chunk {chunk} and memory_tokens {memory_tokens}")
-    return memory
+    # Earlier releases leave nothing out where heads happen to keep as many each.
+    padded = not counts and memory.positions.dim() == 3 and memory.source.options.get("shares", "equal") != "equal"
+    return memory.without_padding() if padded else memory

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from gistkit import hf, ops
 from gistkit.compress.generation import MemoryReader
-from gistkit.compress.memory import Memory
+from gistkit.compress.memory import Memory, last_places
 
 
 def join(compressor: MemoryReader, memories: Sequence[Memory]) -> Memory:
@@ -44,6 +44,9 @@ def join_selected(compressor: MemoryReader, memories: Sequence[Memory]) -> Memor
     hf.check_moves(compressor.lm.model)
     result = memories[0]
     for memory in memories[1:]:
+        if result.counts is not None:
+            result = _append_packed(compressor, result, memory)
+            continue
         delta = torch.tensor(result.starts)[:, None]
         context = torch.tensor(result.context_lengths)[:, None, None]
         moves = delta.to(memory.device).expand(-1, memory.num_tokens)
@@ -61,6 +64,41 @@ def join_selected(compressor: MemoryReader, memories: Sequence[Memory]) -> Memor
             ),
         )
     return result
+
+
+def _append_packed(compressor: MemoryReader, first: Memory, second: Memory) -> Memory:
+    """`join_selected` of two memories with `counts`: the second one's keys of each head follow the first one's."""
+    first, second = first.of_each_row(), second.of_each_row()
+    layers = []
+    for (key, value), (other_key, other_value), own, others, frequencies in zip(
+        first.layers or (), second.layers or (), first.counts or (), second.counts or (),
+        _frequencies(compressor, second), strict=True,
+    ):  # fmt: skip
+        rows = zip(other_key.split(others.sum(1).tolist()), first.starts, frequencies.split(1), strict=True)
+        moved = [
+            _turned(keys[None, None], torch.full((1, len(keys)), by, device=keys.device), f) for keys, by, f in rows
+        ]
+        moved_key = torch.cat(moved, 2)[0, 0]
+        layers.append((_interleaved(key, moved_key, own, others), _interleaved(value, other_value, own, others)))
+    own, others = (torch.cat(one.counts or (), 1) for one in (first, second))
+    context = torch.tensor(first.context_lengths, dtype=torch.int32).repeat_interleave(others.sum(1))
+    positions = torch.where(second.positions > 1, second.positions + context, second.positions)
+    starts, lengths = _sum(first.starts, second.starts), tuple((own + others).amax(1).tolist())
+    return replace(
+        _together(first, second),
+        lengths=lengths,
+        positions=_interleaved(first.positions, positions, own, others),
+        ordinals=last_places(starts, lengths),
+        starts=starts,
+        counts=tuple(a + b for a, b in zip(first.counts or (), second.counts or (), strict=True)),
+        layers=tuple(layers),
+    )
+
+
+def _interleaved(first: Tensor, second: Tensor, counts: Tensor, others: Tensor) -> Tensor:
+    """For each head of each row what `first` [T, ..] has of it, and then what `second` has."""
+    pairs = zip(first.split(counts.flatten().tolist()), second.split(others.flatten().tolist()), strict=True)
+    return torch.cat([part for pair in pairs for part in pair])
 
 
 def _check(compressor: MemoryReader, memories: Sequence[Memory]) -> None:

@@ -259,7 +259,9 @@ class Steps:
         held = cache.held
         keys, _ = held[0]
         capture = self.capture or (captured if keys.is_cuda else None)
-        if capture is None or plan.num_queries - first < LEAST or cache.key_biases is not None:
+        if capture is None or plan.num_queries - first < LEAST:
+            return None
+        if cache.key_biases is not None or cache.packed is not None:
             return None
         state = _state(lm, plan, keys.device)
         if state is None:

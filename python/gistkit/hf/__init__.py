@@ -6,6 +6,7 @@ from gistkit.hf.depth import first_layers, layer_outputs
 from gistkit.hf.encode import encode_positions
 from gistkit.hf.fingerprint import differing, digest, fingerprint, head_shapes, identity, is_of, structure
 from gistkit.hf.keep import Keeper, KeptKeys
+from gistkit.hf.packed import PackedLayers
 from gistkit.hf.rotation import changing_rope, check_moves, frequencies, rerotate
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "CACHE",
     "Keeper",
     "KeptKeys",
+    "PackedLayers",
     "attach",
     "changing_rope",
     "check_moves",

@@ -25,6 +25,7 @@ from gistkit import ops
 from gistkit.hf.cache import CACHE
 from gistkit.hf.carry import Carried, carry, layers_of
 from gistkit.hf.keep import Keeper, Layers, LlamaRope, Rope
+from gistkit.hf.packed import PackedLayers
 from gistkit.hf.parts import FAMILIES, Family, Parts, find_parts
 from gistkit.hf.probe import TRAITS, Traits, traits_of
 from gistkit.hf.project import OwnRope
@@ -204,9 +205,9 @@ def attach(model: Model) -> Iterator[Model]:
       `position_ids` is given. Layers with a sliding window use the plan for their width: compile it with
       `windows=sliding_windows(model)`, unless all its tokens fit in the window. Without a plan attention is plain
       causal, within each layer's window. - memory: (key, value) per layer, [B or 1, Hk, K, D], placed before the
-      layer's own keys and the cache's; num_keys of the plan includes them. - keep: a `Keeper`, such as `KeptKeys`. Its
-      `store` receives each layer's own rotated keys and values (with the cache's), and its `leave` the hidden states
-      before and after each layer.
+      layer's own keys and the cache's; num_keys of the plan includes them. Or `PackedLayers`, which the plan does not
+      count. - keep: a `Keeper`, such as `KeptKeys`. Its `store` receives each layer's own rotated keys and values (with
+      the cache's), and its `leave` the hidden states before and after each layer.
     - key_bias: [B or 1, Hq or 1, keys], float32 (float64 for a float64 model), added to the logits of each key in every
       layer, as by `ops.attention`; it counts all keys, memory and cache too. Or a list with one for each layer,
       [B or 1, Hk, K], of the first K keys.
@@ -536,7 +537,7 @@ def attention(
     softcap: float | None = None,
     sliding_window: int | None = None,
     plan: Plan | None = None,
-    memory: Layers | None = None,
+    memory: Layers | PackedLayers | None = None,
     keep: Keeper | None = None,
     key_bias: Tensor | Sequence[Tensor] | None = None,
     extend: Extend | None = None,
@@ -583,8 +584,9 @@ def attention(
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if keep is not None:
         keep.attend(layer, query, key, value, scaling, sliding_window)
-    if memory is not None:
-        key, value = _with_memory(memory, layer, key, value)
+    packed = memory if isinstance(memory, PackedLayers) else None
+    if memory is not None and packed is None:
+        key, value = _with_memory(cast(Layers, memory), layer, key, value)
     if extend is not None:
         key, value = extend(layer, key, value)
     if key_bias is not None and not isinstance(key_bias, Tensor):
@@ -593,7 +595,13 @@ def attention(
         key_bias = F.pad(own, (0, key.shape[2] - own.shape[2]))
     layer_plan = _layer_plan(plan, sliding_window, query, key)
     tensors = query, key, value, layer_plan
-    if dropout:
+    if packed is not None:
+        if dropout or sliding_window is not None or key_bias is not None:
+            name = "attention_dropout" if dropout else "key_bias" if sliding_window is None else "sliding_window"
+            raise ValueError(f"{name}: expected none over a memory whose heads keep different numbers of keys, got one")
+        out, lse = ops.attention(*tensors, scale=scaling, softcap=softcap, return_lse=True)
+        out = packed.beside(layer, query, out, lse, scale=scaling, softcap=softcap)
+    elif dropout:
         out = ops.attention_with_dropout(*tensors, dropout=dropout, scale=scaling, key_bias=key_bias)
     else:
         out = cast(Tensor, ops.attention(*tensors, scale=scaling, softcap=softcap, key_bias=key_bias))

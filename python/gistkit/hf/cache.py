@@ -11,6 +11,8 @@ from torch import Tensor
 from transformers import LlamaModel, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from gistkit.hf.packed import PackedLayers
+
 # The name of models' and layers' argument for a cache: transformers 5.24 renamed it, and takes the old one until 5.40.
 CACHE = "cache" if "cache" in signature(LlamaModel.forward).parameters else "past_key_values"
 _LEAST_ROOM = 64
@@ -167,6 +169,8 @@ class MemoryCache(Cache):
     guard: Callable[[int], None] | None = None
     # What passes of a compressor add to the logits of the memory's keys, [B, Hk, K] of each layer.
     key_biases: Sequence[Tensor] | None = None
+    # What passes of a compressor read as `memory`, before the keys of the cache.
+    packed: PackedLayers | None = None
 
     @property
     def held(self) -> list[tuple[Tensor, Tensor]]:

@@ -16,6 +16,7 @@ from gistkit.compress.generation import Passes, Reading
 from gistkit.compress.memory import Memory
 from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.tokens import pad
+from gistkit.hf.packed import PackedLayers, spans_of
 from gistkit.layouts import Plan
 
 # Tokens of prompts that are read between two passes of the others.
@@ -50,7 +51,7 @@ class Prompts:
             widths = texts.ids.shape[1], count
             self.plan = decoder_plan(lengths, 0, widths, False, lm.windows, str(lm.device))
             self.cache = hf.empty_cache(lm.config.num_hidden_layers, 0)
-        self._lm, self._passes = lm, Passes(compressor, self.cache)
+        self._lm, self._passes, self.memories = lm, Passes(compressor, self.cache), memories
         # The last token of each prompt.
         self._last = [self._lead.shape[1] - texts.ids.shape[1] + length - 1 for length in texts.lengths]
         self._states: list[Tensor] = [self._lead[0, 0]] * len(prompts)
@@ -91,6 +92,9 @@ class Row:
         self._positions = positions[min(index, len(positions) - 1)].cpu()
         self.layers = [tuple(tensor[min(index, len(tensor) - 1)] for tensor in layer) for layer in prompts.cache.held]
         """Keys and values [H, keys, D] of each layer."""
+        memory = prompts.memories[index]
+        self.memory = None if memory is None or memory.counts is None else memory
+        """What is read beside `layers`, if it is packed."""
         biases = prompts.cache.key_biases
         self.biases = None if biases is None else [bias[min(index, len(bias) - 1)] for bias in biases]
 
@@ -180,6 +184,10 @@ class Rows:
         self._layers: list[_Layer] = []
         # Until a row comes or goes.
         self._bias: list[Tensor] | None = None
+        self._packed: PackedLayers | None = None
+        # Keys and values of some memories, one after another, those of a row that is gone until another one comes.
+        self._memories: list[Memory] = []
+        self._parts: list[tuple[Tensor, Tensor]] = []
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -188,6 +196,11 @@ class Rows:
     def longest(self) -> int:
         """Keys of the longest answer."""
         return max((row.end for row in self._rows), default=0)
+
+    @property
+    def packed(self) -> int:
+        """Tokens of memories beside those."""
+        return sum(row.memory.sizes[0] for row in self._rows if row.memory is not None)
 
     def join(self, row: Row) -> None:
         """Takes a row whose first token is known."""
@@ -198,7 +211,7 @@ class Rows:
         # The block has them.
         row.layers = []
         self._rows.append(row)
-        self._bias = None
+        self._bias = self._packed = None
 
     def _make_room(self, count: int, longest: int) -> None:
         """Has room for as many rows and keys, and for more only within `tokens`."""
@@ -222,7 +235,7 @@ class Rows:
                 layer.put(index, layer.keys[last, :, :keys].clone(), layer.values[last, :, :keys].clone())
         self._rows[index] = self._rows[last]
         self._rows.pop()
-        self._bias = None
+        self._bias = self._packed = None
 
     def read(self, tokens: Sequence[int]) -> Tensor:
         """Reads the next token of each row; the logits [B, V] of those that follow."""
@@ -237,7 +250,7 @@ class Rows:
         ids = torch.tensor(tokens, device=lm.device)[:, None].clamp(0, lm.vocabulary - 1)
         out = lm.run(
             compressor.reader, inputs_embeds=lm.embedded(compressor.reader, ids), plan=plan,
-            cache=cast(Any, Cache(layers=[*self._layers])), key_bias=self._biases(),
+            cache=cast(Any, Cache(layers=[*self._layers])), memory=self._memory(), key_bias=self._biases(),
         )  # fmt: skip
         for row in rows:
             row.step()
@@ -248,6 +261,29 @@ class Rows:
         spans = [row.spans(width) for row in self._rows]
         most = max(map(len, spans))
         return torch.stack([F.pad(one, (0, 0, 0, most - len(one))) for one in spans])[:, None]
+
+    def _memory(self) -> PackedLayers | None:
+        """The packed memories of the rows, of which some may be the same; None: there is none."""
+        # A memory of the shelf is another object for each question, with the same tensors.
+        ids = [0 if row.memory is None else id(row.memory.tensors[0]) for row in self._rows]
+        memories = {key: row.memory for key, row in zip(ids, self._rows, strict=True) if row.memory is not None}
+        if self._packed is None and memories:
+            held = [id(memory.tensors[0]) for memory in self._memories]
+            if memories.keys() - held:
+                self._memories, held = [*memories.values()], [*memories]
+                layers = zip(*(memory.layers or () for memory in self._memories), strict=True)
+                parts = (zip(*layer, strict=True) for layer in layers)
+                self._parts = [(torch.cat(keys), torch.cat(values)) for keys, values in parts]
+            heads = [own.shape[1] for own in self._memories[0].counts or ()]
+            first = torch.zeros(sum(heads), 1, dtype=torch.int64)
+            spans = {0: first.expand(1, -1, 2)}
+            for key, memory in zip(held, self._memories, strict=True):
+                counts = memory.counts or ()
+                spans[key] = spans_of(counts) + first
+                sizes = torch.tensor([int(own.sum()) for own in counts])
+                first = first + sizes.repeat_interleave(torch.tensor(heads))[:, None]
+            self._packed = PackedLayers(self._parts, torch.cat([spans[key] for key in ids]), heads)
+        return self._packed
 
     def _biases(self) -> list[Tensor] | None:
         """For each layer what is added to the logits of keys, [B, H, keys]; None: nothing."""

@@ -163,10 +163,16 @@ class _Answer:
         return 0 if self.memory is None else self.memory.sizes[0] + len(self.memory.rest[0])
 
     @property
+    def packed(self) -> int:
+        """Tokens of a memory that no padding makes wider."""
+        return 0 if self.memory is None or self.memory.counts is None else self.memory.sizes[0]
+
+    @property
     def sizes(self) -> tuple[int, ...]:
-        """Tokens of each part, of which one that is read with others is as wide as theirs."""
-        memory = (0, 0) if self.memory is None else (self.memory.lengths[0], len(self.memory.rest[0]))
-        return *memory, len(self.prompt), self.job.new_tokens
+        """Tokens of each other part, of which one that is read with others is as wide as theirs."""
+        memory = self.memory
+        before = (0, 0) if memory is None else (0 if self.packed else memory.lengths[0], len(memory.rest[0]))
+        return *before, len(self.prompt), self.job.new_tokens
 
     def choose(self, logits: Tensor) -> int:
         """The next token, of logits [V]."""
@@ -381,7 +387,8 @@ class Worker:
         width = sum(max(sizes) for sizes in zip(*(answer.sizes for answer in taken), strict=True))
         end = max(answer.start for answer in taken) + max(answer.job.new_tokens for answer in taken)
         count = len(rows) + len(taken)
-        room = count * max(rows.longest, width) <= self.limits.batch_tokens
+        packed = rows.packed + sum(answer.packed for answer in taken)
+        room = count * max(rows.longest, width) + packed <= self.limits.batch_tokens
         return count == 1 or (room and end <= self._positions)
 
     def _ready(self) -> _Answer | None:

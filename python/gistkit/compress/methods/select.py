@@ -16,7 +16,7 @@ from gistkit import hf, ops
 from gistkit.common.checks import placed
 from gistkit.compress.compressor import check_base
 from gistkit.compress.config import register, setting
-from gistkit.compress.memory import Memory
+from gistkit.compress.memory import Memory, last_places
 from gistkit.compress.memory_join import join_selected
 from gistkit.compress.methods.in_place import TEXT, InPlace, InPlaceConfig
 from gistkit.compress.plans import ReadingRow, decoder_plan
@@ -52,8 +52,7 @@ class SelectConfig(InPlaceConfig):
         shares: "equal": each head keeps as many. "heads": those of a layer share what they keep, by their scores, and
             each has a fifth of an equal share at least (AdaKV, Feng et al., arXiv 2407.11550). "all": the heads of all
             layers do, as KVzip's. "pyramid": the heads of a layer keep as many, and lower layers more than upper ones
-            (Cai et al., arXiv 2406.02069; PyramidKV with the score "snapkv"). A file has what is kept, and a memory
-            that is read columns for the head with most.
+            (Cai et al., arXiv 2406.02069; PyramidKV with the score "snapkv").
         part: tokens of a longer context that one pass reads. Each part is read by itself, from position 0 on, and keeps
             its share of what the context keeps, at least a token; `join` then moves it behind the parts before. None:
             the trained length, or else what the model's positions have room for, twice as many tokens with KVzip.
@@ -227,21 +226,22 @@ class Select(InPlace, config=SelectConfig):
         """
         lengths = tuple(keep.lengths)
         width = max(index.shape[-1] for index in keep.places.values())
-        places = torch.cat([_wider(keep.places[layer], width, 2, -1) for layer in sorted(keep.places)], 1).mT.cpu()
-        most = (places >= 0).any(-1).sum(-1)
-        columns, length = torch.arange(width), torch.tensor(lengths)[:, None]
-        first = 0 if self.closed else length - most[:, None]
-        return Memory(
+        wide = [F.pad(index, (0, width - index.shape[-1]), value=-1) for _, index in sorted(keep.places.items())]
+        places = torch.cat(wide, 1).mT.cpu()
+        most = tuple((places >= 0).any(-1).sum(-1).tolist())
+        starts = most if self.closed else lengths
+        memory = Memory(
             source=self.source,
-            lengths=tuple(most.tolist()),
+            lengths=most,
             context_lengths=context_lengths,
             positions=(places + 1 + own_bos[:, None, None]).where(places >= 0, 0),
             # Those of the last tokens, which layers with a sliding window keep; other layers see all keys anyway.
-            ordinals=(first + columns).where(columns < most[:, None], 0),
-            starts=tuple(most.tolist()) if self.closed else lengths,
-            layers=tuple((_wider(key, width, 2, 0), _wider(value, width, 2, 0)) for key, value in keep.close()),
+            ordinals=last_places(starts, most),
+            starts=starts,
+            layers=keep.close(),
             last=hidden_states[torch.arange(len(lengths)), placed(lengths, hidden_states.device) - 1],
         )
+        return memory if keep.shares == "equal" else memory.without_padding()
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
         """See `Compressor.ordinals`."""
@@ -258,18 +258,8 @@ class Select(InPlace, config=SelectConfig):
         """The token itself, int64 [B, K, A, 2], as each of A layers and key heads keeps its own tokens."""
         if memory.positions.dim() == 2:
             raise ValueError("memory: expected one that knows its tokens, got one of an earlier release")
-        return torch.stack([memory.positions - 2, memory.positions - 1], -1).clamp(min=0)
-
-    def key_biases(self, memory: Memory) -> list[Tensor] | None:
-        """See `Compressor.key_biases`: heads with fewer keys than others do not see the columns that fill them up."""
-        if memory.positions.dim() == 2:
-            return None
-        columns = torch.arange(memory.num_tokens) < torch.tensor(memory.lengths)[:, None]
-        empty = (memory.positions == 0) & columns[..., None]
-        if not bool(empty.any()):
-            return None
-        bias = torch.zeros(empty.shape).masked_fill(empty, -torch.inf).mT.to(memory.device)
-        return list(bias.split([heads for heads, _ in self.lm.head_shapes], 1))
+        positions = memory.positions if memory.counts is None else memory.in_columns(memory.positions).long()
+        return torch.stack([positions - 2, positions - 1], -1).clamp(min=0)
 
     def frequencies(self, layer: int) -> Tensor | None:
         """Those [R/2] of a layer's RoPE; None where gistkit does not know it."""
@@ -299,12 +289,6 @@ class Select(InPlace, config=SelectConfig):
                 layer_scores[:, : score.sinks] = torch.inf
             found.append(scores)
         return found
-
-
-def _wider(tensor: Tensor, width: int, dim: int, value: float) -> Tensor:
-    """`tensor` with `value` at the end of `dim`, up to `width`."""
-    missing = width - tensor.shape[dim]
-    return tensor if not missing else F.pad(tensor, (0, 0) * (tensor.dim() - 1 - dim) + (0, missing), value=value)
 
 
 def chosen(scores: Sequence[Tensor], count: int, least: int) -> Sequence[Tensor]:

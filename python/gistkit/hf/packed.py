@@ -1,0 +1,91 @@
+"""PackedLayers: a memory whose key heads keep different numbers of keys, one head after another without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from gistkit import ops
+from gistkit.common.checks import placed
+from gistkit.hf.keep import Layers
+from gistkit.layouts import Plan
+
+# What stands for the log-sum-exp of a query that sees no key.
+_NOTHING = -1e30
+
+
+def spans_of(counts: Sequence[Tensor]) -> Tensor:
+    """int64 [R, A, 2], where the keys of each head begin and end in those of its layer, see `PackedLayers.of`."""
+    ends = [own.flatten().cumsum(0).view(own.shape) for own in counts]
+    return torch.cat([torch.stack([end - own, end], -1) for end, own in zip(ends, counts, strict=True)], 1)
+
+
+class PackedLayers:
+    """What `attach` takes as `memory` where heads keep different numbers of keys; every query sees all of its head's.
+
+    Args:
+        layers: (key, value) of each layer, [T, D], keys rotated.
+        spans: [R, A, 2] on the CPU, for each of A heads of all layers where its keys begin and end in those of its
+            layer. Of a pass's B rows B / R in a row read the same keys.
+        heads: key heads of each layer.
+    """
+
+    def __init__(self, layers: Layers, spans: Tensor, heads: Sequence[int]) -> None:
+        self.layers, self.rows = layers, len(spans)
+        parts = placed(spans.int(), layers[0][0].device).split(list(heads), 1)
+        self._spans = [part.flatten(0, 1) for part in parts]
+        # Of a layer and a number of queries.
+        self._plans: dict[tuple[int, int], Plan] = {}
+
+    @classmethod
+    def of(cls, layers: Layers, counts: Sequence[Tensor]) -> PackedLayers:
+        """What holds the heads of a row one after another, row by row.
+
+        Args:
+            layers: see above.
+            counts: of each layer int64 [R, Hk], how many keys each head has.
+        """
+        return cls(layers, spans_of(counts), [own.shape[1] for own in counts])
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def attend(self, layer: int, query: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        """Out [B, Hq, N, D] and lse [B, Hq, N] of queries [B, Hq, N, D]; options are those of `ops.attention`."""
+        key, value = (tensor.to(query.dtype) for tensor in self.layers[layer])
+        heads, copies = len(self._spans[layer]) // self.rows, len(query) // self.rows
+        if copies * self.rows != len(query) or query.shape[1] % heads:
+            raise ValueError(
+                f"memory: expected queries of {self.rows} rows or a multiple, and of {heads} heads or a multiple, for "
+                f"layer {layer}, got {len(query)} rows of {query.shape[1]} heads"
+            )
+        # Each head is a row by itself, and rows that read the same keys are more queries of it.
+        batch, query_heads, count, dim = query.shape
+        group, flat = query_heads // heads, query
+        if copies > 1:
+            flat = query.view(self.rows, copies, heads, group, count, dim).permute(0, 2, 3, 1, 4, 5)
+        flat = flat.reshape(-1, group, copies * count, dim)
+        wide = (len(flat), 1, -1, -1)
+        out, lse = ops.attention(
+            flat, key.expand(wide), value.expand(wide), self._plan(layer, flat.shape[2]), return_lse=True, **options
+        )
+        if copies > 1:
+            shape = self.rows, heads, group, copies, count
+            out = out.view(*shape, value.shape[1]).permute(0, 3, 1, 2, 4, 5)
+            lse = lse.view(shape).permute(0, 3, 1, 2, 4)
+        return out.reshape(batch, query_heads, count, value.shape[1]), lse.reshape(batch, query_heads, count)
+
+    def _plan(self, layer: int, queries: int) -> Plan:
+        if (layer, queries) not in self._plans:
+            spans = self._spans[layer][:, None, None].expand(-1, queries, -1, -1).contiguous()
+            self._plans[layer, queries] = Plan(spans, len(self.layers[layer][0]))
+        return self._plans[layer, queries]
+
+    def beside(self, layer: int, query: Tensor, out: Tensor, lse: Tensor, **options: Any) -> Tensor:
+        """Attention over the memory and other keys, of which `out` and `lse` are that of the others."""
+        own, own_lse = self.attend(layer, query, **options)
+        share = torch.sigmoid(own_lse - lse.clamp(min=_NOTHING))[..., None]
+        return cast(Tensor, torch.lerp(out.to(share.dtype), own.to(share.dtype), share).to(out.dtype))
