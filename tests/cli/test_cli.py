@@ -699,7 +699,7 @@ def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsy
         (["train", "--preset", "x"], "preset: expected one of epl-pretrain, "),
         (["evaluate", "--split", "train"], "--split: expected validation or test without --questions"),
         (["train", "--text", "{tmp}/none"], "none"),
-        (["train", "--losses", "ae,xyz"], "losses: expected some of ae, lm, compression, qa, kl, reverse_kl, got "),
+        (["train", "--losses", "ae,xyz"], "losses: expected some of ae, lm, compression, qa, kl, reverse_kl, hidden"),
         (["train", "--tau", "9"], "compressor: expected dodo or avgpool, which language models read with, got x500"),
         (["train", "--random-steps", "9"], "--random-steps: expected none but for a dodo with learned nuggets, got 9"),
         (["train", "--segment", "9"], "segment: not allowed without tau, got 9"),

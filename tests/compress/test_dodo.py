@@ -300,7 +300,7 @@ def test_nuggets_of_ones_own_choice():
         ({"train_scorer": "no"}, "train_scorer: expected True or False, got 'no'"),
         ({"delimiters": [3]}, "delimiters: expected token ids only for selection='delimiters'"),
         ({"selection": "delimiters"}, "delimiters: expected token ids only for selection='delimiters'"),
-        ({"losses": ("compression",)}, "losses: expected some of ae, lm, qa, kl, reverse_kl for dodo"),
+        ({"losses": ("compression",)}, "losses: expected some of ae, lm, qa, kl, reverse_kl, hidden for dodo"),
     ],
 )
 def test_bad_settings_are_named_and_leave_the_model_as_it_was(options, message):

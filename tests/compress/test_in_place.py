@@ -405,7 +405,7 @@ def test_odd_arguments_say_what_was_expected():
             AvgPool,
             {"losses": ("compression",)},
             ValueError,
-            "losses: expected some of ae, lm, qa, kl, reverse_kl for avgpool",
+            "losses: expected some of ae, lm, qa, kl, reverse_kl, hidden for avgpool",
         ),
         (Gist, {"bos_token": None}, ValueError, "bos_token: expected a token id, as the model's configuration"),
         (Gist, {"bos_token": 50}, ValueError, r"bos_token: expected a token id in \[0, 50\), got 50"),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-TOKENIZER = "tokenizer"
+TOKENIZER, ENCODER_TOKENIZER = "tokenizer", "encoder_tokenizer"
 Fits = Callable[[Any], bool]
 _NAMES = 1024
 _BUFFERS = 2**24
