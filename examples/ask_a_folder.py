@@ -34,6 +34,7 @@ with tempfile.TemporaryDirectory() as scratch:
             (folder / name).write_text(note)
     paths = sorted(folder.glob("*.txt"))
     model, tokenizer = load_smollm2()
+    # Notes of two sentences: a memory token for every two tokens.
     compressor = Compressor.from_pretrained("smollm2-avgpool-2x", model).eval()
 
     # A second run adds only new files, as `gistkit compress FOLDER -o STORE` does.

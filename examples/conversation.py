@@ -12,7 +12,7 @@ from gistkit.hf.smollm2 import load_smollm2
 
 text = (Path(__file__).parents[1] / "docs" / "report.txt").read_text()
 model, tokenizer = load_smollm2()
-compressor = Compressor.from_pretrained("smollm2-avgpool-2x", model).eval()
+compressor = Compressor.from_pretrained("smollm2-select-4x", model).eval()
 conversation = Conversation(compressor, compressor.compress(text))
 
 ids = tokenizer(text)["input_ids"]
@@ -31,5 +31,5 @@ for question in ("Who started the survey?", "Which pile is the worst?"):
 
 print(
     f"{conversation.turns} turns: {len(conversation.text)} tokens "
-    f"after {conversation.memory.lengths[0]} of memory"
+    f"after {conversation.memory.sizes[0]} of memory"
 )

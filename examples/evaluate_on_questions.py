@@ -27,7 +27,7 @@ rows = [
 examples = load_questions(sys.argv[1] if len(sys.argv) > 1 else rows)
 
 model, tokenizer = load_smollm2()
-compressor = Compressor.from_pretrained("smollm2-avgpool-2x", model).eval()
+compressor = Compressor.from_pretrained("smollm2-select-4x", model).eval()
 methods = {
     "no context": NoContext(model),
     "memory": compressor,

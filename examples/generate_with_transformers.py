@@ -14,6 +14,8 @@ from gistkit.hf.smollm2 import load_smollm2
 
 text = (Path(__file__).parents[1] / "docs" / "report.txt").read_text()
 model, tokenizer = load_smollm2()
+# transformers' cache holds the same number of tokens for each head;
+# smollm2-select-4x keeps different numbers.
 compressor = Compressor.from_pretrained("smollm2-avgpool-2x", model).eval()
 memory = compressor.compress(text)
 

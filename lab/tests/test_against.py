@@ -52,6 +52,8 @@ def test_evaluate_against_presses_writes_rows_tables_and_a_picture_and_goes_on(r
     added = [(one.entry.ratio, one.entry.shares) for one in again.outcomes[6:]]
     assert again.outcomes[:6] == found.outcomes
     assert added == [(2, "all"), (4, "equal"), (4, "all"), (4, "equal"), (4, "equal"), (4, "equal")]
+    shown = run("evaluate", *words, "--ratios", "2", "--by", "even", "--fit")[1]
+    assert "| even 2x, fitted " in shown and Comparison.load(out).outcomes[-1].entry.fit
     status, _, complaints = run("evaluate", *words, "--text", book, "--context", 300)
     told = f"gistkit: --out: {out}: done: expected a comparison of the same"
     assert status == 2 and complaints.splitlines()[-1].startswith(told)

@@ -60,15 +60,17 @@ def ids(text):
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_a_memory_of_one_pass_is_what_select_makes_by_itself(family):
     model, context = tiny(family, **SIZES), ids(CONTEXT)[:40]
-    reader = PressReader(model, byte_tokenizer(), {by: score() for by, score in SCORES.items()})
+    reader = PressReader(model, byte_tokenizer(), {by: score() for by, score in SCORES.items()}, fit=True)
+    all_shares = ("equal", "all") if family == "llama" else ("equal",)
     with evaluating(reader.select):
         text = reader.read(context)
-        for by, count, shares in product(SCORES, (5, 20), ("equal", "all") if family == "llama" else ("equal",)):
-            select = Select(model, budget=count, by=by, shares=shares).eval()
+        for by, count, shares, fit in product(SCORES, (5, 20), all_shares, (False, True)):
+            select = Select(model, budget=count, by=by, shares=shares, fit=fit).eval()
             select.tokenizer = byte_tokenizer()
-            alone, mine = select.encode([context]), reader.scored(text, by, count, shares)
+            alone, mine = select.encode([context]), reader.scored(text, by, count, shares, fit)
             for one, other in zip(alone.tensors, mine.tensors, strict=True):
                 assert torch.equal(one, other), by
+            assert torch.equal(alone.key_bias, mine.key_bias) if fit else mine.key_bias is None
             assert torch.equal(alone.positions, mine.positions) and torch.equal(alone.ordinals, mine.ordinals)
             assert torch.equal(alone.last, mine.last) and alone.nbytes == mine.nbytes
             assert (alone.lengths, alone.starts) == (mine.lengths, mine.starts)

@@ -7,7 +7,7 @@ import torch
 from transformers import GenerationConfig, MaxLengthCriteria, StoppingCriteriaList
 
 from gistkit.ask import Conversation
-from gistkit.compress import ICAE, SAC, AvgPool, Dodo, FiveHundredX, GistPool, KVDistill, VoCo
+from gistkit.compress import ICAE, SAC, AvgPool, Dodo, FiveHundredX, GistPool, KVDistill, SeparateEncoder, VoCo
 from gistkit.inspect import AttentionRecorder
 from tests.helpers.models import tiny_llama
 from tests.helpers.vision import tiny_vision
@@ -21,6 +21,7 @@ METHODS = {
     "dodo": (Dodo, {"ratio": 4, "layer": 1, "bos_token": 1}),
     "kv_distill": (KVDistill, {"ratio": 4, "layer": 1, "bos_token": 1}),
     "sac": (SAC, {"chunk": 8, "ratio": 4}),
+    "separate_encoder": (SeparateEncoder, {"segment": 8, "ratio": 4}),
 }
 
 
@@ -55,6 +56,7 @@ def answer_behind(compressor, memory, text, count=6, **settings):
         ("dodo", 26),
         ("kv_distill", 17),
         ("sac", 26),
+        ("separate_encoder", 17),
     ],
 )
 def test_each_answer_is_that_of_the_whole_conversation_read_anew(name, context):

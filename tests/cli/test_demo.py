@@ -56,8 +56,8 @@ def test_heads_that_share_take_what_they_keep(asked, tmp_path, capsys):
     shown = capsys.readouterr().out
     memory = Memory.load(tmp_path / "out" / "report.gist")
     assert "301 tokens -> 75 memory tokens" in shown and memory.lengths[0] > 75
-    # 2 x layers x tokens x width x 4 bytes.
-    assert sum(tensor.nbytes for tensor in memory.tensors) == memory.nbytes == 2 * 2 * 75 * 64 * 4
+    # 2 x layers x tokens x width, in the file's bfloat16.
+    assert sum(tensor.nbytes for tensor in memory.tensors) == memory.nbytes == 2 * 2 * 75 * 64 * 2
 
 
 def test_own_text_and_own_questions_come_together(asked, capsys):

@@ -228,7 +228,7 @@ def test_settings_of_methods_are_named(method):
     [
         (
             ["compress", "ok.txt", "--option", "losses=7"],
-            "losses: expected some of ae, lm, compression, qa, kl, reverse_kl, got 7",
+            "losses: expected some of ae, lm, compression, qa, kl, reverse_kl, hidden, got 7",
         ),
         (["compress", "-", "-o", "-"], "-o: expected a file, got -; this command does not write to standard output"),
         (["compress", "-", "-", "-o", "folder"], "TEXT: - (standard input) may be given only once"),

@@ -6,8 +6,11 @@ import pytest
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
+from transformers import AutoTokenizer
+
 from gistkit.train import Packed, Trainer, read_metrics
 from tests.cli.test_cli import folder, run  # noqa: F401
+from tests.helpers.models import tiny
 from tests.helpers.train_worker import evaluations
 from tests.train.test_corpora import json_lines
 
@@ -54,6 +57,27 @@ def test_a_baseline_trains_its_task_tokens_alone(run, folder, words):  # noqa: F
         assert status == 2 and complaint in complaints
     status, shown, complaints = run("train", "--dry-run", "--baseline", "none")
     assert status == 0 and "NoContext, the model itself, losses ae, lm" in shown, complaints
+
+
+def test_an_encoder_of_its_own_trains_and_is_named_again_where_the_hub_does_not_have_it(run, folder, words, tmp_path):  # noqa: F811
+    encoder, out = tmp_path / "small", words[3]
+    model = tiny("gpt2", vocab_size=300, hidden_size=32, num_hidden_layers=1).float()
+    model.save_pretrained(encoder)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(encoder)
+    new = ("--method", "separate_encoder", "--option", f"encoder={encoder}", "--option", "segment=16", "--steps", 2)
+    status, _, complaints = run("train", *words[: words.index("--chunk")], "--ratio", 4, *new)
+    assert status == 0, complaints
+    trained = ("--compressor", out / "compressor")
+    (report := tmp_path / "report.txt").write_text("a text of forty bytes, of which few help")
+    status, _, complaints = run("compress", report, *trained)
+    assert status == 2 and "encoder: expected that of" in complaints
+    status, shown, complaints = run("compress", report, *trained, "--encoder", encoder)
+    assert status == 0 and "40 tokens to 10 memory tokens" in shown, complaints
+    words = ("--max-new-tokens", 3, "--encoder", encoder)
+    status, _, complaints = run("ask", report.with_suffix(".gist"), "Who?", *trained, *words)
+    assert status == 0, complaints
+    status, _, complaints = run("compress", report, "--compressor", folder / "x500", "--encoder", encoder)
+    assert status == 2 and "encoder: expected none for" in complaints
 
 
 def test_passages_of_long_texts(run, folder, words, monkeypatch):  # noqa: F811

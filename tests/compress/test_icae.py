@@ -422,7 +422,7 @@ def test_settings_say_what_was_expected():
         ({"ratio": 4}, "ratio: expected one that divides chunk 510 into whole memory tokens, such as 3 or 5, got 4"),
         (
             {"losses": ("ae", "bleu")},
-            r"losses: expected some of ae, lm, compression, qa, kl, reverse_kl, got \('ae', 'bleu'\)",
+            r"losses: expected some of ae, lm, compression, qa, kl, reverse_kl, hidden, got \('ae', 'bleu'\)",
         ),
         ({"losses": None}, "losses: expected some of"),
         ({"losses": {"ae": 0.0}}, r"losses: expected weights > 0, got \{'ae': 0.0\}"),

@@ -124,7 +124,7 @@ def test_what_it_cannot_do_is_refused_by_name():
     for options, match in [
         ({"layout": "dpl"}, "layout: expected one of epl"),
         ({"ratio": 2.4}, "ratio: expected a whole number, as anchors are tokens, got 2.4"),
-        ({"losses": ("compression",)}, "losses: expected some of ae, lm, qa, kl, reverse_kl for sac"),
+        ({"losses": ("compression",)}, "losses: expected some of ae, lm, qa, kl, reverse_kl, hidden for sac"),
     ]:
         with pytest.raises(ValueError, match=match):
             made(**options)

@@ -17,7 +17,7 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
-from gistkit.compress import ICAE, SAC, AvgPool, Compressor, Dodo, FiveHundredX, GistPool, KVDistill
+from gistkit.compress import ICAE, SAC, AvgPool, Compressor, Dodo, FiveHundredX, GistPool, KVDistill, SeparateEncoder
 from gistkit.compress.folder import load_model
 from tests.helpers.disks import limit
 from tests.helpers.fuzz import rounds
@@ -34,6 +34,7 @@ KINDS = {
     "dodo": lambda model: Dodo(model, ratio=3, lora=2, bos_token=1, layer=1, threshold=0.5),
     "kv_distill": lambda model: KVDistill(model, ratio=3, lora=2, bos_token=1, layer=1, train_ratios=(2, 4)),
     "sac": lambda model: SAC(model, chunk=6, ratio=3, lora=2),
+    "separate_encoder": lambda model: SeparateEncoder(model, segment=6, ratio=3, lora=2),
 }
 HEADROOM = 2**29
 SECONDS = 2.0
@@ -103,7 +104,9 @@ def check_legal(settings):
         "gists": optional(1),
         "windows": optional(1),
         "layer": lambda value: value == 1,
-        "pool": lambda value: value in ("hidden", "kv"),
+        "pool": lambda value: value in ("hidden", "kv", "means", "tokens"),
+        "segment": lambda value: is_int(value, 1),
+        "encoder": lambda value: value is None,
         "past": lambda value: value in ("hidden", "kv", None),
         "selection": lambda value: value in ("learned", "strided", "random", "delimiters", "none"),
         "delimiters": lambda value: all(is_int(token) and token < 40 for token in value),

@@ -52,30 +52,6 @@ def test_a_write_that_fails_leaves_the_file_and_nothing_else(tmp_path):
     assert path.read_text() == "before" and left(tmp_path) == []
 
 
-def test_a_link_that_waits_under_the_old_name_is_not_followed(tmp_path):
-    (tmp_path / "victim").write_text("mine")
-    for name in ("file.partial", f"{files.PREFIX}{'0' * 16}{files.SUFFIX}"):
-        (tmp_path / name).symlink_to(tmp_path / "victim")
-    write_text(tmp_path / "file", "new")
-    assert (tmp_path / "victim").read_text() == "mine"
-
-
-def test_names_of_partial_files_differ_and_only_the_owner_reads_them(tmp_path):
-    folders = set()
-    for _ in range(8):
-        with replacing(tmp_path / "file") as partial:
-            assert partial.parent.stat().st_mode & 0o777 == 0o700
-            folders.add(partial.parent.name)
-    assert len(folders) == 8
-
-
-def test_an_existing_name_is_not_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr(files.secrets, "token_hex", lambda size: "0" * size)
-    (tmp_path / f"{files.PREFIX}{'0' * 8}{files.SUFFIX}").symlink_to(tmp_path)
-    with pytest.raises(FileExistsError, match=f"^{re.escape(str(tmp_path / 'file'))}: expected"):
-        write_text(tmp_path / "file", "x")
-
-
 def test_of_concurrent_writers_the_last_wins_and_none_fails(tmp_path):
     path, failures = tmp_path / "file", []
 

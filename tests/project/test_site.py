@@ -42,6 +42,11 @@ CLAIMS = {
     "kv_distill": lambda names: (
         names["memory"].lengths == (11, 11) and set(names["losses"]) == {"kl", "reverse_kl", "loss"}
     ),
+    "separate_encoder": lambda names: (
+        names["memory"].lengths == (55, 55)
+        and names["memory"].embeddings.shape[2] == 64
+        and not any(parameter.requires_grad for parameter in names["reader"].parameters())
+    ),
     "voco": lambda names: names["compressor"].memory_embeddings.grad.abs().max() > 0,
     "seqpe": lambda names: (
         all(parameter.grad is not None for parameter in names["model"].parameters())

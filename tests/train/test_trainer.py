@@ -323,10 +323,10 @@ def test_run_trains_from_plain_arguments_then_on_questions(tmp_path):
         ({"gists_as_means": 9}, "gists_as_means: expected none but for a new gistpool, got 9 with x500"),
         ({"method": "gistpool", "gists_as_means": 0}, "gists_as_means: expected at least 1, got 0"),
         ({"recipe": {"stepz": 1}}, "recipe: expected some of .*steps.*, got stepz"),
-        ({"preset": "epl-finetune"}, "questions: expected a file for the loss qa, kl or reverse_kl, got None"),
+        ({"preset": "epl-finetune"}, "questions: expected a file for the loss qa, kl, reverse_kl or hidden, got None"),
         (
             {"start": tmp_path, "compressor": {"chunk": 8}},
-            "compressor: expected losses and window alone beside start, .*'chunk'",
+            "compressor: expected losses, window and encoder alone beside start, .*'chunk'",
         ),
     ]:
         with pytest.raises(ValueError, match=message):

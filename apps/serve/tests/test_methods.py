@@ -16,7 +16,7 @@ from tests.helpers.models import tiny_llama
 JOINED = {
     "icae": (ICAE, {"chunk": 8, "ratio": 2, "lora": 2}),
     "x500": (FiveHundredX, {"chunk": 6, "ratio": 3, "window": 20}),
-    "select": (Select, {"ratio": 4, "by": "key_norm", "shares": "all", "bos_token": 256}),
+    "select": (Select, {"ratio": 4, "by": "key_norm", "shares": "all", "fit": True, "bos_token": 256}),
 }
 APART = {
     "avgpool": (AvgPool, {"ratio": 2, "bos_token": 256, "lora": 2}),

@@ -227,7 +227,7 @@ def _write_reader(compressor: Compressor, arguments: argparse.Namespace, tokeniz
 
 def _own_weights(compressor: Compressor) -> bool:
     """Whether the model's own weights were trained, so that no other model has them."""
-    return compressor.adapters is None and compressor.needs_training
+    return not compressor.keeps_base and compressor.needs_training
 
 
 def _check_adapter(folder: Path) -> None:

@@ -45,6 +45,10 @@ def add(group: Any) -> None:
         help="how heads share what a score keeps, some of equal,heads,all: as many each, by layer, or all together "
         "(default: equal)",
     )  # fmt: skip
+    group.add_argument(
+        "--fit", action="store_true", default=None,
+        help="adds to each selection one whose values and biases are fitted",
+    )  # fmt: skip
 
 
 def asked(arguments: argparse.Namespace) -> bool:
@@ -53,7 +57,7 @@ def asked(arguments: argparse.Namespace) -> bool:
     Raises:
         ValueError: if they have only its options.
     """
-    for name in ("ratios", "by", "shares"):
+    for name in ("ratios", "by", "shares", "fit"):
         if arguments.against is None and getattr(arguments, name) is not None:
             raise ValueError(f"--{name}: expected none without --against, got {getattr(arguments, name)}")
     return arguments.against is not None
@@ -78,7 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     trained = {} if folder is None else {Path(folder).name: load_compressor(Path(folder), model)}
     by, ratios, shares = arguments.by or SCORES, arguments.ratios or RATIOS, arguments.shares or ("equal",)
     sets = _sets(arguments, tokenizer, model)
-    entries = presses.entries(trained, ratios=ratios, by=by, shares=shares)
+    fit = bool(arguments.fit)
+    entries = presses.entries(trained, ratios=ratios, by=by, shares=shares, fit=fit)
     done = presses.Comparison.load(out) if out.exists() else None
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -89,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
                 bar.update()
 
             found = presses.against_presses(
-                model, tokenizer, sets, trained=trained, ratios=ratios, by=by, shares=shares, done=done,
+                model, tokenizer, sets, trained=trained, ratios=ratios, by=by, shares=shares, fit=fit, done=done,
                 max_new_tokens=arguments.max_new_tokens or 16, on_outcome=keep, on_step=bar.set_description,
             )  # fmt: skip
     except ValueError as error:

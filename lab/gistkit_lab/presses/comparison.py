@@ -54,6 +54,7 @@ class Entry:
         ratio: context tokens for each that is kept; None where that is not chosen.
         aware: whether the question was there when the memory was made.
         shares: of a score, as of `Select`: each head keeps as many tokens, or all share what they keep.
+        fit: of a score, as of `Select`: what is kept has fitted values and biases.
     """
 
     reader: str
@@ -61,6 +62,7 @@ class Entry:
     ratio: float | None = None
     aware: bool = False
     shares: str = "equal"
+    fit: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,8 +147,12 @@ def entries(
     ratios: Sequence[int] = RATIOS,
     by: Sequence[str] = tuple(SCORES),
     shares: Sequence[str] = ("equal",),
+    fit: bool = False,
 ) -> list[Entry]:
-    """The rows of each reader: the whole context, none of it, the trained compressor, then those of each ratio."""
+    """The rows of each reader: the whole context, none of it, the trained compressor, then those of each ratio.
+
+    With `fit` each row of a score has a second one, whose values and biases are fitted.
+    """
     adapted = {name: one for name, one in trained.items() if _adapts(one)}
     found = []
     for reader in (*adapted, PLAIN):
@@ -157,7 +163,8 @@ def entries(
             if name == reader or (reader == PLAIN and name not in adapted)
         ]
         for ratio in ratios:
-            found += [Entry(reader, score, ratio, shares=each) for each in shares for score in by]
+            for fits in (False, True)[: 1 + fit]:
+                found += [Entry(reader, score, ratio, shares=each, fit=fits) for each in shares for score in by]
             found += [Entry(reader, score, ratio, aware=True) for score in by if SCORES[score].reads_question]
             found += [Entry(reader, NEWEST, ratio), Entry(reader, OLDEST, ratio)]
             own = adapted.get(reader)
@@ -182,6 +189,7 @@ def against_presses(
     ratios: Sequence[int] = RATIOS,
     by: Sequence[str] = tuple(SCORES),
     shares: Sequence[str] = ("equal",),
+    fit: bool = False,
     rows: Sequence[Entry] | None = None,
     max_new_tokens: int = 24,
     done: Comparison | None = None,
@@ -201,6 +209,7 @@ def against_presses(
         ratios: whole numbers of at least 1.
         by: names of `gistkit.compress.scores.SCORES`.
         shares: how heads share what scores keep, as of `Select`.
+        fit: whether each row of a score has a second one with a fit.
         rows: the entries to measure; None: all of `entries`.
         max_new_tokens: of an answer.
         done: a comparison whose entries need not be measured again.
@@ -223,11 +232,15 @@ def against_presses(
     if done is not None:
         _check_same(done, found)
     have = {outcome.entry for outcome in found.outcomes}
-    left = [entry for entry in rows or entries(trained, ratios=ratios, by=by, shares=shares) if entry not in have]
+    left = [entry for entry in rows or entries(trained, ratios=ratios, by=by, shares=shares, fit=fit)
+            if entry not in have]  # fmt: skip
     for name in dict.fromkeys(entry.reader for entry in left):
         own = [entry for entry in left if entry.reader == name]
-        scores = {score: SCORES[score]() for score in SCORES if score in {entry.memory for entry in own}}
-        reader = PressReader(model, tokenizer, scores, trained.get(name))
+        fits = any(entry.fit for entry in own)
+        # References for fits are queries of KVzip's passes.
+        needed = {entry.memory for entry in own} | ({"kvzip"} if fits else set())
+        scores = {score: SCORES[score]() for score in SCORES if score in needed}
+        reader = PressReader(model, tokenizer, scores, trained.get(name), fits)
         with evaluating(reader.select), reader.select.folded():
             texts = []
             for number, context in enumerate(asked.contexts, 1):
@@ -244,7 +257,8 @@ def shown(entry: Entry) -> str:
     """What a table calls a memory."""
     times = "" if entry.ratio is None or entry.memory == FULL else f" {entry.ratio:g}x"
     shares = "" if entry.shares == "equal" else ", heads share"
-    return f"{entry.memory}{times}{shares}{', question known' if entry.aware else ''}"
+    fitted = ", fitted" if entry.fit else ""
+    return f"{entry.memory}{times}{shares}{fitted}{', question known' if entry.aware else ''}"
 
 
 def _check_same(done: Comparison, now: Comparison) -> None:
@@ -319,7 +333,7 @@ class Measure:
             return presses.first(text, 1)
         if self.entry.aware:
             return presses.asked(text, self.entry.memory, question, count)
-        return presses.scored(text, self.entry.memory, count, self.entry.shares)
+        return presses.scored(text, self.entry.memory, count, self.entry.shares, self.entry.fit)
 
     def __call__(self, tokenizer: Any) -> Outcome:
         """The outcome."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gistkit import hf
 from gistkit.compress import AvgPool, Compressor, Memory, Select
+from gistkit.compress.matching import References
 from gistkit.compress.methods.in_place import TEXT
 from gistkit.compress.methods.select import Selection
 from gistkit.compress.plans import ReadingRow, decoder_plan
@@ -29,12 +30,14 @@ class Text:
         windows: of layers with a sliding window.
         states: [n, d], outputs.
         scores: [Hk, n] of each layer's keys, by the name of the score.
+        references: queries of each layer that read it again, for fits.
     """
 
     layers: Layers
     windows: list[int | None]
     states: Tensor
     scores: dict[str, list[Tensor]] = field(default_factory=dict)
+    references: dict[int, References] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -50,16 +53,22 @@ class PressReader:
         tokenizer: of it; KVzip needs it.
         scores: by name.
         adapted: the compressor around `model` whose adapters all passes run with; None: the model without any.
+        fit: texts get references; one of the scores has to read them again.
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, scores: Mapping[str, Score], adapted: Compressor | None = None
+        self,
+        model: Any,
+        tokenizer: Any,
+        scores: Mapping[str, Score],
+        adapted: Compressor | None = None,
+        fit: bool = False,
     ) -> None:
         self.model, self.adapted = model, adapted
         # It reads all memories of this class, and is asked for nothing else.
         self.select: Select = self._adapted(Select(model, ratio=1, by="even"))
         self.scores: dict[str, Select] = {
-            by: self._adapted(Select(model, ratio=1, by=score)) for by, score in scores.items()
+            by: self._adapted(Select(model, ratio=1, by=score, fit=fit)) for by, score in scores.items()
         }
         for select in self.scores.values():
             select.tokenizer = tokenizer
@@ -85,7 +94,8 @@ class PressReader:
         for by, one in self.scores.items() if scored else ():
             if one.score.reads_again:
                 (found,) = one.repetition(rows, text.layers)
-                text.scores[by] = [found[layer] for layer in range(len(text.layers))]
+                text.scores[by] = [found.scores[layer] for layer in range(len(text.layers))]
+                text.references.update(found.references)
         return text
 
     def first(self, text: Text, count: int) -> Memory:
@@ -102,7 +112,7 @@ class PressReader:
             last=text.states[None, count - 1],
         )
 
-    def scored(self, text: Text, by: str, count: int, shares: str = "equal") -> Memory:
+    def scored(self, text: Text, by: str, count: int, shares: str = "equal", fit: bool = False) -> Memory:
         """The `count` tokens of each key head, or of a mean one, that a score chooses, as `Select` does."""
 
         def scores(layer: int) -> Tensor:
@@ -112,7 +122,7 @@ class PressReader:
             # Of those that look at places alone no other depends on the number.
             return self.scores[by].score(Heads(layer, key, key, value, 1.0, None, count))
 
-        return self._chosen(text, count, scores, shares)
+        return self._chosen(text, count, scores, shares, fit)
 
     def asked(self, text: Text, by: str, question: Sequence[int], count: int) -> Memory:
         """The context's tokens that a score chooses for a question, which has read the context."""
@@ -132,13 +142,15 @@ class PressReader:
 
         return self._chosen(text, count, scores)
 
-    def _chosen(self, text: Text, count: int, scores: Callable[[int], Tensor], shares: str = "equal") -> Memory:
+    def _chosen(
+        self, text: Text, count: int, scores: Callable[[int], Tensor], shares: str = "equal", fit: bool = False
+    ) -> Memory:
         """Keys with the highest scores [Hk, n]; the last ones in layers with a window."""
         windows = {layer for layer, window in enumerate(text.windows) if window is not None}
         score = self.select.score
         keep = Selection((text.length,), (count,), score, False, self.select.frequencies, shares=shares)
         own = {layer: scores(layer) for layer in range(len(text.layers)) if layer not in windows}
-        keep.choose(dict(enumerate(text.layers)), [own], windows)
+        keep.choose(dict(enumerate(text.layers)), [own], windows, references=[text.references] if fit else [])
         return self.select.memory_of(keep, (text.length - 1,), text.states[None], torch.tensor([False]))
 
 

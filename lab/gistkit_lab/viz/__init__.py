@@ -2,6 +2,12 @@
 
 from gistkit_lab.viz.dodo import draw_bleu_by_length, draw_perplexity
 from gistkit_lab.viz.grids import draw_grid_similarity
+from gistkit_lab.viz.learned_positions import (
+    draw_position_similarity,
+    draw_relative_bias,
+    position_similarity,
+    relative_bias,
+)
 from gistkit_lab.viz.pooling import draw_gist_attention
 from gistkit_lab.viz.presses import draw_presses
 from gistkit_lab.viz.studies import draw_loss_curves
@@ -12,5 +18,9 @@ __all__ = [
     "draw_grid_similarity",
     "draw_loss_curves",
     "draw_perplexity",
+    "draw_position_similarity",
     "draw_presses",
+    "draw_relative_bias",
+    "position_similarity",
+    "relative_bias",
 ]

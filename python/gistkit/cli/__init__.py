@@ -55,6 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     A user's mistake prints one line on standard error and returns 2. A warning is one line. SIGINT, SIGTERM and SIGHUP
     print one line that says what is saved, and return 130, 143 or 129.
     """
+    if sys.stdin is None:
+        # Closed by whoever started the process.
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
     with plain_terminals():
         return _main(arguments)
 

@@ -258,7 +258,7 @@ def _image_prompts(compressor: Any, processor: Any) -> Prompts:
 def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: Memory | None) -> Compressor:
     """The one that made a memory, or without one the default of `gistkit compress`."""
     if arguments.compressor is not None:
-        return load_compressor(arguments.compressor, model)
+        return load_compressor(arguments.compressor, model, arguments.encoder)
     if memory is None:
         name = default_for(arguments.model)
         return new_compressor(model) if name is None else load_compressor(Path(name), model)

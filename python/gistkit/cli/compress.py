@@ -82,6 +82,10 @@ def add(commands: Any) -> None:
         "questions less well",
     )  # fmt: skip
     parser.add_argument(
+        "--fit", action="store_true", help="fit a selection's values and biases, so that the model attends to it as to "
+        "the whole text",
+    )  # fmt: skip
+    parser.add_argument(
         "--refine", type=number(1), metavar="SECONDS", help="train each memory for this time, so that the model "
         "predicts from it what it predicts from the whole text",
     )  # fmt: skip
@@ -98,6 +102,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.question is not None:
         check_text("--question", arguments.question)
         arguments.option = [*arguments.option, ("question", arguments.question)]
+    if arguments.fit:
+        arguments.option = [*arguments.option, ("fit", True)]
     processes = launched()
     device_name = processes.on(device(arguments.device))
     if arguments.out is not None and str(arguments.out) == STDIN:

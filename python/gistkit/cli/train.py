@@ -65,6 +65,10 @@ def add(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "train", _run, "train a compressor around a model", EXAMPLES)
     parser.set_defaults(saved=_saved)
+    parser.description = (
+        "Train a compressor around a model. Most runs need only --model, --text (or --questions), --method, --ratio "
+        "and --out."
+    )
     add_model_name(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the frozen model (default: %(default)s)")
     add_device(parser)
@@ -159,7 +163,9 @@ def _add_new(group: Any) -> None:
 
 def _add_settings(group: Any) -> None:
     group.add_argument(
-        "--losses", type=losses, help="such as ae,lm or ae=1,compression=0.5; ae, lm, compression, qa, kl, reverse_kl"
+        "--losses",
+        type=losses,
+        help="such as ae,lm or ae=1,compression=0.5; ae, lm, compression, qa, kl, reverse_kl, hidden",
     )
     group.add_argument("--chunk", type=positive, help="chunk size in tokens")
     group.add_argument("--ratio", type=number(1), help="context tokens a memory token")
@@ -294,7 +300,7 @@ def _run(arguments: argparse.Namespace) -> int:
     settings, method_options = _asked(arguments)
     if arguments.compressor is not None:
         for name, value in (method_options | settings).items():
-            if name not in ("losses", "window"):
+            if name not in ("losses", "window", "encoder"):
                 raise ValueError(f"--{name}: not allowed with --compressor, which has its own, got {value}")
     if arguments.dry_run:
         print(_dry_run(arguments, settings, method_options))

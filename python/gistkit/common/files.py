@@ -11,13 +11,13 @@ import fcntl
 import json
 import os
 import re
-import secrets
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from gistkit.common.messages import one_line
@@ -279,23 +279,19 @@ def remove_partials(folder: Path) -> None:
 @contextmanager
 def _private_folder(parent: Path) -> Iterator[Path]:
     """A new folder in `parent` of a name that nobody can foresee; removed with all that is in it."""
-    while True:
-        path = parent / f"{PREFIX}{secrets.token_hex(8)}{SUFFIX}"
-        # An existing name is refused, a link too.
-        path.mkdir(mode=0o700)
-        held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        with suppress(OSError):
-            # Some network disks have no locks.
-            fcntl.flock(held, fcntl.LOCK_EX)
-        # `remove_partials` may have come between.
-        if path.exists():
-            break
-        os.close(held)
-    try:
+    with ExitStack() as stack:
+        while True:
+            private = TemporaryDirectory(SUFFIX, PREFIX, parent, ignore_cleanup_errors=True)
+            path = Path(stack.enter_context(private))
+            held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            stack.callback(os.close, held)
+            with suppress(OSError):
+                # Some network disks have no locks.
+                fcntl.flock(held, fcntl.LOCK_EX)
+            # `remove_partials` may have come between.
+            if path.exists():
+                break
         yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-        os.close(held)
 
 
 @contextmanager

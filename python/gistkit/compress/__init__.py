@@ -13,6 +13,7 @@ from gistkit.compress.methods.icae import ICAE, ChunkCompressor, FiveHundredX
 from gistkit.compress.methods.kv_distill import KVDistill
 from gistkit.compress.methods.sac import SAC
 from gistkit.compress.methods.select import Select
+from gistkit.compress.methods.separate_encoder import SeparateEncoder
 from gistkit.compress.methods.voco import VoCo
 from gistkit.compress.reading import READERS, language_model
 from gistkit.compress.reading.compressive import Compressive
@@ -47,6 +48,7 @@ __all__ = [
     "Recent",
     "Refined",
     "Select",
+    "SeparateEncoder",
     "Source",
     "VoCo",
     "language_model",

@@ -75,8 +75,8 @@ class Compressor(nn.Module, Method):
 
     def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
         """See `SharedModel.install`."""
-        check_base(self.loss_weights, lora is not None)
-        self.lm.install(lora, copies, norms=norms, by_role=self.adapts_some)
+        check_base(self.loss_weights, lora is not None or self.encoder_lm is not self.lm)
+        self.encoder_lm.install(lora, copies, norms=norms, by_role=self.adapts_some)
         self.copies = self.lm.copies
 
     def add_parts(self) -> None:
@@ -105,9 +105,19 @@ class Compressor(nn.Module, Method):
         return self.lm.vocabulary
 
     @property
+    def encoder_lm(self) -> SharedModel:
+        """The model that encodes, whose adapters or own weights train: `lm` itself without a second model."""
+        return self.lm
+
+    @property
     def adapters(self) -> Adapters | None:
-        """The compressor's LoRA adapters by role; None if the model's own weights train."""
-        return self.lm.adapters
+        """The compressor's LoRA adapters by role; None if the encoding model's own weights train."""
+        return self.encoder_lm.adapters
+
+    @property
+    def keeps_base(self) -> bool:
+        """Whether the model that reads stays as it was."""
+        return self.adapters is not None or self.encoder_lm is not self.lm
 
     @property
     def source(self) -> Source:
@@ -217,7 +227,7 @@ class Compressor(nn.Module, Method):
             folder: a folder of `save_pretrained`, the name of a compressor that comes with gistkit (see `trained`), or
                 "owner/name" on the Hugging Face hub.
             model: the base model; None if the folder holds it (a compressor without LoRA).
-            options: tokenizer, allow_regex, revision, token and others, see `gistkit.compress.files.from_pretrained`.
+            options: tokenizer, encoder, allow_regex, revision and others, see `gistkit.compress.files.from_pretrained`.
         """
         return files.from_pretrained(cls, folder, model, **options)
 

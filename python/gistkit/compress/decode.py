@@ -47,7 +47,7 @@ def read(compressor: Any, memory: Memory, task: Task, rows: Rows, plan: Plan | N
     hidden_states = inputs
     if inputs.shape[1]:
         bias: Any = compressor.key_biases(memory)
-        if memory.key_bias is not None and torch.is_grad_enabled():
+        if memory.key_bias is not None and memory.fitted is None and torch.is_grad_enabled():
             # The text's keys have none. Without gradients it is zeros.
             bias = F.pad(memory.key_bias, (0, inputs.shape[1]))[:, None]
         out = lm.run(reader, inputs_embeds=inputs, plan=plan, memory=memory.read_as, key_bias=bias)

@@ -32,6 +32,7 @@ from gistkit.compress.config import OF_ADAPTERS, REGISTRY, Config
 from gistkit.compress.folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
+    ENCODER_TOKENIZER,
     TOKENIZER,
     check_adapters,
     check_name,
@@ -41,7 +42,8 @@ from gistkit.compress.folder import (
     read_lora,
 )
 from gistkit.compress.losses import HEAD
-from gistkit.compress.model import first_adapter
+from gistkit.compress.model import first_adapter, of_models
+from gistkit.hf import smollm2
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -53,6 +55,8 @@ VERSION = 2
 _NAMES = {"method", "settings", "adapters", "structure", "fingerprint"}
 SETTINGS, TENSORS, MODEL = "compressor.json", "compressor.safetensors", "model"
 CARD = "README.md"
+# "owner/name" of the hub.
+_REPOSITORY = r"\w[\w.-]*/\w[\w.-]*"
 # What a repository may hold beside, such as other weights, is not fetched.
 _FETCHED = ("*.json", "*.safetensors", "*.md", "*.jinja")
 
@@ -72,6 +76,7 @@ def from_pretrained(
     model: PreTrainedModel | None = None,
     *,
     tokenizer: Any = None,
+    encoder: PreTrainedModel | str | None = None,
     allow_regex: bool = False,
     **options: Any,
 ) -> Kind:
@@ -85,6 +90,8 @@ def from_pretrained(
             "owner/name" on the Hugging Face hub.
         model: the base model; None if the folder holds it (a compressor without LoRA).
         tokenizer: see `gistkit.compress.texts.tokenizer`; None: as it says.
+        encoder: that of a method with a second model, or its name on the hub or folder; None: the folder holds it, or
+            has its name on the hub.
         allow_regex: allow adapters that select modules by regular expressions, as your own `LoraConfig` may; a hostile
             expression never ends.
         options: for a repository, what `huggingface_hub.snapshot_download` takes, such as revision and token.
@@ -99,7 +106,7 @@ def from_pretrained(
         home = download(folder, **options) or home
     elif options:
         raise TypeError(f"{min(options)}: expected no such argument for {home}, which is no repository of the hub")
-    compressor = load_compressor(cls, home, model, allow_regex)
+    compressor = load_compressor(cls, home, model, allow_regex, encoder)
     compressor._home, compressor._tokenizer = home, tokenizer
     return cast(Kind, compressor)
 
@@ -127,30 +134,26 @@ def base_fingerprints(compressor: Any) -> tuple[str, str]:
 
 
 def _write(compressor: Any, folder: Path, fingerprints: tuple[str, str] | None) -> None:
-    write_tensors(folder / TENSORS, {name: p for name, p in compressor.named_parameters() if not _of_model(name)})
-    adapters = compressor.adapters
+    write_tensors(folder / TENSORS, {name: p for name, p in compressor.named_parameters() if not of_models(name)})
+    adapters, trained = compressor.adapters, compressor.encoder_lm.model
+    has_encoder = trained is not compressor.model
     if adapters is None:
-        if (adapter := first_adapter(compressor.model)) is not None:
+        if (adapter := first_adapter(trained)) is not None:
             raise ValueError(
-                f"model: expected no adapters in a model whose own weights were trained, got one at {adapter}"
+                f"{'encoder' if has_encoder else 'model'}: expected no adapters in a model whose own weights were "
+                f"trained, got one at {adapter}"
             )
-        compressor.model.save_pretrained(folder / MODEL)
+        trained.save_pretrained(folder / MODEL)
     else:
         names = list(adapters.names.values())
         adapters.peft.save_pretrained(str(folder), selected_adapters=names, save_embedding_layers=False)
         for name in names:
-            _without_place(folder / name / ADAPTER_CONFIG, compressor.model)
-    if compressor._tokenizer is not None:
-        compressor._tokenizer.save_pretrained(str(folder / TOKENIZER))
-        if not (folder / TOKENIZER / "tokenizer.json").is_file():
-            shutil.rmtree(folder / TOKENIZER)
-            warnings.warn(
-                f"tokenizer: expected one with a tokenizer.json, the only file read from such a folder, got "
-                f"{type(compressor._tokenizer).__name__}: it is not saved; set compressor.tokenizer after loading",
-                stacklevel=4,
-            )
+            _without_place(folder / name / ADAPTER_CONFIG, trained)
+    _write_tokenizer(folder / TOKENIZER, compressor._tokenizer)
+    if has_encoder:
+        _write_tokenizer(folder / ENCODER_TOKENIZER, compressor._encoder_tokenizer)
     # Without adapters the model is here itself.
-    own, of_float16 = (None, None) if adapters is None else fingerprints or base_fingerprints(compressor)
+    own, of_float16 = (None, None) if not compressor.keeps_base else fingerprints or base_fingerprints(compressor)
     settings = {
         "format": FORMAT,
         "version": VERSION,
@@ -163,8 +166,35 @@ def _write(compressor: Any, folder: Path, fingerprints: tuple[str, str] | None) 
         "model": hf.identity(compressor.model),
         "trained_length": compressor.trained_length,
         "languages": compressor.languages,
+        "encoder": _encoder_of(compressor) if has_encoder else None,
     }
     write_text(folder / SETTINGS, json.dumps(settings, indent=2) + "\n")
+
+
+def _encoder_of(compressor: Any) -> dict[str, Any]:
+    """What tells the encoder beside the model from others; without adapters it is in the folder itself."""
+    encoder, is_here = compressor.encoder, compressor.adapters is None
+    return {
+        "structure": hf.structure(encoder),
+        "fingerprint": None if is_here else hf.fingerprint(encoder),
+        "float16": None if is_here else hf.fingerprint(encoder, torch.float16),
+        "model": hf.identity(encoder),
+        "shares_tokens": compressor.shares_tokens,
+    }
+
+
+def _write_tokenizer(folder: Path, tokenizer: Any) -> None:
+    """Writes one that is set or was used, None where there is none."""
+    if tokenizer is None:
+        return
+    tokenizer.save_pretrained(str(folder))
+    if not (folder / "tokenizer.json").is_file():
+        shutil.rmtree(folder)
+        warnings.warn(
+            f"{folder.name}: expected one with a tokenizer.json, the only file read from such a folder, got "
+            f"{type(tokenizer).__name__}: it is not saved; set compressor.{folder.name} after loading",
+            stacklevel=5,
+        )
 
 
 def _without_place(path: Path, model: Any) -> None:
@@ -174,30 +204,48 @@ def _without_place(path: Path, model: Any) -> None:
     write_text(path, json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
-def load_compressor(cls: type[Any], folder: Path, model: PreTrainedModel | None, allow_regex: bool = False) -> Any:
+def load_compressor(
+    cls: type[Any],
+    folder: Path,
+    model: PreTrainedModel | None,
+    allow_regex: bool = False,
+    encoder: PreTrainedModel | str | None = None,
+) -> Any:
     """See `Compressor.from_pretrained`. All checks come before anything in the model is changed."""
     settings, is_given = _read_settings(folder), model is not None
-    kind, adapters = _config_class(cls, settings["method"], folder), settings["adapters"]
-    if model is None and adapters is not None:
+    kind, adapters, beside = _config_class(cls, settings["method"], folder), settings["adapters"], settings["encoder"]
+    if model is None and (adapters is not None or beside is not None):
         raise ValueError(f"model: expected the base model of {folder}, which does not hold one, got None")
+    if encoder is not None and beside is None:
+        raise TypeError(f"encoder: expected none for {folder}, which has no second model, got {encoder!r:.80}")
     config = _config(kind, settings, folder)
+    # One that settings name only in passing would be opened without being looked at.
+    if (named := getattr(config, "encoder", None)) is not None and beside is None:
+        raise ValueError(f"{folder / SETTINGS}: expected what tells the encoder {shown(named)} from others, got none")
     own = None
     if adapters is None:
         own = _load_model(folder)
     model = own if model is None else model
-    _check_model(cast(PreTrainedModel, model), settings, folder)
+    _check_model("model", cast(PreTrainedModel, model), settings, folder)
+    if beside is not None:
+        own, encoder = None, _found_encoder(folder, config, own, encoder, model)
+        _check_model("encoder", encoder, beside, folder)
+        config = replace(config, **{"encoder": cast(Any, encoder)})
+    trained = model if encoder is None else encoder
     embed = cast(Any, model).get_input_embeddings().weight
     with _settings_errors(folder):
         shapes = _shapes(config, *embed.shape)
     # Training may have gone on without the loss that the head is of.
     names = check_own(inside(folder, TENSORS), shapes, () if "compression" in config.losses else (HEAD,))
-    config = replace(config, lora=None if adapters is None else _lora(folder, adapters, model, allow_regex))
+    config = replace(config, lora=None if adapters is None else _lora(folder, adapters, trained, allow_regex))
     if is_given and own is not None:
         _copy_weights(folder, own, cast(PreTrainedModel, model))
     with _settings_errors(folder):
         compressor = kind.compressor(model, config)
         if HEAD in names & shapes.keys() and compressor.compression_head is None:
             compressor.add_compression_head()
+    if beside is not None:
+        compressor.shares_tokens = beside.get("shares_tokens")
     compressor.trained_length = settings["trained_length"]
     compressor.languages = None if settings["languages"] is None else tuple(settings["languages"])
     if settings["fingerprint"] is not None:
@@ -220,7 +268,7 @@ def download(name: str | Path, **options: Any) -> Path | None:
     Raises:
         FileNotFoundError: if there is no such repository, or no way to it.
     """
-    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(name)):
+    if not re.fullmatch(_REPOSITORY, str(name)):
         return None
     try:
         return Path(snapshot_download(str(name), **{"allow_patterns": _FETCHED, **options}))
@@ -268,13 +316,13 @@ def model_card(compressor: Any, name: str) -> str:
     """What there is to say of any compressor, in Markdown with the hub's header."""
     base = hf.identity(compressor.model)["name"] or ""
     # Anything else is a place on somebody's disk.
-    on_hub = base if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", base) else None
+    on_hub = base if re.fullmatch(_REPOSITORY, base) else None
     header = ModelCardData(
         base_model=on_hub,
         library_name="gistkit",
         tags=["context-compression", compressor.method],
     ).to_yaml()
-    model = "" if compressor.adapters is None else ", model"
+    model = ", model" if compressor.keeps_base else ""
     load = f'model = AutoModelForCausalLM.from_pretrained("{base}")\n' if model else ""
     return f"""---
 {header}
@@ -302,7 +350,7 @@ def _settings_errors(folder: Path) -> Iterator[None]:
         yield
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError) as error:
         # What is wrong with the model is no matter of the folder.
-        if str(error).startswith("model:"):
+        if str(error).startswith(("model:", "encoder:")):
             raise
         raise ValueError(f"{folder / SETTINGS}: expected settings of a compressor, got {one_line(error)}") from error
 
@@ -333,7 +381,34 @@ def _copy_weights(folder: Path, own: PreTrainedModel, model: PreTrainedModel) ->
     model.load_state_dict(weights)
 
 
-def _check_model(model: PreTrainedModel, settings: dict[str, Any], folder: Path) -> None:
+def _found_encoder(
+    folder: Path, config: Any, own: PreTrainedModel | None, given: PreTrainedModel | str | None, model: Any
+) -> PreTrainedModel:
+    """The encoder beside the model: the trained one of the folder, the given one, or one of the hub by its name."""
+    if own is not None:
+        if isinstance(given, PreTrainedModel):
+            _copy_weights(folder, own, given)
+            return given
+        if _on_hub(config.encoder):
+            # Its name is not where it lies.
+            own.name_or_path = config.encoder
+        return own.to(model.device, model.dtype)
+    if given is None:
+        name = given = config.encoder
+        if not _on_hub(name) and name != smollm2.NAME:
+            raise ValueError(
+                f"encoder: expected that of {folder}, {shown(name)}, which is no name of the hub, as a model or as the "
+                "name of its folder, got None"
+            )
+    return config.compressor.load_encoder(given, model) if isinstance(given, str) else given
+
+
+def _on_hub(name: Any) -> bool:
+    """Whether a name, which may come from anybody, is one of the hub alone."""
+    return isinstance(name, str) and re.fullmatch(_REPOSITORY, name) is not None and not Path(name).exists()
+
+
+def _check_model(kind: str, model: PreTrainedModel, settings: Mapping[str, Any], folder: Path) -> None:
     # Folders of earlier releases have no name.
     made_with = settings.get("model") if isinstance(settings.get("model"), dict) else None
     reason = ""
@@ -346,11 +421,12 @@ def _check_model(model: PreTrainedModel, settings: dict[str, Any], folder: Path)
             reason += ", or these in float16; load it in bfloat16 or float32"
     if reason:
         expected, got = hf.differing(made_with, hf.identity(model))
-        raise ValueError(f"model: expected the base model of {folder}, {expected}, got {got}: {reason}")
+        whose = "base model" if kind == "model" else kind
+        raise ValueError(f"{kind}: expected the {whose} of {folder}, {expected}, got {got}: {reason}")
 
 
 def _load_tensors(compressor: Any, folder: Path, adapters: dict[str, str] | None) -> None:
-    parameters = {name: p for name, p in compressor.named_parameters() if not _of_model(name)}
+    parameters = {name: p for name, p in compressor.named_parameters() if not of_models(name)}
     tensors = _read_like(inside(folder, TENSORS), parameters)
     weights = {}
     if adapters is not None and compressor.adapters is not None:
@@ -407,9 +483,15 @@ def _read_settings(folder: Path) -> dict[str, Any]:
     for field in ("settings", "adapters"):
         if not isinstance(settings[field], dict) and (field == "settings" or settings[field] is not None):
             raise ValueError(f"{path}: expected settings and adapters by name, got {shown(settings[field])}")
-    for field in ("structure", "fingerprint"):
-        if not isinstance(settings[field], str) and (field == "structure" or settings[field] is not None):
-            raise ValueError(f"{path}: expected {field} to be a text, got {shown(settings[field])}")
+    beside = settings.setdefault("encoder", None)
+    if beside is not None and not (isinstance(beside, dict) and {"structure", "fingerprint"} <= beside.keys()):
+        raise ValueError(f"{path}: expected encoder to have structure and fingerprint, got {shown(beside)}")
+    for values in (settings, beside or {}):
+        for field in ("structure", "fingerprint") if values else ():
+            if not isinstance(values[field], str) and (field == "structure" or values[field] is not None):
+                raise ValueError(f"{path}: expected {field} to be a text, got {shown(values[field])}")
+    if beside is not None and not isinstance(beside.get("shares_tokens"), bool | None):
+        raise ValueError(f"{path}: expected shares_tokens to be true or false, got {shown(beside['shares_tokens'])}")
     return settings
 
 
@@ -453,7 +535,3 @@ def _config_class(cls: type[Any], name: str, folder: Path) -> type[Config]:
     if not isinstance(name, str) or name not in found:
         raise ValueError(f"{folder}: expected a compressor of method {' or '.join(sorted(found))}, got {shown(name)}")
     return found[name]
-
-
-def _of_model(name: str) -> bool:
-    return name.startswith("model.")

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-TOKENIZER = "tokenizer"
+TOKENIZER, ENCODER_TOKENIZER = "tokenizer", "encoder_tokenizer"
+Fits = Callable[[Any], bool]
 _NAMES = 1024
 _BUFFERS = 2**24
 # What makes transformers run code, or read files and kernels of other names.
@@ -96,65 +97,56 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[\w.-]{1,200}", value) is not None
 
 
-def _are_names(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= _NAMES and all(map(_is_plain, value))
-
-
-def _by_name(value: Any, allow_regex: bool, fits: Callable[[Any], bool]) -> bool:
-    if value is None:
-        return True
-    if not isinstance(value, dict) or len(value) > _NAMES:
-        return False
-    return all(allow_regex or _is_plain(name) for name in value) and all(map(fits, value.values()))
-
-
-def _arguments(allow_regex: bool) -> dict[str, tuple[Callable[[Any], bool], str]]:
+def _arguments(allow_regex: bool) -> dict[str, tuple[Fits, str]]:
     """For each argument of a LoraConfig that a file may set: what it must satisfy, in code and in words."""
     may = "" if allow_regex else "; regular expressions need allow_regex=True"
-    flag = (lambda value: isinstance(value, bool), "true or false")
-    names = (lambda value: value is None or _are_names(value), "a list of names")
 
-    def modules(value: Any) -> bool:
-        return value is None or _are_names(value) or (isinstance(value, str) and (allow_regex or value == "all-linear"))
+    def several(fits: Fits) -> Fits:
+        return lambda value: isinstance(value, list) and len(value) <= _NAMES and all(map(fits, value))
 
-    return {
-        "r": (lambda value: _is_whole(value, 1), f"a whole number >= 1 and < {POSITIONS}"),
+    def by_name(fits: Fits) -> Fits:
+        return lambda value: (
+            value is None
+            or (
+                isinstance(value, dict)
+                and several(lambda name: allow_regex or _is_plain(name))([*value])
+                and all(map(fits, value.values()))
+            )
+        )
+
+    names, wholes = several(_is_plain), several(_is_whole)
+    flag = lambda value: isinstance(value, bool)  # noqa: E731
+    rank = lambda value: _is_whole(value, 1)  # noqa: E731
+    regex = lambda value: allow_regex and isinstance(value, str)  # noqa: E731
+    flags = ("fan_in_fan_out", "use_rslora", "lora_bias", "ensure_weight_tying")
+    beginnings = ("gaussian", "orthogonal", "eva")
+    return {name: (flag, "true or false") for name in flags} | {
+        "r": (rank, f"a whole number >= 1 and < {POSITIONS}"),
         "lora_alpha": (_is_number, "a number"),
         "lora_dropout": (lambda value: _is_number(value) and 0 <= value <= 1, "a number of 0 to 1"),
-        "target_modules": (lambda value: value is not None and modules(value), f"a list of names or all-linear{may}"),
-        "exclude_modules": (lambda value: value != "all-linear" and modules(value), f"a list of names{may}"),
-        "modules_to_save": names,
-        "fan_in_fan_out": flag,
-        "use_rslora": flag,
-        "lora_bias": flag,
-        "ensure_weight_tying": flag,
+        "target_modules": (
+            lambda value: names(value) or value == "all-linear" or regex(value),
+            f"a list of names or all-linear{may}",
+        ),
+        "exclude_modules": (
+            lambda value: value is None or names(value) or (value != "all-linear" and regex(value)),
+            f"a list of names{may}",
+        ),
+        "modules_to_save": (lambda value: value is None or names(value), "a list of names"),
         "init_lora_weights": (
-            lambda value: isinstance(value, bool) or value in ("gaussian", "orthogonal", "eva"),
+            lambda value: flag(value) or value in beginnings,
             "true, false, gaussian, orthogonal or eva",
         ),
         "task_type": (lambda value: value in (None, "CAUSAL_LM"), "CAUSAL_LM or null"),
-        "layers_to_transform": (
-            lambda value: (
-                value is None
-                or _is_whole(value)
-                or (isinstance(value, list) and len(value) <= _NAMES and all(map(_is_whole, value)))
-            ),
-            "layers' numbers",
-        ),
+        "layers_to_transform": (lambda value: value is None or _is_whole(value) or wholes(value), "layers' numbers"),
         "layers_pattern": (
             lambda value: (
-                value is None
-                or _is_plain(value)
-                or _are_names(value)
-                or (allow_regex and isinstance(value, str | list))
+                value is None or _is_plain(value) or names(value) or (allow_regex and isinstance(value, str | list))
             ),
             f"a name, or a list of names{may}",
         ),
-        "rank_pattern": (
-            lambda value: _by_name(value, allow_regex, lambda rank: _is_whole(rank, 1)),
-            f"ranks by name{may}",
-        ),
-        "alpha_pattern": (lambda value: _by_name(value, allow_regex, _is_number), f"numbers by name{may}"),
+        "rank_pattern": (by_name(rank), f"ranks by name{may}"),
+        "alpha_pattern": (by_name(_is_number), f"numbers by name{may}"),
     }
 
 
@@ -176,10 +168,8 @@ def read_lora(folder: Path, name: str, allow_regex: bool) -> LoraConfig:
     if missing := sorted({"r", "target_modules"} - config.keys()):
         raise ValueError(f"{path}: expected r and target_modules, got none for {missing[0]}")
     for field, value in config.items():
-        if field in arguments:
-            fits, words = arguments[field]
-            if not _holds(fits, value):
-                raise ValueError(f"{path}: expected {field} to be {words}, got {shown(value)}")
+        if field in arguments and not arguments[field][0](value):
+            raise ValueError(f"{path}: expected {field} to be {arguments[field][1]}, got {shown(value)}")
     if (other := not_honoured(config)) is not None:
         raise ValueError(f"{path}: expected plain LoRA, got {other}")
     chosen = {field: value for field, value in config.items() if field in arguments}
@@ -190,14 +180,6 @@ def read_lora(folder: Path, name: str, allow_regex: bool) -> LoraConfig:
         return LoraConfig(**chosen)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: expected fields that go together, got {one_line(error)}") from error
-
-
-def _holds(fits: Callable[[Any], bool], value: Any) -> bool:
-    try:
-        return fits(value)
-    except TypeError:
-        # An unhashable value among alternatives.
-        return False
 
 
 def check_adapters(paths: Sequence[Path], configs: Sequence[LoraConfig], model: nn.Module) -> None:

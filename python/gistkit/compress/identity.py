@@ -61,7 +61,7 @@ class Identity:
     def forget(self) -> None:
         """Forgets the fingerprints of what trains: a step follows, which a GPU's host could not see."""
         self._own = None
-        if self.lm.adapters is None:
+        if not self.compressor.keeps_base:
             self._base = None
 
     def versions(self, *, anywhere: bool = True) -> tuple[Any, Any]:
@@ -74,7 +74,7 @@ class Identity:
 
     def weights(self) -> Weights:
         """The base model's weights and the compressor's own, collected again only when a parameter is replaced."""
-        weights, adapters = self._weights, self.lm.adapters
+        weights, adapters = self._weights, self.compressor.adapters
         if weights is None or not weights.snapshot.unchanged:
             base, own = [], {}
             for name, parameter in self.compressor.named_parameters():

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gistkit.common.checks import IGNORE, placed
 
-LOSSES = ("ae", "lm", "compression", "qa", "kl", "reverse_kl")
+LOSSES = ("ae", "lm", "compression", "qa", "kl", "reverse_kl", "hidden")
 LOGITS = 2**25
 
 
@@ -179,6 +179,22 @@ def divergence_loss(
     for part, teacher_part in zip(hidden_states.split(chunk), teacher.split(chunk), strict=True):
         total = total + checkpoint(_summed_divergence, part, teacher_part, weight, bias, softcap, use_reentrant=False)
     return total / max(hidden_states.shape[0], 1)
+
+
+def hidden_loss(states: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
+    """Mean over layers of the smooth L1 distance of hidden states, in standard deviations of the teacher's (CompLLM).
+
+    Args:
+        states, teacher: of each layer [n, d], of the model and of its teacher, at the same tokens.
+
+    Returns:
+        A scalar, fp32; 0 without tokens.
+    """
+    if not teacher[0].numel():
+        return states[0].sum(dtype=torch.float32)
+    scales = [goal.float().std() for goal in teacher]
+    parts = zip(states, teacher, scales, strict=True)
+    return torch.stack([F.smooth_l1_loss(own.float() / s, goal.float() / s) for own, goal, s in parts]).mean()
 
 
 def segment_targets(context_ids: Tensor, chunk: int, memory: int, lengths: Sequence[int] | None = None) -> Tensor:

@@ -25,9 +25,10 @@ T = TypeVar("T")
 Task = Literal["ae", "lm", "qa"]
 TASKS = ("ae", "lm", "qa")
 FORMAT = "gistkit-memory"
-VERSION = 2
+# That of memories with biases of keys, which earlier releases would not see, is higher.
+VERSION, BIASED = 2, 3
 # Whose files are read.
-VERSIONS = ("1", "2")
+VERSIONS = ("1", "2", "3")
 CHECKSUM = "checksum"
 _NO_CACHE = "cache: expected compressor.to_cache(memory), got the Memory itself, whose keys stand elsewhere"
 # The header of files that have no checksum.
@@ -123,8 +124,9 @@ class Memory:
         ordinals: int64 [B, K] on the CPU, ascending in each row: the places of the memory tokens in the logical order
             of the pass that made them, which sliding windows count by. The text's places follow the last one. None: the
             method derives them (VoCo cannot, because images differ in size).
-        key_bias: [B, K], float32 or float64, added to the logits of the memory's keys: zeros through which the scores
-            of Dodo's nuggets get gradients; not saved.
+        key_bias: float32 or float64, added to the logits of the memory's keys. In `Select` [B, K, A], fitted ones of A
+            layers and key heads, with `counts` [T of all layers]. In Dodo [B, K], zeros through which the scores of
+            nuggets get gradients; not saved.
         documents: the compressed context tokens of each document of each row; several where memories were joined.
         rest: token ids of each row after the compressor's window, which the decoder reads uncompressed. (The file
             format has the names `rest` and `maker`.)
@@ -198,11 +200,17 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of `tensors`, without padding."""
+        """Bytes of `tensors` and fitted biases, without padding."""
         if self.counts is not None:
-            return sum(tensor.nbytes for tensor in self.tensors)
+            return sum(tensor.nbytes for tensor in [*self.tensors, *([] if self.fitted is None else [self.fitted])])
+        size, more = self.tensors[0].element_size(), 0 if self.fitted is None else self.fitted.element_size()
         numbers = sum(tensor.numel() for tensor in self.tensors) // (self.batch_size * max(self.num_tokens, 1))
-        return numbers * sum(self.lengths) * self.tensors[0].element_size()
+        return sum(self.lengths) * (numbers * size + (more * self.positions.shape[-1] if more else 0))
+
+    @property
+    def fitted(self) -> Tensor | None:
+        """`key_bias` where it is fitted, as in `Select`."""
+        return None if self.key_bias is None or self.key_bias.dim() == 2 else self.key_bias
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -217,7 +225,17 @@ class Memory:
         """`layers` as a pass takes them."""
         if self.layers is None or self.counts is None:
             return self.layers
-        return PackedLayers.of(self.layers, self.counts)
+        return PackedLayers.of(self.layers, self.counts, self.packed_biases)
+
+    @property
+    def packed_biases(self) -> list[Tensor] | None:
+        """`key_bias` of each layer in the order of its packed keys; None where nothing was fitted."""
+        if self.key_bias is None:
+            return None
+        counts = self.counts or ()
+        rows = self.key_bias.split(torch.cat(counts, 1).sum(1).tolist())
+        parts = (row.split([int(own[index].sum()) for own in counts]) for index, row in enumerate(rows))
+        return [torch.cat(layer) for layer in zip(*parts, strict=True)]
 
     def in_columns(self, values: Tensor) -> Tensor:
         """What `counts` packs, [T of all layers], as [B, K, A] of A layers and key heads; 0 where a head has less."""
@@ -278,7 +296,9 @@ class Memory:
             picked,
             frequencies=_each(self.frequencies, lambda f: f.index_select(0, index.to(f.device))),
             last=None if self.last is None else self.last.index_select(0, index),
-            key_bias=None if self.key_bias is None else self.key_bias.index_select(0, index)[:, :width],
+            key_bias=picked.key_bias
+            if packed or self.key_bias is None
+            else self.key_bias.index_select(0, index)[:, :width],
         )
 
     def repeat(self, count: int) -> Memory:
@@ -308,7 +328,9 @@ class Memory:
             repeated,
             frequencies=_each(self.frequencies, lambda f: f.expand(count, -1)),
             last=None if self.last is None else self.last.expand(count, -1),
-            key_bias=None if self.key_bias is None else self.key_bias.expand(count, -1),
+            key_bias=self.key_bias
+            if packed or self.key_bias is None
+            else self.key_bias.expand(count, *self.key_bias.shape[1:]),
         )
 
     @staticmethod
@@ -348,9 +370,7 @@ class Memory:
 
         summed = lambda name: sum((getattr(memory, name) for memory in memories), ())  # noqa: E731
         pad_columns = lambda t: torch.nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, width - t.shape[1]))  # noqa: E731
-        biases = [
-            torch.nn.functional.pad(m.key_bias, (0, width - m.num_tokens)) for m in memories if m.key_bias is not None
-        ]
+        biases = [m.key_bias if m.counts else pad_columns(m.key_bias) for m in memories if m.key_bias is not None]
         return replace(
             first,
             lengths=summed("lengths"),
@@ -427,6 +447,15 @@ class Memory:
                 f"got {len(tensors)}" + (f", the first {tuple(tensors[0].shape)}" if tensors else "")
             )
 
+        if (
+            self.fitted is not None
+            and self.counts is None
+            and self.fitted.shape[2] != sum(heads for heads, _ in head_shapes)
+        ):
+            raise ValueError(
+                f"memory: expected biases of {sum(heads for heads, _ in head_shapes)} layers and heads, got "
+                f"{self.fitted.shape[2]}"
+            )
         if self.last is not None and tuple(self.last.shape) != (rows, hidden_size):
             raise ValueError(f"memory: expected last of shape {(rows, hidden_size)}, got {tuple(self.last.shape)}")
 
@@ -469,6 +498,7 @@ class Memory:
         return replace(
             self,
             positions=self.positions.mT[held].int(),
+            key_bias=None if self.fitted is None else self.fitted.mT[held.to(self.device)],
             counts=tuple(own.sum(-1) for own in parts),
             layers=tuple((pick(key, own), pick(value, own)) for (key, value), own in zip(layers, parts, strict=True)),
         )
@@ -490,6 +520,7 @@ class Memory:
         return replace(
             self,
             positions=pick(self.positions, torch.cat(counts, 1)),
+            key_bias=None if self.key_bias is None else pick(self.key_bias, torch.cat(counts, 1)),
             layers=tuple((pick(key, own), pick(value, own)) for (key, value), own in layers),
             counts=tuple(own[rows] for own in counts),
         )
@@ -518,6 +549,7 @@ def check_memory(memory: object) -> None:
         raise TypeError(f"memory: expected a Memory as encode returns, got {type(memory).__name__}")
 
 
+_BIASES = (torch.float32, torch.float64)
 # Files are safetensors, with a JSON header that says what they are. Nothing is pickled.
 _KINDS = {field.name: {"str": str, "int": int}.get(str(field.type), dict) for field in fields(Source)}
 
@@ -532,6 +564,8 @@ def packed(memory: Memory) -> tuple[dict[str, Tensor], dict[str, str]]:
         tensors["last"] = memory.last
     if memory.ordinals is not None:
         tensors["ordinals"] = memory.ordinals
+    if memory.fitted is not None:
+        tensors["key_bias"] = memory.fitted
     for index, (key, value) in enumerate(memory.layers or ()):
         tensors |= {f"layers.{index}.key": key, f"layers.{index}.value": value}
     for index, frequencies in enumerate(memory.frequencies or ()):
@@ -552,7 +586,8 @@ def packed(memory: Memory) -> tuple[dict[str, Tensor], dict[str, str]]:
     for index, own in enumerate(memory.counts or ()):
         tensors[f"layers.{index}.counts"] = own
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    header = {"format": FORMAT, "version": str(VERSION), "memory": json.dumps(content)}
+    version = VERSION if memory.fitted is None else BIASED
+    header = {"format": FORMAT, "version": str(version), "memory": json.dumps(content)}
     return tensors, header | {CHECKSUM: _checksum(header["memory"], tensors)}
 
 
@@ -652,6 +687,7 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
         frequencies=frequencies or None,
         last=tensors.get("last"),
         ordinals=tensors.get("ordinals"),
+        key_bias=tensors.get("key_bias"),
         # Files of earlier releases have none.
         documents=tuple(tuple(map(int, row)) for row in content.get("documents", ())),
         rest=tuple(tuple(map(int, row)) for row in content["rest"]),
@@ -680,6 +716,11 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
     for layer in frequencies:
         if len(frequencies) != len(layers) or layer.dim() != 2 or len(layer) != batch or not layer.is_floating_point():
             raise ValueError(f"frequencies of shape {tuple(layer.shape)} for {batch} rows and {len(layers)} layers")
+    bias = memory.key_bias
+    if bias is not None and (bias.shape != memory.positions.shape or bias.dim() == 2 or bias.dtype not in _BIASES):
+        raise ValueError(f"key_bias of shape {tuple(bias.shape)} for positions {tuple(memory.positions.shape)}")
+    if bias is not None and not bool(bias.isfinite().all()):
+        raise ValueError("key_bias that is not finite")
     last = memory.last
     if last is not None and (last.dim() != 2 or last.shape[0] != batch or not last.is_floating_point()):
         raise ValueError(f"a last hidden state of shape {tuple(last.shape)} for {batch} rows")

@@ -53,11 +53,13 @@ def join_selected(compressor: MemoryReader, memories: Sequence[Memory]) -> Memor
         parts = zip(result.layers or (), memory.layers or (), _frequencies(compressor, memory), strict=True)
         positions = (memory.positions + context).where(memory.positions > 1, memory.positions)
         first, second = (compressor.ordinals(one)[0] for one in (result, memory))
+        biases = _biases(result, memory)
         result = replace(
             _together(result, memory),
             positions=_after(result.positions, positions, result, memory),
             ordinals=_columns_after(first, second + delta, result, memory),
             starts=_sum(result.starts, memory.starts),
+            key_bias=_after(*biases, result, memory) if biases else None,
             layers=tuple(
                 (_after(key, _turned(other_key, moves, f), result, memory), _after(value, other_value, result, memory))
                 for (key, value), (other_key, other_value), f in parts
@@ -83,6 +85,7 @@ def _append_packed(compressor: MemoryReader, first: Memory, second: Memory) -> M
     own, others = (torch.cat(one.counts or (), 1) for one in (first, second))
     context = torch.tensor(first.context_lengths, dtype=torch.int32).repeat_interleave(others.sum(1))
     positions = torch.where(second.positions > 1, second.positions + context, second.positions)
+    biases = _biases(first, second)
     starts, lengths = _sum(first.starts, second.starts), tuple((own + others).amax(1).tolist())
     return replace(
         _together(first, second),
@@ -91,8 +94,20 @@ def _append_packed(compressor: MemoryReader, first: Memory, second: Memory) -> M
         ordinals=last_places(starts, lengths),
         starts=starts,
         counts=tuple(a + b for a, b in zip(first.counts or (), second.counts or (), strict=True)),
+        key_bias=_interleaved(*biases, own, others) if biases else None,
         layers=tuple(layers),
     )
+
+
+def _biases(first: Memory, second: Memory) -> tuple[Tensor, Tensor] | None:
+    """The biases of both memories, zeros where nothing was fitted; None where that is so in both."""
+    if first.key_bias is None and second.key_bias is None:
+        return None
+    one, other = (
+        torch.zeros(memory.positions.shape, device=memory.device) if memory.key_bias is None else memory.key_bias
+        for memory in (first, second)
+    )
+    return one, other
 
 
 def _interleaved(first: Tensor, second: Tensor, counts: Tensor, others: Tensor) -> Tensor:

@@ -343,6 +343,11 @@ class SharedModel:
         return nullcontext(), self._as(self._use)
 
 
+def of_models(name: str) -> bool:
+    """Whether a compressor's parameter, by its name, is one of the model's, or of an encoder's beside it."""
+    return name.startswith(("model.", "encoder."))
+
+
 def first_adapter(model: nn.Module) -> str | None:
     """The name of a module in `model` that PEFT has wrapped with an adapter; None if there is none."""
     return next((name for name, _ in model.named_modules() if name.endswith(".base_layer")), None)

@@ -118,16 +118,16 @@ def ask(
     return answers[0] if alone and len(answers) == 1 else answers
 
 
-def load_tokenizer(folder: Path | None, model: Any) -> Any:
-    """The tokenizer in a compressor's folder, or else that of the base model, see `Compressor.tokenizer`."""
-    if folder is not None and (folder / TOKENIZER).is_dir():
-        _check_tokenizer(folder)
+def load_tokenizer(folder: Path | None, model: Any, own: str = TOKENIZER) -> Any:
+    """The tokenizer `own` in a compressor's folder, or else that of the model, see `Compressor.tokenizer`."""
+    if folder is not None and (folder / own).is_dir():
+        _check_tokenizer(folder, own)
         try:
             # Not AutoTokenizer: this class reads JSON alone, whatever the files ask for.
-            return PreTrainedTokenizerFast.from_pretrained(str(folder / TOKENIZER), local_files_only=True)
+            return PreTrainedTokenizerFast.from_pretrained(str(folder / own), local_files_only=True)
         # The library raises errors of all kinds on broken files.
         except Exception as error:
-            raise ValueError(f"{folder / TOKENIZER}: expected a tokenizer's files, got {one_line(error)}") from error
+            raise ValueError(f"{folder / own}: expected a tokenizer's files, got {one_line(error)}") from error
     name = pretrained(model).name_or_path
     reason = f"the base model was loaded from {name!r}" if name else "the base model was not loaded from anywhere"
     if name == smollm2.NAME:
@@ -140,12 +140,12 @@ def load_tokenizer(folder: Path | None, model: Any) -> Any:
     raise ValueError(f"tokenizer: expected the model's own, for texts, got none: {reason}; set compressor.tokenizer")
 
 
-def _check_tokenizer(folder: Path) -> None:
+def _check_tokenizer(folder: Path, own: str) -> None:
     """Refuses a tokenizer's folder that leads out of a compressor's: by links at any depth, or by names of files."""
-    place = folder / TOKENIZER
+    place = folder / own
     for path in place.rglob("*"):
         inside(folder, *path.relative_to(folder).parts)
-    config = inside(folder, TOKENIZER, "tokenizer_config.json")
+    config = inside(folder, own, "tokenizer_config.json")
     if not config.exists():
         return
     for field, value in read_json(config, "a tokenizer's settings").items():

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gistkit import hf
 from gistkit.common.checks import IGNORE, placed
 from gistkit.common.languages import unlike
-from gistkit.compress.losses import HEAD, check_losses, divergence_loss, token_loss
+from gistkit.compress.losses import HEAD, check_losses, divergence_loss, hidden_loss, token_loss
 from gistkit.compress.memory import Memory, Task
+from gistkit.compress.model import of_models
 from gistkit.compress.tokens import Rows, join_rows, label_rows, pad
 
-# The losses of a teacher; the order in which `divergence_loss` takes the model's states and the teacher's.
+# Losses of a teacher, the base model with the whole context; of divergences the order in which `divergence_loss` takes
+# the model's states and the teacher's.
 DIVERGENCES = {"kl": 1, "reverse_kl": -1}
+TAUGHT = (*DIVERGENCES, "hidden")
 # Tokens of a context that tell its language.
 LANGUAGE = 1024
 
@@ -38,14 +42,14 @@ def forward(
         input_ids, attention_mask: the contexts, as in `encode`.
         continuation_ids: int64 [B, t], the tokens after each context, padded with -100 at the end, or lists; only for
             the loss "lm".
-        question_ids, answer_ids: the same for the losses "qa", "kl" and "reverse_kl": the answer is predicted after the
-            question.
+        question_ids, answer_ids: the same for the losses "qa", "kl", "reverse_kl" and "hidden": the answer is predicted
+            after the question.
 
     In in-place methods the loss "lm" includes the first token of a continuation, which the encoder's last state
     predicts. That token says nothing about the memory, so `evaluate` leaves it out.
 
     Returns:
-        fp32 scalars in nats per token, one for each loss and "loss".
+        fp32 scalars in nats per token, one for each loss and "loss"; "hidden" is in standard deviations.
     """
     thaw(compressor)
     if compressor.training and torch.is_grad_enabled():
@@ -54,7 +58,7 @@ def forward(
     if "compression" in weights:
         compressor.check_head()
     contexts = compressor.contexts(input_ids, attention_mask)
-    answers = next((name for name in ("qa", *DIVERGENCES) if name in weights), "")
+    answers = next((name for name in ("qa", *TAUGHT) if name in weights), "")
     labels = {
         "continuation_ids": ("lm", continuation_ids),
         "question_ids": (answers, question_ids),
@@ -128,32 +132,46 @@ def _text_loss(compressor: Any, memory: Memory, task: Task, text: Rows) -> Tenso
 
 
 def _answer_losses(compressor: Any, memory: Memory, contexts: Rows, question: Rows, answer: Rows) -> dict[str, Tensor]:
-    """Those of the losses "qa", "kl" and "reverse_kl" that the compressor has, over the tokens of the answers."""
-    lm, text = compressor.lm, join_rows(question, answer)
-    hidden_states = compressor.read(memory, "qa", _but_last(text))
+    """Those of the losses "qa", "kl", "reverse_kl" and "hidden" that the compressor has, over the answers' tokens."""
+    lm, text, by_layer = compressor.lm, join_rows(question, answer), "hidden" in compressor.loss_weights
+    with _listening(lm, by_layer) as layers:
+        hidden_states = compressor.read(memory, "qa", _but_last(text))
     columns = torch.arange(text.ids.shape[1], device=text.ids.device)
     in_answer = text.valid & (columns >= placed(question.lengths, text.ids.device)[:, None])
     losses = {}
     if "qa" in compressor.loss_weights:
         targets = text.ids.where(in_answer, IGNORE)
         losses["qa"] = token_loss(lm.readout(hidden_states), targets=targets, **compressor.output_embedding)
-    if divergences := [name for name in DIVERGENCES if name in compressor.loss_weights]:
-        teacher = _teacher_states(lm, compressor.uncompressed(contexts), text)
+    if taught := [name for name in TAUGHT if name in compressor.loss_weights]:
+        teacher, *teacher_layers = _teacher_states(lm, compressor.uncompressed(contexts), text, by_layer)
         both = [lm.readout(states[in_answer]) for states in (hidden_states, teacher)]
-        for name in divergences:
+        for name in (name for name in taught if name in DIVERGENCES):
             losses[name] = divergence_loss(*both[:: DIVERGENCES[name]], **compressor.output_embedding)
+    if by_layer:
+        # The first token of a text follows a token of the memory, which the teacher does not have.
+        first, later = layers[0].shape[1] - text.ids.shape[1] + 1, in_answer[:, 1:]
+        own, goals = [out[:, first:][later] for out in layers], [out[:, 1:][later] for out in teacher_layers]
+        losses["hidden"] = hidden_loss(own, goals)
     return losses
 
 
+def _listening(lm: Any, by_layer: bool) -> AbstractContextManager[list[Tensor]]:
+    return hf.layer_outputs(lm.model) if by_layer else nullcontext([])
+
+
 @torch.no_grad()
-def _teacher_states(lm: Any, contexts: Rows, text: Rows) -> Tensor:
-    """Hidden states [B, T, d] before each token of `text`, of the base model on the whole context."""
+def _teacher_states(lm: Any, contexts: Rows, text: Rows, by_layer: bool) -> list[Tensor]:
+    """Hidden states [B, T, d] before each token of `text`, of the base model on the whole context.
+
+    The last ones, and `by_layer` those of each layer.
+    """
     rows = _but_last(join_rows(contexts, text))
     plan = lm.causal_plan(rows.ids.shape[1])
-    hidden_states = lm.run(None, inputs_embeds=lm.embed(rows.ids), plan=plan).last_hidden_state
-    start = placed(contexts.lengths, hidden_states.device)[:, None] - 1
-    index = start + torch.arange(text.ids.shape[1], device=hidden_states.device)
-    return hidden_states.take_along_dim(index.clamp(max=hidden_states.shape[1] - 1)[..., None], 1)
+    with _listening(lm, by_layer) as layers:
+        last = lm.run(None, inputs_embeds=lm.embed(rows.ids), plan=plan).last_hidden_state
+    start = placed(contexts.lengths, last.device)[:, None] - 1
+    index = (start + torch.arange(text.ids.shape[1], device=last.device)).clamp(max=last.shape[1] - 1)[..., None]
+    return [states.take_along_dim(index, 1) for states in (last, *layers)]
 
 
 def _but_last(rows: Rows) -> Rows:
@@ -163,7 +181,7 @@ def _but_last(rows: Rows) -> Rows:
 def set_losses(compressor: Any, losses: Iterable[str] | Mapping[str, float]) -> None:
     """Changes the losses that `forward` returns; "compression" needs a compressor that was made with it."""
     options = replace(compressor.options, losses=check_losses(losses))
-    check_base(options.losses, compressor.adapters is not None)
+    check_base(options.losses, compressor.keeps_base)
     if "compression" in options.losses and compressor.compression_head is None:
         raise ValueError(
             "losses: expected no 'compression' for a compressor that was made without it, got "
@@ -173,8 +191,8 @@ def set_losses(compressor: Any, losses: Iterable[str] | Mapping[str, float]) -> 
 
 
 def check_base(losses: Mapping[str, float], base_frozen: bool) -> None:
-    """Refuses the losses "kl" and "reverse_kl", whose teacher is the base model, if that trains."""
-    found = next((name for name in DIVERGENCES if name in losses), None)
+    """Refuses the losses whose teacher is the base model, if that trains."""
+    found = next((name for name in TAUGHT if name in losses), None)
     if found is not None and not base_frozen:
         raise ValueError(
             f"losses: expected '{found}' beside LoRA, as training without it changes the base model, got lora None"
@@ -227,7 +245,7 @@ def trainable(compressor: Any) -> Iterator[tuple[str, nn.Parameter]]:
         belongs = "lora_" not in name if adapters is None else adapters.owns(name)
         if name == HEAD and "compression" not in compressor.loss_weights:
             continue
-        if parameter.requires_grad and (belongs or not name.startswith("model.")):
+        if parameter.requires_grad and (belongs or not of_models(name)):
             yield name, parameter
 
 
@@ -237,7 +255,7 @@ def thaw(compressor: Any) -> None:
     if adapters is None or not adapters.frozen:
         return
     # Who froze the compressor's own parameters too meant all of it.
-    if any(p.requires_grad for name, p in compressor.named_parameters() if not name.startswith("model.")):
+    if any(p.requires_grad for name, p in compressor.named_parameters() if not of_models(name)):
         adapters.thaw()
 
 

@@ -16,39 +16,16 @@ from gistkit.evaluate.runner import Reader, Runner
 from gistkit.evaluate.words import check_excluded
 
 
-def evaluate(
-    compressor: Reader,
-    data: Sequence[Example],
-    *,
-    tokenizer: Any | None = None,
-    tasks: Sequence[str] = ("ae", "lm", "qa"),
-    batch_size: int = 8,
-    max_new_tokens: int | None = None,
-    stop_tokens: Sequence[int] | None = None,
-    method: str | None = None,
-    progress: bool = True,
-    excluded_words: Sequence[str] | None = None,
-    judge: Judge | None = None,
-) -> Report:
-    """A report of one row on a compressor's memory. The other arguments are those of `compare`.
+def evaluate(compressor: Reader, data: Sequence[Example], *, method: str | None = None, **settings: Any) -> Report:
+    """A report of one row on a compressor's memory.
 
     Args:
         compressor: a Compressor, or a baseline.
         data: the examples.
         method: the name of the row; None: the compressor's class, layout and ratio.
+        settings: the other arguments of `compare`.
     """
-    return compare(
-        {method or method_name(compressor): compressor},
-        data,
-        tokenizer=tokenizer,
-        tasks=tasks,
-        batch_size=batch_size,
-        max_new_tokens=max_new_tokens,
-        stop_tokens=stop_tokens,
-        progress=progress,
-        excluded_words=excluded_words,
-        judge=judge,
-    )
+    return compare({method or method_name(compressor): compressor}, data, **settings)
 
 
 def compare(

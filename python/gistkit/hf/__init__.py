@@ -2,7 +2,7 @@
 
 from gistkit.hf.attach import ATTENTION_NAME, attach, check_projects, check_rotates, forwards, sliding_windows
 from gistkit.hf.cache import CACHE, cover_memory, empty_cache, memory_cache
-from gistkit.hf.depth import first_layers
+from gistkit.hf.depth import first_layers, layer_outputs
 from gistkit.hf.encode import encode_positions
 from gistkit.hf.fingerprint import differing, digest, fingerprint, head_shapes, identity, is_of, structure
 from gistkit.hf.keep import Keeper, KeptKeys
@@ -32,6 +32,7 @@ __all__ = [
     "head_shapes",
     "identity",
     "is_of",
+    "layer_outputs",
     "memory_cache",
     "rerotate",
     "sliding_windows",

@@ -1,4 +1,4 @@
-"""first_layers: a model that ends after some of its layers, while a context is open."""
+"""first_layers and layer_outputs: a model that ends after some of its layers, or whose layers are listened to."""
 
 from __future__ import annotations
 
@@ -31,16 +31,48 @@ def first_layers(model: nn.Module, count: int, *, norm: bool = True) -> Iterator
     total = decoder.config.num_hidden_layers
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= total:
         raise ValueError(f"count: expected 1 to {total} layers, got {count!r}")
-    lists = {name: child for name, child in decoder.named_children() if isinstance(child, nn.ModuleList)}
-    name = next((name for name, child in lists.items() if len(child) == total), None)
-    if name is None:
-        raise TypeError(f"model: expected a decoder with a list of its {total} layers, got {type(decoder).__name__}")
+    name, layers = _layers(decoder)
     with ExitStack() as undo:
-        setattr(decoder, name, lists[name][:count])
-        undo.callback(setattr, decoder, name, lists[name])
+        setattr(decoder, name, layers[:count])
+        undo.callback(setattr, decoder, name, layers)
         if not norm:
-            undo.enter_context(_without_norm(decoder, lists[name][count - 1]))
+            undo.enter_context(_without_norm(decoder, layers[count - 1]))
         yield
+
+
+@contextmanager
+def layer_outputs(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Inside, the list gets the hidden states [B, N, d] that each layer returns, in order, with their graph.
+
+    Args:
+        model: what `attach` takes.
+
+    Raises:
+        TypeError: if the model does not hold its layers in one list.
+    """
+    outputs: list[Tensor] = []
+    hooks = [layer.register_forward_hook(_into(outputs)) for layer in _layers(decoder_of(model))[1]]
+    try:
+        yield outputs
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _layers(decoder: Any) -> tuple[str, nn.ModuleList]:
+    """The list of a decoder's layers, and its name."""
+    total = decoder.config.num_hidden_layers
+    for name, child in decoder.named_children():
+        if isinstance(child, nn.ModuleList) and len(child) == total:
+            return name, child
+    raise TypeError(f"model: expected a decoder with a list of its {total} layers, got {type(decoder).__name__}")
+
+
+def _into(outputs: list[Tensor]) -> Any:
+    def remember(layer: nn.Module, args: Any, output: Tensor | tuple[Tensor, ...]) -> None:
+        outputs.append(output[0] if isinstance(output, tuple) else output)
+
+    return remember
 
 
 @contextmanager
@@ -48,13 +80,10 @@ def _without_norm(decoder: nn.Module, layer: nn.Module) -> Iterator[None]:
     """Inside, the decoder returns what `layer`, its last one, returned."""
     outputs: list[Tensor] = []
 
-    def remember(layer: nn.Module, args: Any, output: Tensor | tuple[Tensor, ...]) -> None:
-        outputs.append(output[0] if isinstance(output, tuple) else output)
-
     def put_back(decoder: nn.Module, args: Any, output: Any) -> None:
         output.last_hidden_state = outputs.pop()
 
-    hooks = layer.register_forward_hook(remember), decoder.register_forward_hook(put_back)
+    hooks = layer.register_forward_hook(_into(outputs)), decoder.register_forward_hook(put_back)
     try:
         yield
     finally:

@@ -31,24 +31,27 @@ class PackedLayers:
         spans: [R, A, 2] on the CPU, for each of A heads of all layers where its keys begin and end in those of its
             layer. Of a pass's B rows B / R in a row read the same keys.
         heads: key heads of each layer.
+        biases: float32 [T] of each layer, added to the logits of its keys; None: none.
     """
 
-    def __init__(self, layers: Layers, spans: Tensor, heads: Sequence[int]) -> None:
-        self.layers, self.rows = layers, len(spans)
+    def __init__(
+        self, layers: Layers, spans: Tensor, heads: Sequence[int], biases: Sequence[Tensor] | None = None
+    ) -> None:
+        self.layers, self.rows, self.biases = layers, len(spans), biases
         parts = placed(spans.int(), layers[0][0].device).split(list(heads), 1)
         self._spans = [part.flatten(0, 1) for part in parts]
         # Of a layer and a number of queries.
         self._plans: dict[tuple[int, int], Plan] = {}
 
     @classmethod
-    def of(cls, layers: Layers, counts: Sequence[Tensor]) -> PackedLayers:
+    def of(cls, layers: Layers, counts: Sequence[Tensor], biases: Sequence[Tensor] | None = None) -> PackedLayers:
         """What holds the heads of a row one after another, row by row.
 
         Args:
-            layers: see above.
+            layers, biases: see above.
             counts: of each layer int64 [R, Hk], how many keys each head has.
         """
-        return cls(layers, spans_of(counts), [own.shape[1] for own in counts])
+        return cls(layers, spans_of(counts), [own.shape[1] for own in counts], biases)
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -69,6 +72,9 @@ class PackedLayers:
             flat = query.view(self.rows, copies, heads, group, count, dim).permute(0, 2, 3, 1, 4, 5)
         flat = flat.reshape(-1, group, copies * count, dim)
         wide = (len(flat), 1, -1, -1)
+        if self.biases is not None:
+            bias = self.biases[layer].to(torch.promote_types(query.dtype, torch.float32))
+            options = options | {"key_bias": bias[None, None]}
         out, lse = ops.attention(
             flat, key.expand(wide), value.expand(wide), self._plan(layer, flat.shape[2]), return_lse=True, **options
         )

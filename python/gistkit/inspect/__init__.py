@@ -1,9 +1,8 @@
-"""Attention maps of everything that runs on the op, and the preferences of learned position encodings.
+"""Attention maps of everything that runs on the op.
 
 Nothing here imports the ops; the recorder refers to them by name.
 """
 
-from gistkit.inspect.learned_positions import position_similarity, relative_bias
 from gistkit.inspect.recorder import AttentionMap, AttentionRecorder
 from gistkit.inspect.tracking import Tracking, line_angle, measure_tracking
 
@@ -13,6 +12,4 @@ __all__ = [
     "Tracking",
     "line_angle",
     "measure_tracking",
-    "position_similarity",
-    "relative_bias",
 ]

@@ -209,10 +209,15 @@ def add_compressor(parser: argparse.ArgumentParser, default: str = TRAINED) -> N
 
 
 def add_trained(parser: Any, default: str) -> None:
-    """Adds --compressor."""
+    """Adds --compressor and --encoder."""
     parser.add_argument(
         "--compressor", type=path, metavar="FOLDER",
         help=f"folder of a trained compressor, or name of one that comes with gistkit (default: {default})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--encoder", metavar="MODEL",
+        help="of a separate_encoder, the second model: smollm2, or a folder or hub name (default: what the compressor "
+        "names; of a new one, the model itself)",
     )  # fmt: skip
 
 
@@ -247,16 +252,20 @@ def with_options(settings: dict[str, Any], options: Sequence[tuple[str, Any]]) -
     return arguments
 
 
-def load_compressor(folder: Path, model: PreTrainedModel) -> Compressor:
-    """Loads the trained compressor in `folder`, or of that name, around `model`, in eval mode."""
+def load_compressor(folder: Path, model: PreTrainedModel, encoder: str | None = None) -> Compressor:
+    """Loads the trained compressor in `folder`, or of that name, around `model`, in eval mode.
+
+    Args:
+        encoder: the name of its second model, where it is not the one that the folder names.
+    """
     from gistkit.common.trained import find
     from gistkit.compress import Compressor, trained
 
     if not find(folder).is_dir():
-        names = " or ".join(["a folder with a trained compressor", *trained()])
-        raise FileNotFoundError(f"--compressor: expected {names}, got {folder}")
+        names = ", ".join(trained())
+        raise FileNotFoundError(f"--compressor: expected a folder with a trained compressor or {names}, got {folder}")
     with model_errors():
-        return Compressor.from_pretrained(folder, model).eval().to(model.device)
+        return Compressor.from_pretrained(folder, model, encoder=encoder).eval().to(model.device)
 
 
 def makers_of(memory: Memory) -> list[str]:
@@ -320,7 +329,7 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, pro
     """
     from gistkit.common.trained import default_for
 
-    settings = {name: getattr(arguments, name) for name in ("method", "layout", "ratio", "chunk")}
+    settings = {name: getattr(arguments, name) for name in ("method", "layout", "ratio", "chunk", "encoder")}
     settings = with_options({name: value for name, value in settings.items() if value is not None}, arguments.option)
     wanted = "texts" if processor is None else f"images, {IMAGES}"
     if "method" in settings and (settings["method"] == IMAGES) != (processor is not None):
@@ -335,11 +344,11 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, pro
             # Only methods with chunks have these.
             settings = {"method": "x500", **settings}
         return new_compressor(model, **settings)
-    ratio = settings.pop("ratio", None)
+    ratio, encoder = settings.pop("ratio", None), settings.pop("encoder", None)
     if settings:
         name, value = next(iter(settings.items()))
         raise ValueError(f"--{name}: not allowed with --compressor, which has its own, got {value}")
-    compressor = load_compressor(Path(folder), model)
+    compressor = load_compressor(Path(folder), model, encoder)
     if (compressor.method == IMAGES) != (processor is not None):
         raise ValueError(f"--compressor: expected one for {wanted}, got one of method {compressor.method}")
     with model_errors():

@@ -19,7 +19,7 @@ from gistkit.train.recipe import context_length
 # Arguments of `Compressor.forward`; labels are padded with -100, contexts by their attention mask.
 CONTEXT, MASK = "input_ids", "attention_mask"
 # The losses of answers to questions, and the losses that need each of the other arguments.
-ANSWERED = ("qa", "kl", "reverse_kl")
+ANSWERED = ("qa", "kl", "reverse_kl", "hidden")
 LOSSES_OF_LABELS = {"continuation_ids": ("lm",), "question_ids": ANSWERED, "answer_ids": ANSWERED}
 
 # All others are images.
@@ -262,9 +262,7 @@ def targets(batch: Batch, *, end_token: bool = False, bos_token: int | None = No
         "compression": context,
         "loss": context - bos_count,
         "lm": label_counts.get("continuation_ids", 0),
-        "qa": label_counts.get("answer_ids", 0),
-        "kl": label_counts.get("answer_ids", 0),
-        "reverse_kl": label_counts.get("answer_ids", 0),
+        **dict.fromkeys(ANSWERED, label_counts.get("answer_ids", 0)),
     }
 
 

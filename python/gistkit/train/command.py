@@ -89,9 +89,9 @@ def run(
         longer_than: in place of that, one passage of the recipe's max_length from each document of more characters,
             see `Windows`; 0: from none, passages are at random places of the joined text. None: the preset's, if it has
             any, and the rows are neither packed nor of questions.
-        questions: files or folders for the losses "qa", "kl" and "reverse_kl", see `gistkit.evaluate.load_questions`,
-            or their rows, such as a `datasets.Dataset` or `IterableDataset`; in place of a corpus. Several sets are one
-            mixture.
+        questions: files or folders for the losses "qa", "kl", "reverse_kl" and "hidden", see
+            `gistkit.evaluate.load_questions`, or their rows, such as a `datasets.Dataset` or `IterableDataset`; in
+            place of a corpus. Several sets are one mixture.
         split: "train", "validation" or "test", of files and folders of questions that have several.
         validation: files, folders or rows of questions that are held out; their split "validation", where they have
             several. None: the last tenth of the contexts of each set.

@@ -30,6 +30,7 @@ OWN = {
     "task_embeddings": "task tokens",
     "compression_head": "compression head",
     "scorer": "scorer",
+    "projector": "projector",
     "copies": "maps of the gists",
 }
 
@@ -159,38 +160,48 @@ def groups_of(compressor: Compressor) -> dict[str, int]:
 
 
 def tokens_read(made: Prepared, length: int) -> int:
-    """Tokens of all passes of a row of that length: the encoder's and those of each loss."""
+    """Tokens of all passes of a row of that length."""
+    return sum(_tokens(made, length))
+
+
+def _tokens(made: Prepared, length: int) -> tuple[int, int]:
+    """Tokens of the encoder's pass over a row of that length, and of those of each loss."""
     if made.tau is not None:
-        return length
+        return 0, length
     compressor = made.compressor
     context, predicted = _texts(made, length)
     if compressor.method == NoContextBaseline.method:
         # The first token and the text.
-        return sum(1 + predicted.get(name, 0) for name in _passes(made))
+        return 0, sum(1 + predicted.get(name, 0) for name in _passes(made))
     # A chunk of VoCo's is an image, of which there is one in a row here.
     chunks = 1 if isinstance(compressor, VoCo) else math.ceil(context / compressor.chunk)
     memory = chunks * compressor.memory_tokens
     # Means and nuggets have no tokens of their own, and kept keys and values are not read again as tokens.
     encoded = context + memory * (getattr(compressor, "memory_embeddings", None) is not None)
     again = memory * (compressor.carrier == "embedding")
-    return encoded + sum(again + predicted.get(name, 0) for name in _passes(made))
+    return encoded, sum(again + predicted.get(name, 0) for name in _passes(made))
 
 
 def operations(made: Prepared, length: int) -> float:
     """Floating-point operations of a row of that length: two a weight and token each way, two more a trained weight."""
     compressor = made.compressor
+    encoded, read = _tokens(made, length)
+    _, predicted = _texts(made, length)
+    asked = length if made.tau is not None else sum(predicted.values())
     head = compressor.model.get_output_embeddings().weight
-    apart = {id(compressor.model.get_input_embeddings().weight), id(head)}
+    products = [_products(compressor, model) for model in (compressor.encoder_lm.model, compressor.model)]
+    return encoded * products[0] + read * products[1] + asked * 4.0 * head.numel()
+
+
+def _products(compressor: Compressor, model: Any) -> float:
+    """Operations of a token with the weights of one of a compressor's models."""
+    apart = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
     if isinstance(compressor, VoCo):
         # It reads pixels, and no tokens.
         apart.update(map(id, compressor.vision.tower.parameters()))
-    weights = [each for each in compressor.model.parameters() if each.dim() > 1 and id(each) not in apart]
+    weights = [each for each in model.parameters() if each.dim() > 1 and id(each) not in apart]
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
-    _, predicted = _texts(made, length)
-    asked = length if made.tau is not None else sum(predicted.values())
-    return tokens_read(made, length) * (4.0 * sum(map(nn.Parameter.numel, weights)) + 2.0 * trained) + asked * (
-        4.0 * head.numel()
-    )
+    return 4.0 * sum(map(nn.Parameter.numel, weights)) + 2.0 * trained
 
 
 def _texts(made: Prepared, length: int) -> tuple[int, dict[str, int]]:
@@ -225,7 +236,8 @@ def _group(compressor: Compressor, name: str) -> str:
         if "lora_" not in name:
             return f"{_part(name)} of the {role}"
         return f"LoRA of the {role}{', embeddings' if 'lora_embedding_' in name else ''}"
-    return OWN.get(name.partition(".")[0], f"the model's {_part(name)}")
+    whose = "encoder" if name.startswith("encoder.") else "model"
+    return OWN.get(name.partition(".")[0], f"the {whose}'s {_part(name)}")
 
 
 def _part(name: str) -> str:

@@ -83,9 +83,10 @@ def prepare(
             raise ValueError(
                 f"context_share: expected a continuation of every passage for the loss lm, got {schedule.context_share}"
             )
-    if start is not None and (unknown := sorted(changes.keys() - {"losses", "window"})):
+    if start is not None and (unknown := sorted(changes.keys() - {"losses", "window", "encoder"})):
         raise ValueError(
-            f"compressor: expected losses and window alone beside start, which has its own settings, got {unknown}"
+            f"compressor: expected losses, window and encoder alone beside start, which has its own settings, got "
+            f"{unknown}"
         )
     if images and questions is None:
         raise ValueError("images: not allowed without questions about them, got a folder")
@@ -102,7 +103,7 @@ def prepare(
                 changes.setdefault("separators", tile_separators(model, tokenizer))
             made = METHODS[method](model, **_method_arguments(method, layout, defaults, changes))
         else:
-            made = _load_start(Path(start), model, losses)
+            made = _load_start(Path(start), model, losses, changes.get("encoder"))
             if "window" in changes:
                 made.set_window(changes["window"])
     return Prepared(found, schedule, made, tau, segment)
@@ -121,8 +122,9 @@ def changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 def _check_questions(weights: Mapping[str, float], losses: Any, questions: str | None) -> None:
     if set(ANSWERED).isdisjoint(weights) != (questions is None):
         expectation = "a file for" if questions is None else "none without"
+        answered = f"{', '.join(ANSWERED[:-1])} or {ANSWERED[-1]}"
         raise ValueError(
-            f"questions: expected {expectation} the loss qa, kl or reverse_kl, got {questions} with the losses {losses}"
+            f"questions: expected {expectation} the loss {answered}, got {questions} with the losses {losses}"
         )
 
 
@@ -146,10 +148,12 @@ def _check_reading(tau: int, longest: int, **arguments: Any) -> None:
         )
 
 
-def _load_start(folder: Path, model: PreTrainedModel, losses: Any) -> Compressor:
-    """A trained compressor or baseline with other losses; None: its own."""
-    load: Any = load_baseline if has_baseline(folder) else Compressor.from_pretrained
-    compressor: Compressor = load(folder, model)
+def _load_start(folder: Path, model: PreTrainedModel, losses: Any, encoder: Any) -> Compressor:
+    """A trained compressor or baseline with other losses; None: its own. Its second model may be named."""
+    if has_baseline(folder):
+        compressor: Compressor = load_baseline(folder, model)
+    else:
+        compressor = Compressor.from_pretrained(folder, model, encoder=encoder)
     if losses is not None:
         compressor.set_losses(losses)
     return compressor

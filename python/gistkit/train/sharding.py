@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gistkit.compress import Compressor
+from gistkit.compress.model import of_models
 
 
 @contextmanager
@@ -63,7 +64,7 @@ def whole_weights(compressor: Compressor, keep: bool) -> Iterator[None]:
     saved = [
         name
         for name, _ in compressor.named_parameters()
-        if compressor.adapters is None or not name.startswith("model.") or compressor.adapters.owns(name)
+        if compressor.adapters is None or not of_models(name) or compressor.adapters.owns(name)
     ]
     before: list[tuple[nn.Module, str, nn.Parameter]] = []
     places: dict[int, list[tuple[nn.Module, str]]] = {id(parameter): [] for parameter in compressor.parameters()}

@@ -13,7 +13,6 @@ from gistkit.viz.attention import draw_attention, draw_memory_attention, draw_me
 from gistkit.viz.curves import draw_training_curves
 from gistkit.viz.gallery import draw_gallery
 from gistkit.viz.layout import draw_layout
-from gistkit.viz.learned_positions import draw_position_similarity, draw_relative_bias
 from gistkit.viz.nuggets import draw_attention_to_nuggets, draw_token_types
 from gistkit.viz.run import draw_training_run
 from gistkit.viz.savings import draw_savings
@@ -27,8 +26,6 @@ __all__ = [
     "draw_layout",
     "draw_memory_attention",
     "draw_memory_map",
-    "draw_position_similarity",
-    "draw_relative_bias",
     "draw_savings",
     "draw_similarity",
     "draw_text",

@@ -264,7 +264,7 @@ class Rows:
 
     def _memory(self) -> PackedLayers | None:
         """The packed memories of the rows, of which some may be the same; None: there is none."""
-        # A memory of the shelf is another object for each question, with the same tensors.
+        # A memory of the repository is another object for each question, with the same tensors.
         ids = [0 if row.memory is None else id(row.memory.tensors[0]) for row in self._rows]
         memories = {key: row.memory for key, row in zip(ids, self._rows, strict=True) if row.memory is not None}
         if self._packed is None and memories:
@@ -282,7 +282,8 @@ class Rows:
                 spans[key] = spans_of(counts) + first
                 sizes = torch.tensor([int(own.sum()) for own in counts])
                 first = first + sizes.repeat_interleave(torch.tensor(heads))[:, None]
-            self._packed = PackedLayers(self._parts, torch.cat([spans[key] for key in ids]), heads)
+            biases = _biases_of(self._memories)
+            self._packed = PackedLayers(self._parts, torch.cat([spans[key] for key in ids]), heads, biases)
         return self._packed
 
     def _biases(self) -> list[Tensor] | None:
@@ -300,3 +301,12 @@ class Rows:
                 self._bias.append(bias)
         most = max(row.keys for row in self._rows)
         return [bias[..., :most] for bias in self._bias]
+
+
+def _biases_of(memories: Sequence[Memory]) -> list[Tensor] | None:
+    """Those of packed memories, one after another, of each layer; None where none has any."""
+    if all(memory.key_bias is None for memory in memories):
+        return None
+    parts = (memory.packed_biases or [key.new_zeros(len(key), dtype=torch.float32) for key, _ in memory.layers or ()]
+             for memory in memories)  # fmt: skip
+    return [torch.cat(layer) for layer in zip(*parts, strict=True)]

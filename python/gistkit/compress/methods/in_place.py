@@ -32,35 +32,26 @@ TEXT, GISTS = "text", "memory"
 
 
 @dataclass(frozen=True, kw_only=True)
-class InPlaceConfig(Config):
-    """Arguments shared by methods that compress in place.
+class RatioConfig(Config):
+    """Arguments of methods whose weights compress at any ratio.
 
     Args:
         ratio: context tokens per compressed token, a whole number >= 1; a shorter context has one. The same weights
             compress at any other ratio, see `Compressor.at`.
         train_ratios: `forward` draws one of these ratios at each call in training mode; (): it always uses `ratio`.
-        lora: rank of a PEFT LoRA on all linear maps of the layers (alpha is twice the rank), or a peft.LoraConfig; with
-            `separate` one for context and text and one for compressed tokens. The base weights are frozen. None: the
-            model's own weights train, and with `separate` a copy of its linear maps.
-        embedding_lora, train_norms: as in `Config`, for each role that has adapters.
         window: only the first `window` tokens of a longer context are compressed; the text reads the others directly.
         end_token: token id that ends the reconstruction of a context, such as the tokenizer's eos. None: no token.
-        bos_token: id of the first token, which all others see; None: the BOS token, or else the end token, of the
-            model's configuration. It is not added to a context that already begins with it.
     """
 
     any_ratio: ClassVar[bool] = True
     # Settings that hold at one ratio, with what they are at another.
     at_other_ratios: ClassVar[Mapping[str, Any]] = {}
-    allowed_losses: ClassVar[tuple[str, ...]] = ("ae", "lm", "qa", "kl", "reverse_kl")
-    # The linear maps that get LoRA where `lora` is a rank.
-    maps: ClassVar[Maps] = "all"
+    allowed_losses: ClassVar[tuple[str, ...]] = ("ae", "lm", "qa", "kl", "reverse_kl", "hidden")
 
     ratio: int = setting(5, least=1, in_memory=False)
     train_ratios: Sequence[int] = setting((), before=(), in_memory=False)
     window: int | None = setting(None, least=1, in_memory=False)
     end_token: int | None = setting(None, in_memory=False)
-    bos_token: int | None = setting(None, in_memory=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,6 +94,25 @@ class InPlaceConfig(Config):
     def chunk(self) -> int:
         """Context tokens per compressed token."""
         return self.ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class InPlaceConfig(RatioConfig):
+    """Arguments shared by methods that compress in place, beside those of `RatioConfig`.
+
+    Args:
+        lora: rank of a PEFT LoRA on all linear maps of the layers (alpha is twice the rank), or a peft.LoraConfig; with
+            `separate` one for context and text and one for compressed tokens. The base weights are frozen. None: the
+            model's own weights train, and with `separate` a copy of its linear maps.
+        embedding_lora, train_norms: as in `Config`, for each role that has adapters.
+        bos_token: id of the first token, which all others see; None: the BOS token, or else the end token, of the
+            model's configuration. It is not added to a context that already begins with it.
+    """
+
+    # The linear maps that get LoRA where `lora` is a rank.
+    maps: ClassVar[Maps] = "all"
+
+    bos_token: int | None = setting(None, in_memory=False)
 
     @property
     def apart(self) -> bool:

@@ -36,7 +36,7 @@ class SACConfig(FiveHundredXConfig):
         layout: "epl" alone: every token keeps the position id of the uncompressed sequence.
     """
 
-    allowed_losses: ClassVar[tuple[str, ...]] = ("ae", "lm", "qa", "kl", "reverse_kl")
+    allowed_losses: ClassVar[tuple[str, ...]] = ("ae", "lm", "qa", "kl", "reverse_kl", "hidden")
     joint_head: ClassVar[bool] = False  # type: ignore[misc]
 
     losses: Iterable[str] | Mapping[str, float] = setting(("lm",), in_memory=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -16,12 +16,13 @@ from gistkit import hf, ops
 from gistkit.common.checks import placed
 from gistkit.compress.compressor import check_base
 from gistkit.compress.config import register, setting
+from gistkit.compress.matching import QUERIES, References, matched
 from gistkit.compress.memory import Memory, last_places
 from gistkit.compress.memory_join import join_selected
 from gistkit.compress.methods.in_place import TEXT, InPlace, InPlaceConfig
 from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.scores import SCORES, Heads, Score, description, score_of
-from gistkit.compress.scores.kvzip import Repetition
+from gistkit.compress.scores.kvzip import KVzip, Repetition
 from gistkit.compress.tokens import QUESTION, Rows, filled_ids, join_rows, pad
 from gistkit.hf.attach import decoder_of, frequencies_of
 from gistkit.hf.keep import Layers
@@ -62,6 +63,9 @@ class SelectConfig(InPlaceConfig):
             the trained length, or else what the model's positions have room for, twice as many tokens with KVzip.
         positions: "kept": the text goes on behind the whole context. "closed": kept tokens move together, by rotation
             of their keys, and the text follows them.
+        fit: kept keys get biases, and new values, with which they give what all keys give when the model repeats the
+            text, see `gistkit.compress.matching`. The text is read again for it, as by KVzip, whatever the score; the
+            memory needs the tokenizer. Layers with a sliding window are left as they are.
     """
 
     needs_training: ClassVar[bool] = False
@@ -75,6 +79,7 @@ class SelectConfig(InPlaceConfig):
     shares: Literal["equal", "heads", "all", "pyramid"] = setting("equal", among=SHARES, before="equal")
     part: int | None = setting(None, least=1, before=None, in_memory=False)
     positions: Literal["kept", "closed"] = setting("kept", among=("kept", "closed"))
+    fit: bool = setting(False, before=False, in_memory=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,7 +111,8 @@ class SelectConfig(InPlaceConfig):
         """What a table calls it."""
         among = SHARES[self.shares]
         aware = "" if self.question is None else ", for a question"
-        return f"Select {cast(Score, self.by).name} {self.budget or f'{self.ratio}x'}{among}{aware}"
+        fitted = ", fitted" if self.fit else ""
+        return f"Select {cast(Score, self.by).name} {self.budget or f'{self.ratio}x'}{among}{fitted}{aware}"
 
     def at(self, ratio: int) -> Self:
         """See `Config.at`; a budget of the compressor's own leaves no ratio."""
@@ -122,6 +128,8 @@ class SelectConfig(InPlaceConfig):
             hf.check_rotates(model)
         if self.positions == "closed":
             hf.check_moves(model)
+        if self.fit and getattr(model.config, "attn_logit_softcapping", None):
+            raise ValueError("fit: expected a model whose attention has no softcap, got one that has it")
 
 
 class Select(InPlace, config=SelectConfig):
@@ -137,7 +145,7 @@ class Select(InPlace, config=SelectConfig):
         super().__init__(model, config, **settings)
         self.score, self.budget = cast(Score, self.options.by), self.options.budget
         self.closed, self.question = self.options.positions == "closed", self.options.question
-        self.shares, self.part = self.options.shares, self.options.part
+        self.shares, self.part, self.fit = self.options.shares, self.options.part, self.options.fit
         if self.options.own_reader:
             self.reader = READER
 
@@ -170,7 +178,12 @@ class Select(InPlace, config=SelectConfig):
             return self.part or self.trained_length
         limit = getattr(self.config, "max_position_embeddings", None)
         # KVzip's request, and questions, are read behind the text.
-        return limit and max(1, (limit - min(ROOM, limit // 8)) // (2 if self.score.reads_again else 1))
+        return limit and max(1, (limit - min(ROOM, limit // 8)) // (2 if self._repeats else 1))
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether the text is read again."""
+        return self.score.reads_again or self.fit
 
     def compress_rows(self, rows: Rows) -> tuple[Memory, Tensor | None, Rows]:
         """See `Compressor.compress_rows`; rows longer than `reach` are read in parts, and these are joined."""
@@ -204,14 +217,14 @@ class Select(InPlace, config=SelectConfig):
         Args:
             count: how many tokens each head keeps of a row; None: as `kept` says.
         """
-        input_rows = self.with_bos(rows)
+        input_rows = context = self.with_bos(rows)
         lengths = input_rows.lengths
         counts = tuple(self.kept(length) if count is None else min(count, length) for length in lengths)
         asked = [] if self.question is None else filled_ids(QUESTION, "{question}", self.question, self.tokenizer)
         if asked:
             input_rows = join_rows(input_rows, pad([asked] * rows.batch_size, self.device))
         self.lm.check_positions("input_ids", max(input_rows.lengths) - 1)
-        kind = Whole if self.score.reads_again or self.shares == "all" else Selection
+        kind = Whole if self._repeats or self.shares == "all" else Selection
         depth = self.config.num_hidden_layers
         keep = kind(lengths, counts, self.score, self.closed, self.frequencies, len(asked), self.shares, depth)
         out = self.lm.run(
@@ -221,7 +234,9 @@ class Select(InPlace, config=SelectConfig):
             keep=keep,
         )
         if isinstance(keep, Whole):
-            keep.select(self.repetition(input_rows, keep.layers) if self.score.reads_again else keep.scores)
+            again = self.repetition(context, keep.layers) if self._repeats else []
+            references = [one.references for one in again] if self.fit else []
+            keep.select([one.scores for one in again] if self.score.reads_again else keep.scores, references)
         # A BOS of the context's own is one of its tokens.
         own_bos = torch.tensor(self._begins_with_bos(rows))
         memory = self.memory_of(keep, rows.lengths, out.last_hidden_state, own_bos)
@@ -254,6 +269,7 @@ class Select(InPlace, config=SelectConfig):
             starts=starts,
             layers=keep.close(),
             last=hidden_states[torch.arange(len(lengths)), placed(lengths, hidden_states.device) - 1],
+            key_bias=keep.key_bias(width),
         )
         return memory if keep.shares == "equal" else memory.without_padding()
 
@@ -275,34 +291,55 @@ class Select(InPlace, config=SelectConfig):
         positions = memory.positions if memory.counts is None else memory.in_columns(memory.positions).long()
         return torch.stack([positions - 2, positions - 1], -1).clamp(min=0)
 
+    def key_biases(self, memory: Memory) -> list[Tensor] | None:
+        """See `Compressor.key_biases`: those of the fit, unless they are packed with the keys."""
+        if memory.fitted is None or memory.counts is not None:
+            return None
+        return list(memory.fitted.mT.split([heads for heads, _ in self.lm.head_shapes], 1))
+
     def frequencies(self, layer: int) -> Tensor | None:
         """Those [R/2] of a layer's RoPE; None where gistkit does not know it."""
         inv_freqs = frequencies_of(decoder_of(self.model))
         return None if inv_freqs is None else inv_freqs[layer]
 
     @torch.no_grad()
-    def repetition(self, rows: Rows, layers: Layers) -> list[dict[int, Tensor]]:
-        """For each row the scores [Hk, n] of each layer's keys, from passes that repeat the text."""
-        score: Any = self.score
+    def repetition(self, rows: Rows, layers: Layers) -> list[Repeated]:
+        """What passes that repeat the text of each row find."""
+        score: Any = self.score if self.score.reads_again else KVzip()
         found = []
         for row, ids in enumerate(rows.lists()):
             alone = slice(row, row + 1), slice(None), slice(len(ids))
             own = [(key[alone].detach(), value[alone].detach()) for key, value in layers]
-            parts: list[dict[int, Tensor]] = []
-            for part, words in score.repetitions(ids, self.tokenizer):
+            parts: list[Repetition] = []
+            repetitions = list(score.repetitions(ids, self.tokenizer))
+            for part, words in repetitions:
                 self.lm.check_positions(f"by: {score.name} reads the text twice", len(ids) + len(words) - 1)
                 ordinals = np.arange(len(ids)).tobytes()
                 reading = ReadingRow(len(ids), b"", ordinals, len(ids), len(ids), (len(words),))
                 plan = decoder_plan((reading,), len(ids), (len(words),), True, self.lm.windows, str(self.device))
-                keep = Repetition(own, part, score.sinks)
+                keep = Repetition(own, part, score.sinks, QUERIES // len(repetitions) if self.fit else 0)
                 inputs = self.lm.embedded(TEXT, placed([words], self.device))
                 self.lm.run(TEXT, inputs_embeds=inputs, plan=plan, memory=own, keep=keep)
-                parts.append(keep.scores)
-            scores = {layer: torch.cat([part[layer] for part in parts], -1) for layer in parts[0]}
+                parts.append(keep)
+            scores = {layer: torch.cat([part.scores[layer] for part in parts], -1) for layer in parts[0].scores}
             for layer_scores in scores.values():
                 layer_scores[:, : score.sinks] = torch.inf
-            found.append(scores)
+            references = {layer: References.together([part.references[layer] for part in parts])
+                          for layer in parts[0].references}  # fmt: skip
+            found.append(Repeated(scores, references))
         return found
+
+
+class Repeated(NamedTuple):
+    """What passes that repeat a text find, of each layer.
+
+    Args:
+        scores: [Hk, n], of its keys.
+        references: queries that read it, of layers without a sliding window; {} where nothing is fitted.
+    """
+
+    scores: dict[int, Tensor]
+    references: dict[int, References]
 
 
 def chosen(scores: Sequence[Tensor], count: int, least: int) -> Sequence[Tensor]:
@@ -381,6 +418,8 @@ class Selection(hf.Keeper):
         self.closed, self.frequencies = closed, frequencies
         # Of each layer, what was chosen, int64 [B, Hk, K], and -1 behind it in heads with less.
         self.places: dict[int, Tensor] = {}
+        # Of each layer, biases of what was chosen, [B, Hk, K], if they were fitted.
+        self.biases: dict[int, Tensor] = {}
 
     def attend(
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
@@ -433,6 +472,7 @@ class Selection(hf.Keeper):
         scores: Sequence[Mapping[int, Tensor]],
         windows: Container[int] = (),
         inv_freqs: Mapping[int, Tensor | None] | None = None,
+        references: Sequence[Mapping[int, References]] = (),
     ) -> None:
         """Keeps what scores choose of the keys and values that a pass has left, all heads at once.
 
@@ -441,6 +481,8 @@ class Selection(hf.Keeper):
             scores: [Hk, n] of each row and layer.
             windows: layers with a sliding window, which keep the last tokens.
             inv_freqs: of each layer's RoPE, to close up positions.
+            references: of each row and layer without a window, for which values and biases are fitted; (): they are
+                not.
         """
         full = [layer for layer in sorted(layers) if layer not in windows]
         pools = [full] if self.shares == "all" else [[layer] for layer in full]
@@ -451,7 +493,40 @@ class Selection(hf.Keeper):
                     stay[layer].append(own)
         for layer, (key, value) in layers.items():
             index = _places(stay[layer]) if layer in stay else self._last(key)
+            if references:
+                value = self._fitted(layer, key, value, index, [row.get(layer) for row in references])
             self._take(layer, key, value, index, (inv_freqs or {}).get(layer))
+
+    @torch.no_grad()
+    def _changes(
+        self, key: Tensor, value: Tensor, index: Tensor, references: Sequence[References | None]
+    ) -> tuple[Tensor, Tensor]:
+        """Biases like `index` and the change of values like `value`, both of what is kept; of others it is 0."""
+        biases = torch.zeros(index.shape, device=index.device)
+        changes = torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float32))
+        for row, (length, own) in enumerate(zip(self.lengths, references, strict=True)):
+            for head, places in enumerate(index[row]):
+                kept = places[places >= 0]
+                if own is not None and 0 < len(kept) < length:
+                    whole = key[row, head, :length], value[row, head, :length]
+                    bias, values = matched(own, head, *whole, kept)
+                    biases[row, head, : len(kept)] = bias
+                    changes[row, head, kept] = values - whole[1][kept]
+        return biases, changes
+
+    def _fitted(
+        self, layer: int, key: Tensor, value: Tensor, index: Tensor, references: Sequence[References | None]
+    ) -> Tensor:
+        """The values, those of kept keys fitted; `biases` gets the layer's."""
+        self.biases[layer], changes = self._changes(key, value, index, references)
+        return (value + changes).to(value.dtype)
+
+    def key_bias(self, width: int) -> Tensor | None:
+        """Biases [B, `width`, A] of A layers and heads; None where nothing was fitted."""
+        if not self.biases:
+            return None
+        wide = [F.pad(bias, (0, width - bias.shape[-1])) for _, bias in sorted(self.biases.items())]
+        return torch.cat(wide, 1).mT
 
     def _take(self, layer_idx: int, key: Tensor, value: Tensor, index: Tensor, inv_freq: Tensor | None) -> None:
         self.places.setdefault(layer_idx, index)
@@ -485,8 +560,11 @@ class Whole(Selection):
                 row.setdefault(layer_idx, own)
         self.keep(layer_idx, key, value)
 
-    def select(self, scores: Sequence[Mapping[int, Tensor]]) -> None:
-        """Keeps what the scores [Hk, n] of each row and layer choose."""
+    def select(
+        self, scores: Sequence[Mapping[int, Tensor]], references: Sequence[Mapping[int, References]] = ()
+    ) -> None:
+        """Keeps what the scores [Hk, n] of each row and layer choose; `references` as in `choose`."""
         layers, self._layers = self._layers, {}
         windows = {layer for layer, (window, _) in self._about.items() if window is not None}
-        self.choose(layers, scores, windows, {layer: inv_freq for layer, (_, inv_freq) in self._about.items()})
+        inv_freqs = {layer: inv_freq for layer, (_, inv_freq) in self._about.items()}
+        self.choose(layers, scores, windows, inv_freqs, references)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gistkit import hf
+from gistkit.compress.matching import References
 from gistkit.compress.scores.score import Score, wide
 from gistkit.compress.tokens import text_ids
 from gistkit.hf.keep import Layers
@@ -67,12 +68,15 @@ class Repetition(hf.Keeper):
         layers: keys and values [1, Hk, n, D] of the text.
         part: its places in the text.
         sinks: first tokens, which share the weights with the part and the repetition.
+        queries: how many queries of a key head are kept at most, evenly spaced; 0: none.
     """
 
-    def __init__(self, layers: Layers, part: slice, sinks: int) -> None:
+    def __init__(self, layers: Layers, part: slice, sinks: int, queries: int = 0) -> None:
         super().__init__()
         self.layers_read, self.part, self.sinks = layers, part, slice(0, min(sinks, part.start))
+        self.queries = queries
         self.scores: dict[int, Tensor] = {}
+        self.references: dict[int, References] = {}
 
     def attend(
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
@@ -81,9 +85,17 @@ class Repetition(hf.Keeper):
         own, read = wide(key)[0], wide(self.layers_read[layer_idx][0])[0]
         keys = torch.cat([read[:, self.sinks], read[:, self.part], own], 1)
         grouped = wide(query)[0].unflatten(0, (len(keys), -1))
-        logits = grouped @ keys[:, None].mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        logits = grouped @ keys[:, None].mT * scale
         length = own.shape[1]
         hidden = torch.ones(length, keys.shape[1], dtype=torch.bool, device=keys.device)
-        weights = logits.masked_fill(hidden.triu(keys.shape[1] - length + 1), -torch.inf).softmax(-1)
+        logits = logits.masked_fill(hidden.triu(keys.shape[1] - length + 1), -torch.inf)
+        if self.queries and window is None:
+            count = min(length, max(1, self.queries // grouped.shape[1]))
+            places = torch.linspace(0, length - 1, count).round().long().to(keys.device)
+            heads = query[0].unflatten(0, (len(keys), -1))[:, :, places]
+            behind = logits[:, :, places, -length:].logsumexp(-1)
+            self.references[layer_idx] = References(heads.flatten(1, 2), behind.flatten(1, 2), scale)
+        weights = logits.softmax(-1)
         first = self.sinks.stop
         self.scores[layer_idx] = weights[..., first : first + self.part.stop - self.part.start].amax((1, 2))

@@ -6,8 +6,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, T5Config, T5ForConditionalGeneration
 
-from gistkit.inspect import position_similarity, relative_bias
-from gistkit.viz import draw_position_similarity, draw_relative_bias
+from gistkit_lab.viz import draw_position_similarity, draw_relative_bias, position_similarity, relative_bias
 from tests.helpers.models import tiny_llama
 
 SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 9}

@@ -1,0 +1,316 @@
+"""SeparateEncoder: another model reads the segments of a text, and a projector makes embeddings for a frozen reader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import gelu, pad, rms_norm
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from gistkit import hf
+from gistkit.common.checks import padded, placed
+from gistkit.common.messages import one_line
+from gistkit.compress.compressor import Compressor
+from gistkit.compress.config import draw_like, embedding_statistics, register, setting
+from gistkit.compress.folder import ENCODER_TOKENIZER
+from gistkit.compress.memory import Memory
+from gistkit.compress.methods.icae import ENCODER, PART, ChunkCompressor
+from gistkit.compress.methods.in_place import RatioConfig
+from gistkit.compress.model import SharedModel, freeze_base
+from gistkit.compress.texts import load_tokenizer
+from gistkit.compress.tokens import Rows, batches, text_ids
+from gistkit.hf import smollm2
+from gistkit.hf.attach import pretrained
+from gistkit.hf.lora import adapter_config
+from gistkit.layouts.positions import upl
+
+# Where a memory token comes from: hidden states of windows of a segment, or of learned tokens after it.
+POOLS = ("means", "tokens")
+
+
+def _load_encoder(name: str, like: PreTrainedModel) -> PreTrainedModel:
+    """A model by its name on the hub or its folder, on the device and in the dtype of another, from safetensors."""
+    if name in ("smollm2", smollm2.NAME):
+        packaged: Any = smollm2.load_smollm2(like.dtype)[0]
+        return packaged.to(like.device)  # type: ignore[no-any-return]
+    try:
+        if like.device.type == "meta":
+            # A plan of a training needs no weights.
+            empty: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name), dtype=like.dtype)
+            return empty  # type: ignore[no-any-return]
+        model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=like.dtype, use_safetensors=True)
+        return model.train(like.training).to(like.device)  # type: ignore[no-any-return]
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"encoder: expected a decoder model that transformers can load, got {name!r}: {one_line(error)}"
+        ) from error
+
+
+@register("separate_encoder")
+@dataclass(frozen=True, kw_only=True)
+class SeparateEncoderConfig(RatioConfig):
+    """A second model as the encoder (ARC-Encoder, CompLLM, PISCO, xRAG), beside the arguments of `RatioConfig`.
+
+    Args:
+        encoder: the model that reads contexts: a transformers causal language model, or its name on the hub or folder.
+            None: the model itself, with an adapter that the reader does not have, as in CompLLM.
+        segment: context tokens that are encoded together, without the others; of n tokens come ceil(n / ratio) memory
+            tokens.
+        pool: "means", of windows of the encoder's hidden states, as in ARC-Encoder, or "tokens", the hidden states of
+            learned tokens after the segment, as in CompLLM and PISCO.
+        layout: position IDs of the memory in the reader: "epl", spread over the segment that it stands for, or "dpl",
+            counted, as in the papers.
+        lora: rank of a PEFT LoRA on the encoder's linear maps (alpha is twice the rank), or a peft.LoraConfig. None:
+            the encoder's own weights train. The reader is frozen in any case.
+        embedding_lora, train_norms: as in `Config`, of the encoder.
+    """
+
+    carrier: ClassVar[str] = "embedding"
+
+    losses: Iterable[str] | Mapping[str, float] = setting(("ae", "lm"), in_memory=False)
+    ratio: int = setting(4, least=1, in_memory=False)
+    encoder: PreTrainedModel | str | None = setting(None, in_memory=False)
+    segment: int = setting(128, least=1)
+    pool: str = setting("means", among=POOLS, in_memory=False)
+    layout: str = setting("epl", among=("dpl", "epl"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.encoder, nn.Module | str | None):
+            raise TypeError(f"encoder: expected a model or its name, got {type(self.encoder).__name__}")
+        if self.encoder is None and self.lora is None:
+            raise ValueError("lora: expected a rank where the model itself encodes, as the reader is frozen, got None")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The encoder's; the reader has none."""
+        return (ENCODER,)
+
+    @property
+    def title(self) -> str:
+        """What a table calls it."""
+        return f"SeparateEncoder {self.layout.upper()} {self.ratio}x"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """See `Config.settings`; the encoder by its name."""
+        encoder = self.encoder
+        name = hf.identity(encoder)["name"] if isinstance(encoder, nn.Module) else encoder
+        return super().settings | {"encoder": name}
+
+    def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
+        """The projector, the embedding of learned tokens, and those of the tokens [AE] and [LM]."""
+        encoder: Any = self.encoder
+        own = embed if encoder is None or isinstance(encoder, str) else encoder.get_input_embeddings()
+        return {
+            "projector": Projector(own.weight.shape[1], embed),
+            "memory_embeddings": draw_like(own, 1) if self.pool == "tokens" else None,
+            "task_embeddings": nn.ParameterDict({task: draw_like(embed, 1) for task in ("ae", "lm")}),
+        }
+
+
+class Projector(nn.Module):
+    """Hidden states of the encoder as embeddings of the reader: two layers, at the spread and mean of its tokens'.
+
+    Args:
+        width: of the encoder.
+        embed: the reader's input embedding.
+    """
+
+    def __init__(self, width: int, embed: nn.Embedding) -> None:
+        super().__init__()
+        mean, spread = embedding_statistics(embed)
+        self.first = nn.Linear(width, len(mean)).to(mean.device)
+        self.second = nn.Linear(len(mean), len(mean)).to(mean.device)
+        self.gain, self.shift = nn.Parameter(spread.expand(len(mean)).clone()), nn.Parameter(mean.clone())
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[..., d] of [..., width]."""
+        out = self.second(gelu(self.first(states.to(self.first.weight.dtype))))
+        return rms_norm(out, self.gain.shape) * self.gain + self.shift
+
+
+class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
+    """A second model encodes and the model reads; arguments are those of `SeparateEncoderConfig`.
+
+    Contexts are token ids of the reader. Where the encoder has another tokenizer, each segment is decoded to text,
+    which that one tokenizes again: a character that a segment's bound cuts is lost to the encoder.
+    """
+
+    encoder: PreTrainedModel | None
+    projector: Projector
+    load_encoder = staticmethod(_load_encoder)
+
+    def __init__(self, model: PreTrainedModel, config: SeparateEncoderConfig | None = None, **settings: Any) -> None:
+        Compressor.__init__(self, model, config, **settings)
+        options = self.options
+        encoder = self.load_encoder(options.encoder, model) if isinstance(options.encoder, str) else options.encoder
+        # A compressor whose encoder is the model itself has one copy of it.
+        self.encoder = None if encoder is model else encoder
+        options = self.options = replace(options, encoder=self.encoder)
+        self._encoder_lm = self.lm if self.encoder is None else _shared(self.encoder)
+        self._encoder_tokenizer: Any = None
+        # Whether the reader's token ids are the encoder's too; None: not looked at yet.
+        self.shares_tokens: bool | None = None
+        lora = adapter_config(
+            self._encoder_lm.model, options.lora, "all",
+            embedding_lora=options.embedding_lora, train_norms=options.train_norms,
+        )  # fmt: skip
+        self.install(None if lora is None else {ENCODER: lora})
+        self.add_parts()
+        if self.encoder is not None:
+            freeze_base(model)
+
+    @property
+    def encoder_lm(self) -> SharedModel:
+        """See `Compressor.encoder_lm`."""
+        return self._encoder_lm
+
+    @property
+    def encoder_tokenizer(self) -> Any:
+        """The encoder's own tokenizer; it may be set.
+
+        The default is that of the folder that the compressor was loaded from, else that of the encoder, if it knows
+        where it was loaded from.
+        """
+        if self._encoder_tokenizer is None:
+            try:
+                self._encoder_tokenizer = load_tokenizer(self._home, self.encoder, ENCODER_TOKENIZER)
+            except ValueError as error:
+                raise ValueError(f"encoder_{error}".replace("compressor.", "compressor.encoder_")) from error
+        return self._encoder_tokenizer
+
+    @encoder_tokenizer.setter
+    def encoder_tokenizer(self, tokenizer: Any) -> None:
+        self._encoder_tokenizer, self.shares_tokens = tokenizer, None
+
+    def gradient_checkpointing_enable(self) -> None:
+        """See `Compressor.gradient_checkpointing_enable`; in both models."""
+        for lm in {self.lm, self.encoder_lm}:
+            lm.gradient_checkpointing_enable()
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Undoes `gradient_checkpointing_enable`."""
+        for lm in {self.lm, self.encoder_lm}:
+            lm.gradient_checkpointing_disable()
+
+    def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor | None]:
+        """The segments of all rows, those of similar lengths in one pass."""
+        self.encoder_lm.refuse_foreign_checkpointing()
+        spans = [_spans(length, self.options.segment) for length in rows.lengths]
+        parts = [row[start:end] for row, own in zip(rows.lists(), spans, strict=True) for start, end in own]
+        counts = [-(-len(part) // self.chunk) for part in parts]
+        ids = self._encoder_ids(parts)
+        made: list[Tensor] = [torch.empty(0)] * len(parts)
+        for batch in batches([len(part) for part in ids], PART.get(self.device.type, PART["cuda"])):
+            found = self._pass([ids[index] for index in batch], [counts[index] for index in batch])
+            for index, embeddings in zip(batch, found, strict=True):
+                made[index] = embeddings[: counts[index]]
+        lengths = tuple(self.size(length) for length in rows.lengths)
+        memory = Memory(
+            source=self.source,
+            lengths=lengths,
+            context_lengths=rows.lengths,
+            positions=padded([self._positions(own) for own in spans]),
+            starts=rows.lengths if self.layout == "epl" else lengths,
+            embeddings=pad_sequence([*torch.cat(made).split(lengths)], batch_first=True),
+        )
+        return memory, None
+
+    def _positions(self, spans: Sequence[tuple[int, int]]) -> list[int]:
+        """Position ids of a row's memory tokens in the reader."""
+        found = [upl(start + 1, end, -(-(end - start) // self.chunk)) for start, end in spans]
+        ids = np.concatenate(found)
+        return (ids if self.layout == "epl" else np.arange(len(ids))).tolist()  # type: ignore[no-any-return]
+
+    def _encoder_ids(self, parts: Sequence[list[int]]) -> Sequence[list[int]]:
+        """Token ids of the reader as the encoder's."""
+        if self._same_tokens():
+            return parts
+        # Tokenizers keep what they do with control tokens, which another thread may want otherwise.
+        with self.lm.turn():
+            texts = [self.tokenizer.decode(part, skip_special_tokens=True) for part in parts]
+            made = [text_ids(text, self.encoder_tokenizer, special_tokens=False) for text in texts]
+        # A segment may consist of special tokens.
+        return [ids or [self.encoder_lm.first_token("encoder", None)] for ids in made]
+
+    def _same_tokens(self) -> bool:
+        if self.shares_tokens is None:
+            names = [None if each is None else pretrained(each).name_or_path for each in (self.model, self.encoder)]
+            alike = names[0] == names[1] and self.encoder_lm.vocabulary == self.vocabulary
+            self.shares_tokens = (
+                self.encoder is None
+                or (alike and self._encoder_tokenizer is None)
+                or self.encoder_tokenizer.get_vocab() == self.tokenizer.get_vocab()
+            )
+        return self.shares_tokens
+
+    def _pass(self, ids: Sequence[list[int]], counts: Sequence[int]) -> Tensor:
+        """A pass over segments: embeddings [B, M, d] of their memory tokens, of which a row has the first `counts`."""
+        lm, use = self.encoder_lm, ENCODER if self.adapters is not None else None
+        lengths = [len(part) for part in ids]
+        inputs = lm.embedded(use, padded(ids, device=lm.device))
+        if self.memory_embeddings is not None:
+            width = max(length + count for length, count in zip(lengths, counts, strict=True))
+            is_context = placed([[column < length for column in range(width)] for length in lengths], lm.device)
+            inputs = pad(inputs, (0, 0, 0, width - inputs.shape[1]))
+            inputs = inputs.where(is_context[..., None], self.memory_embeddings.to(inputs.dtype))
+            windows = [_slots(length, count) for length, count in zip(lengths, counts, strict=True)]
+        else:
+            windows = [_windows(length, count) for length, count in zip(lengths, counts, strict=True)]
+        lm.check_positions("segment", inputs.shape[1] - 1)
+        states = lm.run(use, inputs_embeds=inputs, plan=lm.causal_plan(inputs.shape[1])).last_hidden_state
+        dtype = self.projector.gain.dtype
+        weights = torch.zeros(len(ids), max(counts), inputs.shape[1], dtype=dtype)
+        for row, spans in zip(weights, windows, strict=True):
+            for mean, (start, end) in zip(row, spans, strict=False):
+                mean[start:end] = 1 / (end - start)
+        found = weights.to(lm.device) @ states.to(dtype)
+        return self.projector(found.to(self.device)).to(self.embed.weight.dtype)  # type: ignore[no-any-return]
+
+    def size(self, context: int) -> int:
+        """See `Compressor.size`."""
+        return sum(-(-(end - start) // self.chunk) for start, end in _spans(context, self.options.segment))
+
+    def parts_of(self, context: int) -> NDArray[np.int64]:
+        """See `ChunkCompressor.parts_of`."""
+        found = []
+        for start, end in _spans(context, self.options.segment):
+            windows = _windows(end - start, -(-(end - start) // self.chunk))
+            found += [(start + first, start + last) for first, last in windows]
+        return np.array(found)
+
+    def context_spans(self, memory: Memory) -> Tensor:
+        """See `Compressor.context_spans`: the window of its segment, at the memory's ratio."""
+        return super(SeparateEncoder, self.at(memory.source.chunk)).context_spans(memory)
+
+
+def _shared(encoder: PreTrainedModel) -> SharedModel:
+    try:
+        return SharedModel(encoder)
+    except (TypeError, ValueError) as error:
+        raise type(error)(str(error).replace("model:", "encoder:", 1)) from error
+
+
+def _spans(length: int, segment: int) -> list[tuple[int, int]]:
+    """[start, end) of the segments of a context."""
+    return [(start, min(start + segment, length)) for start in range(0, length, segment)]
+
+
+def _windows(length: int, count: int) -> list[tuple[int, int]]:
+    """[start, end) of `count` windows of a segment, which share a token where it has fewer."""
+    edges = [slot * length // count for slot in range(count + 1)]
+    return [(start, max(end, start + 1)) for start, end in pairwise(edges)]
+
+
+def _slots(length: int, count: int) -> list[tuple[int, int]]:
+    """[start, end) of learned tokens after a segment."""
+    return [(length + slot, length + slot + 1) for slot in range(count)]

@@ -1,0 +1,351 @@
+"""SeparateEncoder against the two models' own forwards, a segment at a time."""
+
+import json
+from itertools import chain, pairwise
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gistkit import hf
+from gistkit.compress import ICAE, AvgPool, Compressor, Memory, SeparateEncoder
+from tests.helpers.in_place_oracle import unsettle
+from tests.helpers.models import byte_tokenizer, checkpoint, double_angles, tiny, tiny_llama
+
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
+
+
+def small(**changes):
+    """An encoder of another width and depth than the reader, and of another family."""
+    return tiny("gpt2", hidden_size=32, num_hidden_layers=1, **changes)
+
+
+def made(encoder=None, model=None, **options):
+    torch.manual_seed(0)
+    settings = {"ratio": 4, "segment": 12, "lora": 2} | options
+    compressor = SeparateEncoder(tiny_llama() if model is None else model, encoder=encoder, **settings)
+    return unsettle(compressor.double())
+
+
+def tokens(*shape):
+    return torch.randint(2, 50, shape)
+
+
+def plain_memory(compressor, ids, pool, ratio=4, segment=12):
+    """Embeddings [1, K, d] of ids [1, N]: a forward of the encoder for each segment, and the spans of its tokens."""
+    encoder = compressor.model if compressor.encoder is None else compressor.encoder
+    found, spans = [], []
+    for start in range(0, ids.shape[1], segment):
+        part = ids[:, start : start + segment]
+        length = part.shape[1]
+        count = -(-length // ratio)
+        inputs = encoder.get_input_embeddings()(part)
+        if pool == "tokens":
+            inputs = torch.cat([inputs, compressor.memory_embeddings.expand(1, count, -1)], 1)
+        if compressor.adapters is None:
+            states = encoder.base_model(inputs_embeds=inputs).last_hidden_state
+        else:
+            with compressor.adapters.using("encoder"):
+                states = encoder.get_decoder()(inputs_embeds=inputs).last_hidden_state
+        for slot in range(count):
+            first, last = slot * length // count, (slot + 1) * length // count
+            found.append(states[:, length + slot] if pool == "tokens" else states[:, first:last].mean(1))
+            spans.append((start + first, start + last))
+    projector, states = compressor.projector, torch.stack(found, 1)
+    inner = F.gelu(states @ projector.first.weight.T + projector.first.bias)
+    out = inner @ projector.second.weight.T + projector.second.bias
+    out = out / (out.square().mean(-1, keepdim=True) + torch.finfo(out.dtype).eps).sqrt()
+    return out * projector.gain + projector.shift, spans
+
+
+def plain_decode(compressor, ids, text, pool, layout, task="lm"):
+    """Hidden states at the task token and each token of `text` [1, T], of the reader alone."""
+    with double_angles(compressor.model):
+        if compressor.encoder is None:
+            embeddings, spans = plain_memory(compressor, ids, pool)
+        else:
+            with double_angles(compressor.encoder):
+                embeddings, spans = plain_memory(compressor, ids, pool)
+        embed = compressor.model.get_input_embeddings()
+        inputs = torch.cat([embeddings, compressor.task_embeddings[task].double()[None], embed(text)], 1)
+        count = len(spans)
+        positions = torch.arange(inputs.shape[1])
+        if layout == "epl":
+            places = [(1 + first + last) / 2 for first, last in spans]
+            positions[:count] = torch.tensor([round(place) for place in places])
+            positions[count:] = (0 if task == "ae" else ids.shape[1]) + torch.arange(1 + text.shape[1])
+        states = compressor.model.model(inputs_embeds=inputs, position_ids=positions[None]).last_hidden_state
+    return states[:, count:], spans
+
+
+CASES = [
+    (None, "means", "epl", 2), (None, "tokens", "dpl", 2), ("small", "means", "dpl", 2), ("small", "tokens", "epl", 2),
+    ("small", "means", "epl", None), ("small", "tokens", "dpl", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("length", [24, 16, 3])
+@pytest.mark.parametrize(("encoder", "pool", "layout", "lora"), CASES)
+def test_reading_equals_the_two_models_own_forwards(encoder, pool, layout, lora, length):
+    compressor = made(encoder and small(), pool=pool, layout=layout, lora=lora)
+    ids, text = tokens(1, length), tokens(1, 5)
+    memory = compressor.encode(ids)
+    for task in ("lm", "ae"):
+        expected, spans = plain_decode(compressor, ids, text, pool, layout, task)
+        torch.testing.assert_close(compressor.decode(memory, task, text), expected, **TOLERANCE)
+    assert memory.lengths == (len(spans),) == (compressor.size(length),)
+    assert compressor.context_spans(memory)[0].tolist() == [list(span) for span in spans]
+
+
+@pytest.mark.parametrize(("encoder", "pool", "layout", "lora"), CASES)
+def test_gradients_are_those_of_the_two_models_and_the_reader_has_none(encoder, pool, layout, lora):
+    compressor = made(encoder and small(), pool=pool, layout=layout, lora=lora)
+    ids, text, upstream = tokens(1, 16), tokens(1, 5), torch.randn(1, 6, 48, dtype=torch.float64)
+    parameters = {name: p for name, p in compressor.trainable() if name != "task_embeddings.ae"}
+    ours = compressor.decode(compressor.encode(ids, gradient=True), "lm", text)
+    found = torch.autograd.grad((ours * upstream).sum(), parameters.values(), materialize_grads=True)
+    states, _ = plain_decode(compressor, ids, text, pool, layout)
+    expected = torch.autograd.grad((states * upstream).sum(), parameters.values(), materialize_grads=True)
+    for name, a, b in zip(parameters, found, expected, strict=True):
+        torch.testing.assert_close(a, b, msg=lambda m, n=name: f"{n}: {m}", rtol=1e-6, atol=1e-7)
+    frozen = [p for name, p in compressor.model.named_parameters() if "lora_" not in name]
+    assert frozen and not any(p.requires_grad for p in frozen)
+    parts = {name.split(".")[0] for name in parameters}
+    assert parts == {"projector", "task_embeddings", "encoder" if encoder else "model"} | (
+        {"memory_embeddings"} if pool == "tokens" else set()
+    )
+
+
+@pytest.mark.parametrize("pool", ["means", "tokens"])
+def test_segments_are_encoded_independently_and_join_in_any_order(pool):
+    compressor, text = made(small(), pool=pool), tokens(1, 4)
+    first, second, short = (tokens(length).tolist() for length in (24, 12, 7))
+    one, two, three = (compressor.encode([part]) for part in (first, second, short))
+    for parts, memories in [((first, second, short), (one, two, three)), ((second, first), (two, one))]:
+        joined, together = compressor.join(memories), compressor.encode([[*chain(*parts)]])
+        torch.testing.assert_close(joined.embeddings, together.embeddings, **TOLERANCE)
+        assert torch.equal(joined.positions, together.positions) and joined.starts == together.starts
+        read = [compressor.decode(memory, "qa", text) for memory in (joined, together)]
+        torch.testing.assert_close(*read, **TOLERANCE)
+    # Rows of a batch, and those of a stack, too.
+    batch, stacked = compressor.encode([first, second, short]), Memory.stack([one, two, three])
+    assert batch.lengths == stacked.lengths == (6, 3, 2)
+    for row, alone in enumerate((one, two, three)):
+        for memory in (batch[row], stacked[row]):
+            torch.testing.assert_close(memory.embeddings, alone.embeddings, **TOLERANCE)
+
+
+def test_the_same_weights_compress_at_any_ratio():
+    compressor, ids, text = made(small(), pool="tokens", train_ratios=(2, 3)), tokens(1, 30), tokens(1, 4)
+    memory = compressor.encode(ids, ratio=6)
+    assert memory.lengths == (5,) and compressor.encode(ids, budget=5).lengths == (5,)
+    at = made(compressor.encoder, compressor.model, pool="tokens", ratio=6, lora=2)
+    assert at.ratio == 6 and compressor.context_spans(memory)[0].tolist()[-1] == [24, 30]
+    with pytest.warns(UserWarning, match="memory: expected one that this compressor made"):
+        at.decode(memory, "lm", text)
+    assert torch.equal(compressor.decode(memory, "lm", text), compressor.at(6).decode(memory, "lm", text))
+    drawn = {compressor.at(ratio).encode(ids).num_tokens for ratio in (2, 3)}
+    assert drawn == {15, 10} and compressor(ids, continuation_ids=text)["loss"] > 0
+
+
+def test_files_tell_both_models_and_others_are_refused(tmp_path):
+    compressor, ids, text = made(small()), tokens(2, 17), tokens(2, 4)
+    memory = compressor.encode(ids)
+    memory.save(tmp_path / "memory.gist")
+    compressor.save_pretrained(tmp_path / "two")
+    loaded = Compressor.from_pretrained(tmp_path / "two", tiny_llama(), encoder=small())
+    # Files have single precision.
+    near = {"rtol": 1e-4, "atol": 1e-4}
+    kept = Memory.load(tmp_path / "memory.gist")
+    torch.testing.assert_close(loaded.encode(ids).embeddings, memory.embeddings, **near)
+    torch.testing.assert_close(loaded.decode(kept, "lm", text), compressor.decode(memory, "lm", text), **near)
+    assert loaded.settings == compressor.settings
+    other = small()
+    with torch.no_grad():
+        next(other.parameters()).mul_(1.5)
+    for model, encoder, match in [
+        (tiny_llama(), other, "encoder: expected the encoder of .*: other weights"),
+        (tiny_llama(), tiny_llama(), "encoder: expected the encoder of .*: another architecture or size"),
+        (tiny_llama(num_hidden_layers=1), small(), "model: expected the base model of .*: another architecture"),
+        (None, small(), "model: expected the base model of .*, which does not hold one, got None"),
+        (tiny_llama(), None, "encoder: expected that of .*, which is no name of the hub, as a model or .*, got None"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            Compressor.from_pretrained(tmp_path / "two", model, encoder=encoder)
+    # One folder names an encoder that nothing else describes; another has none.
+    settings = json.loads((tmp_path / "two" / "compressor.json").read_text())
+    (tmp_path / "two" / "compressor.json").write_text(json.dumps(settings | {"encoder": None}))
+    with pytest.raises(ValueError, match="expected what tells the encoder GPT2LMHeadModel from others, got none"):
+        Compressor.from_pretrained(tmp_path / "two", tiny_llama())
+    made().save_pretrained(tmp_path / "one")
+    assert Compressor.from_pretrained(tmp_path / "one", tiny_llama()).encoder is None
+    with pytest.raises(TypeError, match=r"encoder: expected none for .*, which has no second model"):
+        Compressor.from_pretrained(tmp_path / "one", tiny_llama(), encoder=small())
+
+
+def test_an_encoder_whose_own_weights_train_is_in_the_folder(tmp_path):
+    compressor, ids, text = made(small(), lora=None, losses=("ae", "kl")), tokens(2, 17), tokens(2, 4)
+    before = compressor.fingerprints()
+    optimizer = torch.optim.Adam([parameter for _, parameter in compressor.trainable()], 1e-2)
+    compressor(ids, question_ids=text, answer_ids=text)["loss"].backward()
+    optimizer.step()
+    base, own = compressor.fingerprints()
+    assert base == before[0] and own != before[1], "the reader stays as it was"
+    compressor.save_pretrained(tmp_path)
+    given = small()
+    for encoder in (None, given):
+        loaded = Compressor.from_pretrained(tmp_path, tiny_llama(), encoder=encoder)
+        torch.testing.assert_close(
+            loaded.encode(ids).embeddings, compressor.encode(ids).embeddings, rtol=1e-4, atol=1e-4
+        )
+    assert loaded.encoder is given and loaded.shares_tokens
+    with pytest.raises(ValueError, match=r"model: expected the base model of .*, which does not hold one, got None"):
+        Compressor.from_pretrained(tmp_path)
+
+
+def test_an_encoder_by_the_name_of_its_folder(tmp_path):
+    small().save_pretrained(tmp_path / "small")
+    compressor = made(str(tmp_path / "small"))
+    assert compressor.settings["encoder"] == "small" and compressor.encoder.dtype == torch.float64
+    compressor.shares_tokens = True
+    compressor.save_pretrained(tmp_path / "two")
+    loaded = Compressor.from_pretrained(tmp_path / "two", tiny_llama(), encoder=str(tmp_path / "small"))
+    ids = tokens(1, 17)
+    torch.testing.assert_close(loaded.encode(ids).embeddings, compressor.encode(ids).embeddings, rtol=1e-4, atol=1e-4)
+
+
+def halves(tokenizer):
+    """A tokenizer of other ids: two letters a token where they are both lower case."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    pairs = [a + b for a in letters for b in letters]
+    vocabulary = {text: index for index, text in enumerate([*" .,?é", *letters, *pairs])}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex("[a-z]{1,2}|."), "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="?")
+
+
+def test_an_encoder_with_another_tokenizer_reads_the_text_of_each_segment(tmp_path):
+    model, encoder = tiny_llama(vocab_size=257), small(vocab_size=800, bos_token_id=5)
+    compressor = made(encoder, model)
+    with pytest.raises(ValueError, match=r"encoder_tokenizer: expected the model's own, .* set compressor.encoder_tok"):
+        compressor.tokenizer = byte_tokenizer()
+        compressor.compress("a text")
+    compressor.encoder_tokenizer = halves(None)
+    text = "the reader has bytes, an encoder pairs."
+    memory = compressor.compress(text)
+    segments = [text[start : start + 12] for start in range(0, len(text), 12)]
+    with torch.no_grad(), double_angles(encoder), compressor.adapters.using("encoder"):
+        for number, part in enumerate(segments):
+            ids = torch.tensor([compressor.encoder_tokenizer(part)["input_ids"]])
+            assert ids.shape[1] < len(part)
+            count = -(-len(part) // 4)
+            states = encoder.transformer(ids).last_hidden_state[0]
+            edges = [slot * len(states) // count for slot in range(count + 1)]
+            means = [states[first:last].mean(0) for first, last in pairwise(edges)]
+            expected = compressor.projector(torch.stack(means))
+            torch.testing.assert_close(memory.embeddings[0, 3 * number :][:count], expected, **TOLERANCE)
+    # A segment of special tokens has no text, and a character may be cut.
+    assert compressor.encode([[256] * 3]).lengths == (1,)
+    assert compressor.compress("a" * 11 + "é").lengths == (4,)
+    compressor.save_pretrained(tmp_path / "two")
+    loaded = Compressor.from_pretrained(tmp_path / "two", model, encoder=encoder)
+    assert not loaded.shares_tokens and loaded.encoder_tokenizer.get_vocab() == compressor.encoder_tokenizer.get_vocab()
+    torch.testing.assert_close(loaded.compress(text).embeddings, memory.embeddings, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("make", [
+    lambda **o: made(small(), **o), lambda **o: ICAE(tiny_llama(), chunk=8, ratio=4, lora=2, **o).double(),
+    lambda **o: AvgPool(tiny_llama(), ratio=4, lora=2, bos_token=1, **o).double(),
+], ids=["separate", "icae", "avgpool"])  # fmt: skip
+def test_the_loss_of_hidden_states_is_that_of_every_layer_in_the_teachers_deviations(make):
+    torch.manual_seed(0)
+    compressor = make(losses={"hidden": 1.0})
+    contexts, questions, answers = tokens(2, 11), tokens(2, 3), tokens(2, 4)
+    ours = compressor(contexts, question_ids=questions, answer_ids=answers)["hidden"]
+    text = torch.cat([questions, answers], 1)
+    model, memory = compressor.model, compressor.encode(contexts)
+    bos = torch.full((2, 1), 1) if isinstance(compressor, AvgPool) else torch.zeros(2, 0, dtype=torch.int64)
+    norm = model.model.norm
+    with torch.no_grad():
+        students = layer_by_layer(compressor, memory, text[:, :-1])
+        # transformers gives the last layer's states after the norm.
+        model.model.norm = nn.Identity()
+        with double_angles(model):
+            whole = torch.cat([bos, contexts, text[:, :-1]], 1)
+            teachers = model.model(whole, output_hidden_states=True).hidden_states[1:]
+        model.model.norm = norm
+    losses = []
+    for student, teacher in zip(students, teachers, strict=True):
+        # The states that predict the answer: from the question's last token on.
+        goal, own = teacher[:, -4:], student[:, -4:]
+        scale = goal.std()
+        difference = ((own - goal) / scale).abs()
+        losses.append(torch.where(difference < 1, difference.square() / 2, difference - 0.5).mean())
+    torch.testing.assert_close(ours, torch.stack(losses).mean().float(), rtol=1e-4, atol=1e-5)
+
+
+def layer_by_layer(compressor, memory, text):
+    """The reader's states [B, T, d] at a text after each layer: by a model that ends there, without its norm."""
+    empty, rows = (compressor.rows("text", ids) for ids in ([[]] * len(text), text))
+    plan = compressor.reading_plan(memory, "qa", (empty, rows))
+    before = [] if memory.embeddings is None else [memory.embeddings]
+    embedded = compressor.lm.embedded(compressor.reader, text)
+    inputs = torch.cat([*before, compressor.task_embedding("qa", memory), embedded], 1)
+    found = []
+    for count in (1, 2):
+        with hf.first_layers(compressor.model, count, norm=False):
+            out = compressor.lm.run(compressor.reader, inputs_embeds=inputs, plan=plan, memory=memory.layers)
+        found.append(out.last_hidden_state[:, -text.shape[1] :])
+    return found
+
+
+@pytest.mark.parametrize("losses", [("ae", "lm"), ("hidden",)])
+def test_training_lowers_the_loss(losses):
+    compressor, ids = made(small(), losses=losses, lora=8), tokens(4, 24)
+    text = (
+        {"continuation_ids": ids[:, :6]} if "lm" in losses else {"question_ids": ids[:, :2], "answer_ids": ids[:, :6]}
+    )
+    optimizer = torch.optim.Adam([parameter for _, parameter in compressor.trainable()], 1e-2)
+    found = []
+    for _ in range(30):
+        loss = compressor(ids, **text)["loss"]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(float(loss.detach()))
+    assert found[-1] < found[0] * 0.8
+
+
+def test_gradient_checkpointing_of_both_models_changes_no_gradient():
+    gradients = []
+    for checkpointing in (False, True):
+        compressor, ids = made(small(), losses=("ae", "hidden")).train(), tokens(2, 17)
+        if checkpointing:
+            compressor.gradient_checkpointing_enable()
+        torch.manual_seed(1)
+        text = tokens(2, 5)
+        compressor(torch.full_like(ids, 7), question_ids=text, answer_ids=text)["loss"].backward()
+        gradients.append({name: p.grad for name, p in compressor.trainable()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, msg=lambda m, n=name: f"{n}: {m}", **TOLERANCE)
+    compressor = made(checkpoint(tiny_llama()))
+    with pytest.raises(ValueError, match="gradient checkpointing to be off or switched on by the compressor's own"):
+        compressor.train()(tokens(1, 8), continuation_ids=tokens(1, 3))
+
+
+def test_what_it_cannot_do_is_refused_by_name():
+    for options, error, match in [
+        ({"pool": "max"}, ValueError, "pool: expected one of means, tokens, got 'max'"),
+        ({"layout": "upl"}, ValueError, "layout: expected one of dpl, epl, got 'upl'"),
+        ({"losses": ("compression",)}, ValueError, "losses: expected some of ae, .*, hidden for separate_encoder"),
+        ({"lora": None}, ValueError, "lora: expected a rank where the model itself encodes"),
+        ({"encoder": nn.Linear(2, 2)}, TypeError, "encoder: expected a transformers"),
+        ({"encoder": 7}, TypeError, "encoder: expected a model or its name, got int"),
+        ({"encoder": "no/such/model"}, ValueError, "encoder: expected a decoder model that transformers can load"),
+    ]:
+        with pytest.raises(error, match=match):
+            SeparateEncoder(tiny_llama(), **options)
