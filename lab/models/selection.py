@@ -86,7 +86,7 @@ OWN = """## What it is for
 | answers | a few words, also where the question asks for a sentence |
 
 It answers far more made-up facts than smollm2-select-4x: it has learned from other facts of the same kinds. Other texts
-and questions are more like those by hand: of these smollm2-select-4x with `--ratio 8` answers 44% exactly, this one 38%.
+and questions are more like those by hand: of these smollm2-select-4x with `--ratio 8` answers 44% exactly, this 38%.
 `--ratio 4` and `--ratio 16`, or `compressor.at(4)`, have other ratios.
 
 Its costs are those of [smollm2-select-4x](../smollm2-select-4x/README.md), with half the bytes. vLLM and transformers'
