@@ -62,7 +62,7 @@ def presses_tables() -> str:
     for path in PRESSES:
         found = Comparison.load(path)
         chosen = lambda one, found=found: (  # noqa: E731
-            one.entry.memory in (FULL, "kvzip", *trained_names(found)) and one.entry.ratio in (1, 2, 4, 8)
+            one.entry.memory in (FULL, "kvzip", *trained_names(found)) and one.entry.ratio in (1, 2, 4, 8, 16)
         )
         parts += [presses_table(found), presses_note(found), pairs_table(found), parts_table(found, chosen)]
         if path.with_suffix(".png").exists():
@@ -83,7 +83,8 @@ def presses_summary() -> str:
     """Of questions by hand: full and no context, the trained compressors, and the best selections made without them."""
     found = Comparison.load(BY_HAND)
     rows = [["SmolLM2-135M reads", "tokens kept", "exact match, %", "contains the answer, %"]]
-    adapters = {one.entry.reader for one in found.outcomes} - {PLAIN}
+    # Those of compressors whose own memory is among the rows.
+    adapters = {one.entry.reader for one in found.outcomes} & {*trained_names(found)}
     for reader in (*sorted(adapters), PLAIN):
         ours = [one for one in found.outcomes if one.entry.reader == reader]
         chosen = [one for one in ours if one.entry.memory in (FULL, NONE, *trained_names(found))]

@@ -78,6 +78,72 @@ def draw_fact(random: np.random.Generator) -> Fact:
     return forms[int(random.integers(len(forms)))]
 
 
+# What is asked and not answered, as in `gistkit_lab.presses.facts`.
+ABSENT = "not in the text"
+KINDS = ("dates", "numbers", "names", "codes", "yes or no", ABSENT)
+
+
+def draw_facts(count: int, random: np.random.Generator, held_out: bool = False) -> dict[str, list[Fact]]:
+    """Facts of several kinds by kind, each about another thing; those that are not in the text have no sentence.
+
+    Args:
+        count: of facts, one in eight of which is not in the text.
+        random: of the draws.
+        held_out: each fifth of the names, places and projects, rather than the others.
+    """
+    own = lambda values: [value for index, value in enumerate(values) if (index % 5 == 0) == held_out]  # noqa: E731
+    pick = lambda values: str(values[int(random.integers(len(values)))])  # noqa: E731
+    names, surnames, cities = own(NAMES), own(SURNAMES), own(CITIES)
+    things = own((*PLACES, *PROJECTS))
+    found: dict[str, list[Fact]] = {}
+    for index in random.permutation(len(things))[:count]:
+        it = things[index]
+        person, other = (f"{pick(names)} {pick(surnames)}" for _ in range(2))
+        date = f"{int(random.integers(1, 29))} {pick(MONTHS)}"
+        dated = f"{date} {int(random.integers(1950, 2030))}"
+        number, few = str(int(random.integers(100, 10000))), str(int(random.integers(2, 1000)))
+        code = f"{''.join(chr(65 + int(letter)) for letter in random.integers(26, size=2))}-{few}"
+        so = bool(random.integers(2))
+        answer, negation, none = ("yes", "", "an") if so else ("no", " not", "no")
+        forms = {
+            "dates": [
+                Fact(f"The {it} was finished on {dated}.", f"When was the {it} finished?", dated),
+                Fact(f"The contract for the {it} runs until {dated}.",
+                     f"Until when does the contract for the {it} run?", dated),
+                Fact(f"{person} will visit the {it} on {date}.", f"On which day will {person} visit the {it}?", date),
+            ],
+            "numbers": [
+                Fact(f"There are {few} people on the list of the {it}.",
+                     f"How many people are on the list of the {it}?", few),
+                Fact(f"The {it} costs {number} euros a year.", f"How many euros does the {it} cost a year?", number),
+                Fact(f"The {it} uses {few} liters of paint.", f"How many liters of paint does the {it} use?", few),
+            ],
+            "names": [
+                Fact(f"{person} is in charge of the {it}.", f"Who is in charge of the {it}?", person),
+                Fact(f"The {it} was started by {person}, not by {other}.", f"Who started the {it}?", person),
+                Fact(f"The {it} is named after {person}.", f"After whom is the {it} named?", person),
+                Fact(f"Letters about the {it} go to {pick(cities)}.", f"Where do letters about the {it} go?", ""),
+            ],
+            "codes": [
+                Fact(f"The serial number of the {it} is {code}.", f"What is the serial number of the {it}?", code),
+                Fact(f"The folder of the {it} is {pick(COLOURS)}.", f"What color is the folder of the {it}?", ""),
+            ],
+            "yes or no": [
+                Fact(f"The {it} was{negation} approved.", f"Was the {it} approved?", answer),
+                Fact(f"The {it} has {none} insurance.", f"Does the {it} have an insurance?", answer),
+                Fact(f"{person} may{negation} change the {it}.", f"May {person} change the {it}?", answer),
+            ],
+        }  # fmt: skip
+        absent = random.integers(8) == 0
+        kind = pick(KINDS[:-1])
+        fact = forms[kind][int(random.integers(len(forms[kind])))]
+        if not fact.answer:
+            # The last word of the sentence.
+            fact = fact._replace(answer=fact.sentence.rpartition(" ")[2].rstrip("."))
+        found.setdefault(ABSENT if absent else kind, []).append(Fact("", fact.question, ABSENT) if absent else fact)
+    return found
+
+
 def plant(passage: list[int], sentence: list[int], ends: set[int], random: np.random.Generator) -> list[int]:
     """Token ids of a passage with a sentence in it, behind one of its sentences if it has a whole one.
 

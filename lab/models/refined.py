@@ -1,103 +1,124 @@
-"""What `refine` gains: questions by hand about documents, from a selection before and after, and the whole text.
+"""What `refine` gains: facts in held-out documents, asked of a selection before and after, and of the whole text.
 
-Of SmolLM2 with the adapter of smollm2-avgpool-2x in its weights; 140 CPU seconds a document.
+SmolLM2 in bfloat16 with the adapter of smollm2-avgpool-2x in its weights. The file of results grows by document; the
+same command goes on with it.
 
-example: OMP_NUM_THREADS=1 python lab/models/refined.py --ratio 16 --out runs/refined.json
+example: OMP_NUM_THREADS=1 python lab/models/refined.py --documents 20 --out benchmarks/results/refine-smollm2.jsonl
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from manual_questions import PAGE, Question, about
 from peft import PeftModel
+from texts import manuals
 
-from gistkit.compress import Compressor, Memory, Select, refine
-from gistkit.compress.tokens import QUESTION, filled_ids, text_ids
-from gistkit.evaluate.metrics import contains_answer, exact_match, perplexity
+from gistkit.compress import Memory, refine
+from gistkit.compress.scores import SCORES
+from gistkit.evaluate import Example
+from gistkit.evaluate.runner import evaluating
 from gistkit.hf.smollm2 import load_smollm2
+from gistkit.info import machine
+from gistkit_lab.presses.comparison import FULL, Asked, Comparison, Entry, Measure, Outcome, asked_of, kept
+from gistkit_lab.presses.facts import ABSENT, fact_questions
+from gistkit_lab.presses.reader import PressReader, Text
+from gistkit_lab.presses.report import presses_table
 
-ADAPTER = Path(__file__).resolve().parents[2] / "models" / "smollm2-avgpool-2x" / "gistkit_0_text"
-# Questions by their lines; the document is around the answer of the first and has those of the others.
-DOCUMENTS = (
-    (43, 42),
-    (1, 0),
-    (28, 27),
-    (14, 13),
-    (36, 35),
-    (47, 46),
-    (38, 37),
-    (23, 22),
-    (17, 18, 19),
-    (30, 29),
-    (31, 32),
-)
-ANSWER = 24
+NAME = "smollm2-avgpool-2x"
+ADAPTER = Path(__file__).resolve().parents[2] / "models" / NAME / "gistkit_0_text"
+# Tokens of a document, and of an answer.
+LENGTH, ANSWER = 512, 24
+REFINED = "kvzip, refined"
 
 
-def asked(compressor: Compressor, memory: Memory, one: Question) -> dict[str, Any]:
-    """The nats of the right answer, and what the model says."""
-    tokenizer = compressor.tokenizer
-    question = filled_ids(QUESTION, "{question}", one.question, tokenizer)
-    answer = text_ids(one.answer, tokenizer, special_tokens=False)
+def documents(tokenizer: Any, count: int) -> list[dict[str, list[Example]]]:
+    """Of each document its questions by kind, without those that it does not answer."""
+    sets = fact_questions(manuals().held_out.tolist(), tokenizer, {LENGTH: count})
+    found: dict[str, dict[str, list[Example]]] = {}
+    for kind, examples in sets.items():
+        for one in examples:
+            if one.answers != ABSENT:
+                found.setdefault(one.context, {}).setdefault(kind, []).append(replace(one, continuation=None))
+    return list(found.values())
+
+
+class Given(Measure):
+    """As `Measure`, of a memory that there is."""
+
+    def __init__(self, given: Memory, presses: PressReader, text: Text, asked: Asked, entry: Entry) -> None:
+        super().__init__(presses, [text], asked, entry, {}, ANSWER)
+        self.given = given
+
+    def memory(self, owner: int, question: Sequence[int]) -> Memory:
+        """It."""
+        return self.given
+
+
+def measured(presses: PressReader, asked: Asked, ratios: Sequence[int], steps: int, tokenizer: Any) -> list[Outcome]:
+    """The outcomes of a document: of all of it, and of a selection at each ratio before and after."""
+    (context,) = asked.contexts
+    with evaluating(presses.select):
+        text = presses.read(context.context)
+    memories = {Entry(NAME, FULL, 1): presses.first(text, text.length)}
+    seconds = {}
+    for ratio in ratios:
+        memory = presses.scored(text, "kvzip", kept(text.length - 1, ratio), "all")
+        begun = time.process_time()
+        found = refine(presses.select, memory, context.context, steps=steps)
+        print(f"{ratio}x: KL {found.before:.3f} to {found.after:.3f}", flush=True)
+        memories[Entry(NAME, "kvzip", ratio, shares="all")] = memory
+        memories[after := Entry(NAME, REFINED, ratio, shares="all")] = found.memory
+        seconds[after] = time.process_time() - begun
     with torch.no_grad():
-        states = compressor.decode(memory, "qa", [question + answer])[0, len(question) :][: len(answer)]
-        nats = -compressor.logits(states).log_softmax(-1).gather(1, torch.tensor(answer)[:, None]).sum()
-    said = str(compressor.ask(memory, one.question, max_new_tokens=ANSWER))
-    first = (said.splitlines() or [""])[0].strip()
-    return {
-        "nats": float(nats), "tokens": len(answer), "said": said, "exact": exact_match(first, [one.answer]),
-        "within": contains_answer(said, [one.answer]),
-    }  # fmt: skip
+        outcomes = [Given(memory, presses, text, asked, entry)(tokenizer) for entry, memory in memories.items()]
+    # Of a refined memory those of refining.
+    return [replace(one, seconds=round(seconds.get(one.entry, one.seconds), 1)) for one in outcomes]
 
 
-def summary(rows: list[dict[str, Any]]) -> str:
-    """A line for each of the three readings."""
-    questions, lines = [question for row in rows for question in row["questions"]], []
-    for name in ("full", "before", "after"):
-        found = [question[name] for question in questions]
-        apart = [abs(one["nats"] - question["full"]["nats"]) for one, question in zip(found, questions, strict=True)]
-        lines.append(
-            f"{name:8} of {len(found)}: exact {sum(one['exact'] for one in found):.0f}, within "
-            f"{sum(one['within'] for one in found):.0f}, perplexity "
-            f"{perplexity(sum(one['nats'] for one in found) / sum(one['tokens'] for one in found)):.2f}, nats from the "
-            f"whole text's {sum(apart) / len(apart):.2f}, says the same "
-            f"{sum(one['said'] == question['full']['said'] for one, question in zip(found, questions, strict=True))}"
+def joined(before: Comparison, now: Comparison) -> Comparison:
+    """Two comparisons of the same rows about other documents, as one."""
+    lists = [one.name for one in fields(Outcome) if one.name not in ("entry", "seconds")]
+    outcomes = [
+        replace(
+            one,
+            seconds=round(one.seconds + more.seconds, 1),
+            **{name: getattr(one, name) + getattr(more, name) for name in lists},
         )
-    return "\n".join(lines)
+        for one, more in zip(before.outcomes, now.outcomes, strict=True)
+    ]
+    owners = [owner + len(before.lengths) for owner in now.contexts]
+    sets, lengths = before.sets + now.sets, before.lengths + now.lengths
+    return Comparison(before.settings, sets, before.contexts + owners, lengths, outcomes)
 
 
 def main() -> int:
-    """Writes the answers after each document, and prints what they come to."""
+    """Writes the outcomes after each document, and prints what they come to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ratio", type=int, default=16)
+    parser.add_argument("--ratios", type=int, nargs="+", default=[8, 16, 32])
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--documents", type=int, default=len(DOCUMENTS))
+    parser.add_argument("--documents", type=int, default=20)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    plain, tokenizer = load_smollm2()
+    plain, tokenizer = load_smollm2(torch.bfloat16)
     model: Any = PeftModel.from_pretrained(plain, str(ADAPTER)).merge_and_unload()
-    full = Select(model, ratio=1, by="even").eval()
-    select = Select(model, ratio=arguments.ratio, shares="all").eval()
-    full.tokenizer = select.tokenizer = tokenizer
-    every, rows = about(tokenizer, PAGE), []
-    for chosen in DOCUMENTS[: arguments.documents]:
-        ids = every[chosen[0]].context
-        memory, begun = select.encode([ids]), time.process_time()
-        found = refine(select, memory, ids, steps=arguments.steps)
-        row = {"document": chosen, "seconds": time.process_time() - begun, "kl": (found.before, found.after)}
-        read = {"full": (full, full.encode([ids])), "before": (select, memory), "after": (select, found.memory)}
-        questions = (every[index].asked for index in chosen)
-        answers = [{name: asked(*each, one) for name, each in read.items()} for one in questions]
-        rows.append({**row, "questions": answers})
-        arguments.out.write_text(json.dumps(rows, indent=1))
-        print(f"{len(rows)} documents, KL {found.before:.3f} to {found.after:.3f}\n{summary(rows)}", flush=True)
+    presses = PressReader(model, tokenizer, {"kvzip": SCORES["kvzip"]()})
+    presses.select.tokenizer = tokenizer
+    settings = {"model": "SmolLM2-135M-Instruct", "dtype": "bfloat16", "max_new_tokens": ANSWER, "machine": machine()}
+    found = Comparison.load(arguments.out) if arguments.out.exists() else None
+    for sets in documents(tokenizer, arguments.documents)[0 if found is None else len(found.lengths) :]:
+        asked = asked_of(sets, tokenizer)
+        outcomes = measured(presses, asked, arguments.ratios, arguments.steps, tokenizer)
+        now = Comparison(settings, asked.sets, asked.owners, [len(asked.contexts[0].context)], outcomes)
+        found = now if found is None else joined(found, now)
+        found.save(arguments.out)
+        print(f"{len(found.lengths)} documents, {len(found.sets)} questions\n{presses_table(found)}", flush=True)
     return 0
 
 

@@ -20,11 +20,13 @@ import card
 import make
 import manual_questions
 import measure
+import reader
 import selection
 import text
 import texts
 from passages import Passages
-from questions import draw_fact, plant
+from questions import ABSENT, KINDS, NAMES, draw_fact, draw_facts, plant
+from safetensors.torch import load_file
 
 from gistkit.common.signals import Interrupted
 from gistkit.compress import AvgPool, Compressor
@@ -74,6 +76,28 @@ def test_facts_have_their_answers_in_them():
     assert len({fact.question.split()[0] for fact in facts}) >= 4 and len(set(facts)) > 250
     for fact in facts:
         assert fact.answer in fact.sentence and fact.answer not in fact.question and fact.question.endswith("?")
+
+
+def test_facts_of_several_kinds_are_about_other_things_and_held_out_ones_have_other_names():
+    random, seen = np.random.default_rng(0), {}
+    for held_out in (False, True):
+        drawn = [draw_facts(8, random, held_out) for _ in range(60)]
+        facts = [(kind, fact) for found in drawn for kind, each in found.items() for fact in each]
+        assert {kind for kind, _ in facts} == set(KINDS)
+        for kind, fact in facts:
+            assert fact.question.endswith("?")
+            if kind == ABSENT:
+                assert (fact.sentence, fact.answer) == ("", "not in the text")
+            elif kind == "yes or no":
+                assert fact.answer == ("no" if {"no", "not"} & set(fact.sentence.split()) else "yes")
+            else:
+                assert fact.answer in fact.sentence and fact.answer not in fact.question
+        seen[held_out] = {name for name in NAMES for _, fact in facts if name in fact.sentence.split()}
+        assert all(
+            len({fact.question for each in found.values() for fact in each}) == (7 if held_out else 8)
+            for found in drawn
+        )
+    assert seen[False] and seen[True] and not seen[False] & seen[True]
 
 
 def test_a_sentence_is_put_behind_a_sentence():
@@ -402,6 +426,66 @@ def test_a_selection_has_the_adapter_of_a_trained_one_byte_for_byte(place, monke
     )
     page = (folder / "README.md").read_text()
     assert "# chosen\n" in page and "1/8 of the context's own keys" in page and "--compressor chosen" in page
+
+
+def test_a_reader_learns_from_what_a_selection_keeps_and_goes_on(place, corpus, monkeypatch):
+    model = make.Model("avgpool", {"ratio": 2}, make.MODELS["tiny"].stages, rank=2, precision="no")
+    settings = {"ratio": 8, "by": "kvzip", "shares": "all", "own_reader": True}
+    load = lambda dtype=torch.float32: (small_llama().to(dtype), byte_tokenizer())  # noqa: E731
+    for module in (make, selection, reader):
+        monkeypatch.setattr(module, "MODELS", {"means": model})
+        monkeypatch.setattr(module, "load_smollm2", load)
+    for module in (selection, reader):
+        monkeypatch.setattr(module, "FOLDER", make.FOLDER)
+        monkeypatch.setattr(module, "SELECTIONS", {"read": selection.Selection("means", settings)})
+    monkeypatch.setattr(reader, "RUNS", place / "runs")
+    monkeypatch.setattr(reader, "manuals", lambda: corpus)
+    # A token is a byte.
+    for name, value in {"HELD_OUT": 2, "SHORTEST": 600, "LONGEST": 700}.items():
+        monkeypatch.setattr(reader, name, value)
+    monkeypatch.setattr(reader, "draw_facts", lambda count, random, held_out: draw_facts(2, random, held_out))
+    trained = make.new_compressor(model)
+    with torch.no_grad():
+        for _, parameter in trained.trainable():
+            parameter.add_(0.02)
+    make.save(trained, make.FOLDER / "means")
+
+    _, presses, tokenizer = reader.new_reader("read")
+    texts = place / "runs" / "read" / "texts"
+    texts.mkdir(parents=True)
+    for seed in range(5):
+        torch.save(reader.prepared(seed, presses, tokenizer, corpus), texts / f"{seed:05}.pt")
+    text, asked = reader.loaded(texts / "00003.pt")
+    assert 500 < text.length < 800 and {one.kind for one in asked} > {reader.WORDS}
+
+    reader.train("read", 4, 1e-2, 2, 3, every=2)
+    whole = torch.load(place / "runs" / "read" / "checkpoint.pt", weights_only=True)
+    lines = [json.loads(line) for line in (place / "runs" / "read" / "history.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 2, 4] and lines[0]["8x"] != lines[-1]["8x"]
+    folder = reader.save("read")
+    loaded = Compressor.from_pretrained(folder, small_llama())
+    assert (loaded.reader, loaded.ratio) == ("reader", 8)
+    source = make.FOLDER / "means" / "gistkit_0_text" / "adapter_model.safetensors"
+    assert (folder / "gistkit_0_text" / "adapter_model.safetensors").read_bytes() == source.read_bytes()
+    own = load_file(folder / "gistkit_0_reader" / "adapter_model.safetensors")
+    assert own.keys() == whole["weights"].keys()
+    assert all(torch.equal(tensor, whole["weights"][name].bfloat16()) for name, tensor in own.items())
+
+    # It goes on from a checkpoint, as if it had never paused.
+    (place / "runs" / "read" / "checkpoint.pt").unlink()
+    held_out, calls = reader.held_out, []
+
+    def cut(*given):
+        calls.append(given)
+        return held_out(*given) if len(calls) < 3 else pytest.fail("cut")
+
+    monkeypatch.setattr(reader, "held_out", cut)
+    with pytest.raises(pytest.fail.Exception, match="cut"):
+        reader.train("read", 4, 1e-2, 2, 3, every=2)
+    monkeypatch.setattr(reader, "held_out", held_out)
+    reader.train("read", 4, 1e-2, 2, 3, every=2)
+    again = torch.load(place / "runs" / "read" / "checkpoint.pt", weights_only=True)
+    assert all(torch.equal(tensor, whole["weights"][name]) for name, tensor in again["weights"].items())
 
 
 def test_the_selections_in_models_are_those_that_are_made():

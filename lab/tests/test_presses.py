@@ -112,6 +112,22 @@ def test_full_and_no_context_are_the_model_with_the_adapter_merged_into_it(tmp_p
     assert (merged(torch.tensor([context])).logits - plain(torch.tensor([context])).logits).abs().max() > 0.1
 
 
+def test_a_reader_of_its_own_reads_full_contexts_as_it_reads_memories():
+    model = tiny_llama(**SIZES)
+    compressor = Select(model, ratio=1, by="even", lora=2, own_reader=True).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in compressor.trainable():
+            if "lora_B" in name:
+                parameter.normal_(std=0.2)
+    reader = PressReader(model, byte_tokenizer(), {}, compressor)
+    with evaluating(reader.select), reader.select.folded():
+        text = reader.read(ids(CONTEXT))
+        found = reader.select.decode(reader.first(text, text.length), "qa", [ids("Who?")])
+    torch.testing.assert_close(found, compressor.decode(compressor.encode([ids(CONTEXT)]), "qa", [ids("Who?")]))
+    assert Entry("it", FULL, 1) in entries({"it": compressor})
+
+
 def test_every_row_of_a_ratio_keeps_the_same_bytes_and_answers_as_one_by_one():
     model, tokenizer = tiny_llama(**SIZES), byte_tokenizer()
     compressor = adapted(model)

@@ -1,6 +1,7 @@
 """Select keeps what its scores say, counted key by key with plain torch, and the model reads it as its own cache."""
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -421,6 +422,44 @@ def test_an_adapter_learns_on_what_is_kept():
     assert values[-1] < 0.6 * values[0]
 
 
+def test_questions_are_read_with_an_adapter_of_their_own(tmp_path):
+    from peft import PeftModel
+
+    compressor = made("key_norm", lora=2, own_reader=True, shares="all")
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in compressor.trainable():
+            if "lora_B" in name:
+                parameter.normal_(std=0.2)
+    memory, question = compressor.encode([IDS]), torch.tensor([[3, 4, 5]])
+    compressor.save_pretrained(tmp_path)
+    loaded = Select.from_pretrained(tmp_path, model_of()).eval()
+    assert (loaded.reader, sorted(loaded.adapters.names)) == ("reader", ["reader", "text"])
+    hidden = loaded.decode(loaded.encode([IDS]), "qa", question)
+    torch.testing.assert_close(hidden, compressor.decode(memory, "qa", question))
+
+    # With all tokens kept the text's adapter makes transformers' own cache, and the reader's reads it.
+    under = lambda role: PeftModel.from_pretrained(model_of(), tmp_path / f"gistkit_0_{role}").merge_and_unload()  # noqa: E731
+    with torch.no_grad():
+        cache = under("text")(torch.tensor([[BOS, *IDS]]), **{CACHE: DynamicCache()}).past_key_values
+        expected, other = (
+            under(role)(question, **{CACHE: deepcopy(cache)}).logits.float() for role in ("reader", "text")
+        )
+    whole = loaded.at(1)
+    found = whole.logits(whole.decode(whole.encode([IDS]), "qa", question))[:, 1:]
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert (other - expected).abs().max() > 0.01
+
+    # What is trained of the reader leaves memories as they are.
+    with torch.no_grad():
+        for name, parameter in loaded.trainable():
+            if loaded.adapters.names["reader"] in name.split("."):
+                parameter.add_(0.1)
+    again = loaded.encode([IDS])
+    assert all(map(torch.equal, again.tensors, compressor.encode([IDS]).tensors))
+    assert (loaded.decode(again, "qa", question) - hidden).abs().max() > 0.01
+
+
 def test_a_users_adapter_stays_active():
     from peft import LoraConfig, get_peft_model
 
@@ -443,6 +482,7 @@ def test_a_users_adapter_stays_active():
         ({"shares": "layers"}, "shares: expected one of equal, heads, all, pyramid, got 'layers'"),
         ({"question": ""}, "question: expected a text, got ''"),
         ({"losses": ("kl",)}, "losses: expected 'kl' beside LoRA"),
+        ({"own_reader": True}, "lora: expected a rank or a peft.LoraConfig beside own_reader, got None"),
     ],
 )
 def test_wrong_settings_are_named(settings, message):

@@ -175,8 +175,8 @@ def entries(
 
 
 def _adapts(compressor: Compressor) -> bool:
-    """Whether a compressor's memory is read with an adapter, which full contexts can be read with too."""
-    return compressor.adapters is not None and compressor.reader == TEXT
+    """Whether a compressor's memory is read with an adapter, and contexts with one too, as full ones can be then."""
+    return compressor.adapters is not None and {TEXT, compressor.reader} <= {*compressor.adapters.names}
 
 
 @torch.no_grad()
@@ -224,7 +224,7 @@ def against_presses(
         check_int("ratios", ratio, 1)
     if unknown := sorted({*by} - {*SCORES}):
         raise ValueError(f"by: expected some of {', '.join(SCORES)}, got {unknown[0]!r}")
-    asked = _questions(sets, tokenizer)
+    asked = asked_of(sets, tokenizer)
     settings: dict[str, Any] = {"model": display_name(model), "dtype": str(model.dtype).removeprefix("torch.")}
     settings |= {"max_new_tokens": max_new_tokens, "machine": machine()}
     lengths = [len(context.context) for context in asked.contexts]
@@ -248,7 +248,7 @@ def against_presses(
                 texts.append(reader.read(context.context))
             for entry in own:
                 on_step(f"{name}: {shown(entry)}")
-                found.outcomes.append(_Measure(reader, texts, asked, entry, trained, max_new_tokens)(tokenizer))
+                found.outcomes.append(Measure(reader, texts, asked, entry, trained, max_new_tokens)(tokenizer))
                 on_outcome(found)
     return found
 
@@ -270,7 +270,7 @@ def _check_same(done: Comparison, now: Comparison) -> None:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class Asked:
     """Contexts, and of each question its set and the number of its context."""
 
     contexts: list[Prepared] = field(default_factory=list)
@@ -280,8 +280,9 @@ class _Asked:
     owners: list[int] = field(default_factory=list)
 
 
-def _questions(sets: Mapping[str, Sequence[Example]], tokenizer: Any) -> _Asked:
-    asked = _Asked()
+def asked_of(sets: Mapping[str, Sequence[Example]], tokenizer: Any) -> Asked:
+    """The questions of sets of examples and their contexts, each context once."""
+    asked = Asked()
     known: dict[tuple[int, ...], int] = {}
     for name, examples in sets.items():
         for row in prepare(examples, tokenizer, ["qa"]):
@@ -300,14 +301,14 @@ def _questions(sets: Mapping[str, Sequence[Example]], tokenizer: Any) -> _Asked:
     return asked
 
 
-class _Measure:
+class Measure:
     """Asks all questions of one entry's memories; arguments as in `against_presses`."""
 
     def __init__(
         self,
         reader: PressReader,
         texts: Sequence[Text],
-        asked: _Asked,
+        asked: Asked,
         entry: Entry,
         trained: Mapping[str, Compressor],
         max_new_tokens: int,

@@ -52,7 +52,7 @@ class PressReader:
         model: a transformers decoder model.
         tokenizer: of it; KVzip needs it.
         scores: by name.
-        adapted: the compressor around `model` whose adapter all passes run with; None: the model without any.
+        adapted: the compressor around `model` whose adapters all passes run with; None: the model without any.
         fit: texts get references; one of the scores has to read them again.
     """
 
@@ -75,7 +75,7 @@ class PressReader:
 
     def _adapted(self, compressor: Any) -> Any:
         if self.adapted is not None:
-            compressor.lm = self.adapted.lm
+            compressor.lm, compressor.reader = self.adapted.lm, self.adapted.reader
         return compressor.eval()
 
     def pooled(self, ratio: int) -> Compressor:

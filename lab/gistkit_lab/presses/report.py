@@ -98,9 +98,11 @@ def parts_table(comparison: Comparison, rows: Callable[[Outcome], bool] = lambda
         name = f"to {high} tokens" if high < 1 << 31 else f"over {low - 1}"
         parts |= {name: inside} if inside else {}
     table = [["exact, %", *(f"{name} ({len(inside)})" for name, inside in parts.items())]]
+    several = len({one.entry.reader for one in comparison.outcomes} - {PLAIN}) > 1
     for reader, outcomes in _readers(comparison):
+        adapter = f"adapter of {reader}" if several else "adapter"
         for one in filter(rows, outcomes):
-            name = shown(one.entry) if reader == PLAIN else f"adapter + {shown(one.entry)}"
+            name = shown(one.entry) if reader == PLAIN else f"{adapter} + {shown(one.entry)}"
             means = (100 * sum(one.exact[index] for index in inside) / len(inside) for inside in parts.values())
             table.append([name, *(f"{mean:.0f}" for mean in means)])
     return format_table(table)

@@ -69,10 +69,11 @@ def draw_presses(
         axes.set_xticks(ticks, ["1/16", "1/8", "1/4", "1/2"])
         if shares:
             axes.set_xlim(min(shares[0], ticks[0]) * 0.85, max(shares[-1], ticks[-1]) * 1.2)
-        axes.set(xlabel="share of the tokens kept", ylim=(0, None))
+        axes.set(xlabel="share of the tokens kept")
         axes.set_title(title, loc="left", fontsize=10)
         tidy(axes)
-    panels[0].set_ylabel(ylabel)
+    # Of all panels, after the last of them has its points.
+    panels[0].set(ylabel=ylabel, ylim=(0, None))
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 
+# The role of questions and answers where they have an adapter of their own.
+READER = "reader"
 # Positions left for what is read behind a text.
 ROOM = 128
 # How heads share what is kept, with what a title says of it.
@@ -44,6 +46,8 @@ class SelectConfig(InPlaceConfig):
 
     Args:
         lora: as in `InPlaceConfig`. By default there is none: the model stays as it is, with such adapters as it has.
+        own_reader: what is read after the memory, such as questions and answers, has a second adapter. It can train on
+            what is kept, while the one that reads contexts, and thus their memories, stay as they are.
         ratio: tokens of the context, BOS among them, for each that is kept, a whole number >= 1.
         by: the score: a name of `gistkit.compress.scores.SCORES`, a mapping with its "name" and arguments, or a
             `Score`. None: "kvzip", or with a question "snapkv".
@@ -67,6 +71,7 @@ class SelectConfig(InPlaceConfig):
     needs_training: ClassVar[bool] = False
 
     lora: int | LoraConfig | None = setting(None, in_memory=False)
+    own_reader: bool = setting(False, before=False, in_memory=False)
     ratio: int = setting(4, least=1, in_memory=False)
     by: str | Mapping[str, Any] | Score | None = None
     question: str | None = setting(None, before=None)
@@ -86,8 +91,15 @@ class SelectConfig(InPlaceConfig):
             names = ", ".join(name for name, kind in SCORES.items() if kind.reads_question)
             raise ValueError(f"question: expected by {names}, which reads it, got by {score.name}")
         self._set("by", score)
+        if self.own_reader and self.lora is None:
+            raise ValueError("lora: expected a rank or a peft.LoraConfig beside own_reader, got None")
         if self.train_ratios and self.budget is not None:
             raise ValueError(f"train_ratios: expected none beside the budget {self.budget}, got {self.train_ratios}")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The context, and what is read after its memory if that has an adapter of its own."""
+        return (TEXT, READER) if self.own_reader else (TEXT,)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -134,6 +146,8 @@ class Select(InPlace, config=SelectConfig):
         self.score, self.budget = cast(Score, self.options.by), self.options.budget
         self.closed, self.question = self.options.positions == "closed", self.options.question
         self.shares, self.part, self.fit = self.options.shares, self.options.part, self.options.fit
+        if self.options.own_reader:
+            self.reader = READER
 
     def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
         """As `Compressor.install`; without LoRA the model stays as it is, with a user's adapters."""

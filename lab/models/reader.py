@@ -1,0 +1,319 @@
+"""Trains readers of selections: a second adapter, for questions and answers, learns from what the first has kept.
+
+The adapter that reads texts stays as it is, so each text is read once: `texts` keeps its keys, values and scores, and
+questions with their answers. A step then costs the tokens of questions alone, at a ratio that it draws.
+
+example: OMP_NUM_THREADS=1 python lab/models/reader.py smollm2-select-8x texts --minutes 25
+example: OMP_NUM_THREADS=1 python lab/models/reader.py smollm2-select-8x train --steps 900
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from make import MAPS, MODELS, RUNS
+from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
+from questions import draw_facts
+from safetensors.torch import load_file, save_file
+from selection import FOLDER, SELECTIONS, build, write_card
+from texts import manuals
+from torch import Tensor
+
+from gistkit.compress import Memory, Select
+from gistkit.compress.folder import ADAPTER_WEIGHTS
+from gistkit.compress.losses import divergence_loss, token_loss
+from gistkit.compress.methods.in_place import TEXT
+from gistkit.compress.methods.select import READER
+from gistkit.compress.refining import OPENINGS, PIECE
+from gistkit.compress.scores import SCORES
+from gistkit.compress.tokens import QUESTION, pad
+from gistkit.evaluate.data import cloze_questions
+from gistkit.hf.smollm2 import load_smollm2
+from gistkit_lab.presses.comparison import kept
+from gistkit_lab.presses.facts import plant
+from gistkit_lab.presses.reader import PressReader, Text
+
+RATIOS = (4, 8, 16)
+# Tokens of a text, its own questions of the model's, and tokens of a question and of an answer of these.
+SHORTEST, LONGEST = 128, 512
+WRITTEN, ASKED, ANSWERED = 6, 24, 16
+# Texts that are held out, of a seed of their own.
+HELD_OUT = 12
+OWN, WORDS = "the model's", "next words"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question about a text.
+
+    Args:
+        kind: of `questions.KINDS`, or `WORDS`, or `OWN`: the model has written it.
+        question, answer: token ids.
+        states: [len(answer), d], the outputs that predict the answer with one part of the text before it, in which the
+            model finds more than in all of it; None where the answer is known.
+    """
+
+    kind: str
+    question: list[int]
+    answer: list[int]
+    states: Tensor | None = None
+
+
+def new_reader(name: str) -> tuple[Select, PressReader, Any]:
+    """In bfloat16, a selection whose reader's adapter is a copy of the text's; what reads with it; the tokenizer."""
+    one = SELECTIONS[name]
+    model, tokenizer = load_smollm2(torch.bfloat16)
+    rank = MODELS[one.adapter].rank
+    lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=MAPS)
+    made = Select(model, lora=lora, **{**one.settings, "own_reader": True}).eval()
+    weights = load_file(FOLDER / one.adapter / "gistkit_0_text" / ADAPTER_WEIGHTS)
+    assert made.adapters is not None
+    for adapter in made.adapters.names.values():
+        set_peft_model_state_dict(made.adapters.peft, weights, adapter_name=adapter)
+    return made, PressReader(model, tokenizer, {"kvzip": SCORES["kvzip"]()}, made), tokenizer
+
+
+@torch.no_grad()
+def prepared(seed: int, presses: PressReader, tokenizer: Any, corpus: Any) -> dict[str, Any]:
+    """A text as the model has read it, and what is asked about it.
+
+    Args:
+        seed: of the draws; held-out pages and names below `HELD_OUT`.
+    """
+    draw, is_held_out = np.random.default_rng([11, seed]), seed < HELD_OUT
+    tokens = corpus.held_out if is_held_out else corpus.train
+    length = int(draw.integers(SHORTEST, LONGEST + 1))
+    facts = draw_facts(max(2, length // 64), draw, is_held_out)
+    sentences = [fact.sentence for found in facts.values() for fact in found if fact.sentence]
+    room = length - sum(len(ids_of(tokenizer, f" {sentence}")) for sentence in sentences)
+    start = int(draw.integers(len(tokens) - length))
+    plain = tokenizer.decode(tokens[start : start + room].tolist())
+    known = [(kind, fact.question, fact.answer) for kind, each in facts.items() for fact in each]
+    words = min(40, len(plain.split()))
+    for one in cloze_questions(plain, words=words, seed=seed, template="{context}{question}")[:2]:
+        known.append((WORDS, str(one.question), one.answers[0]))
+    asked = [Asked(kind, *pair_of(tokenizer, question, answer)) for kind, question, answer in known]
+    asked += written(presses, ids_of(tokenizer, plain), tokenizer, random.Random(seed))
+    text = presses.read(ids_of(tokenizer, plant(plain, sentences, random.Random(seed))))
+    layers = torch.stack([torch.stack(pair)[:, 0] for pair in text.layers])
+    scores = torch.stack(text.scores["kvzip"])
+    return {"layers": layers, "scores": scores, "states": text.states, "asked": [*map(vars, asked)]}
+
+
+def ids_of(tokenizer: Any, text: str) -> list[int]:
+    """Token ids without special tokens."""
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def pair_of(tokenizer: Any, question: str, answer: str) -> tuple[list[int], list[int]]:
+    """Token ids of a question in its prompt, and of an answer with its end."""
+    return ids_of(tokenizer, QUESTION.format(question=question)), [*ids_of(tokenizer, answer), tokenizer.eos_token_id]
+
+
+def written(presses: PressReader, ids: Sequence[int], tokenizer: Any, draw: random.Random) -> Iterator[Asked]:
+    """Questions and answers that the model writes with one part of a text before it."""
+    select = presses.select
+    parts = [ids[at : at + PIECE] for at in range(0, max(1, len(ids) - PIECE // 2), PIECE)]
+    texts = [presses.read(draw.choice(parts), scored=False) for _ in range(WRITTEN)]
+    memories = [presses.first(text, text.length) for text in texts]
+    openings = [draw.choice(OPENINGS) for _ in texts]
+    begun = [ids_of(tokenizer, QUESTION.partition("{question}")[0] + opening) for opening in openings]
+    options: dict[str, Any] = {"task": "qa", "stop_tokens": {tokenizer.eos_token_id}}
+    generator = torch.Generator().manual_seed(draw.randrange(2**31))
+    drawing = {"do_sample": True, "temperature": 0.7, "generator": generator}
+    said = select.generate(Memory.stack(memories), begun, max_new_tokens=ASKED, **drawing, **options)
+    words = [(text.splitlines() or [""])[0] for text in tokenizer.batch_decode(said, skip_special_tokens=True)]
+    lines = [opening + more for opening, more in zip(openings, words, strict=True)]
+    # One that does not end is no question, and one of a list has it not.
+    good = [index for index, line in enumerate(lines) if line.endswith("?") and "of the following" not in line]
+    if not good:
+        return
+    memory = Memory.stack([memories[index] for index in good])
+    asked = [pair_of(tokenizer, lines[index], "")[0] for index in good]
+    answers = select.generate(memory, asked, max_new_tokens=ANSWERED, **options).tolist()
+    ends = [row.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in row else len(row) for row in answers]
+    pairs = [(question, row[:end]) for question, row, end in zip(asked, answers, ends, strict=True)]
+    plain = tokenizer.decode(ids)
+    for (question, answer), states in zip(pairs, answer_states(select, memory, pairs), strict=True):
+        # Words that are not in the text are made up.
+        if tokenizer.decode(answer[:-1]).strip(" \"'`.") in plain and 1 < len(answer) < ANSWERED:
+            yield Asked(OWN, question, answer, states.clone())
+
+
+def answer_states(select: Select, memory: Memory, rows: Sequence[tuple[list[int], list[int]]]) -> list[Tensor]:
+    """The outputs [len(answer), d] that predict each answer after its question."""
+    inputs = pad([[*question, *answer[:-1]] for question, answer in rows], select.device)
+    states = select.read(memory, "qa", inputs)
+    return [
+        row[len(question) : len(question) + len(answer)] for row, (question, answer) in zip(states, rows, strict=True)
+    ]
+
+
+def loaded(path: Path) -> tuple[Text, list[Asked]]:
+    """A file of `prepared`."""
+    found = torch.load(path, weights_only=True)
+    layers = [(pair[0][None], pair[1][None]) for pair in found["layers"]]
+    text = Text(layers, [None] * len(layers), found["states"], {"kvzip": list(found["scores"])})
+    return text, [Asked(**one) for one in found["asked"]]
+
+
+def losses(presses: PressReader, memory: Memory, asked: Sequence[Asked]) -> tuple[Tensor, Tensor, Tensor]:
+    """Of answers after a memory: cross entropy, divergence from `Asked.states` where there are any, and outputs."""
+    select = presses.select
+    states = answer_states(select, memory, [(one.question, one.answer) for one in asked])
+    targets, own = torch.tensor([token for one in asked for token in one.answer]), torch.cat(states)
+    loss = token_loss(own, targets=targets, **select.output_embedding)
+    pairs = [(rows, one.states) for rows, one in zip(states, asked, strict=True) if one.states is not None]
+    both = map(torch.cat, zip(*pairs, strict=True)) if pairs else (own[:0], own[:0])
+    return loss, divergence_loss(*both, **select.output_embedding), own
+
+
+@torch.no_grad()
+def held_out(presses: PressReader, texts: Sequence[tuple[Text, list[Asked]]]) -> dict[str, Any]:
+    """Of held-out texts at each ratio: nats a token of the answers, and percent of answers that are right, by kind."""
+    found: dict[str, Any] = {}
+    for ratio in RATIOS:
+        nats, right = [], {}
+        for text, asked in texts:
+            memory = presses.scored(text, "kvzip", kept(text.length - 1, ratio), "all").repeat(len(asked))
+            loss, _, own = losses(presses, memory, asked)
+            nats.append((float(loss), len(own)))
+            said = presses.select.logits(own).argmax(-1).split([len(one.answer) for one in asked])
+            for one, ids in zip(asked, said, strict=True):
+                right.setdefault(one.kind, []).append(ids.tolist() == one.answer)
+        every = [value for kind, values in right.items() if kind != OWN for value in values]
+        found[f"{ratio}x"] = {
+            "nats": round(sum(loss * count for loss, count in nats) / sum(count for _, count in nats), 4),
+            "right": round(100 * sum(every) / len(every), 1),
+            **{kind: round(100 * sum(values) / len(values), 1) for kind, values in sorted(right.items())},
+        }
+    return found
+
+
+def train(name: str, steps: int, rate: float, size: int, most: int, every: int = 100) -> None:
+    """Trains for `steps`, or to their end if it has paused; writes a line every `every` steps, and a checkpoint.
+
+    Args:
+        rate: of learning; it rises for 20 steps and falls to a tenth.
+        size: texts of a step.
+        most: questions of each.
+    """
+    made, presses, _ = new_reader(name)
+    assert made.adapters is not None
+    own = made.adapters.names[READER]
+    trained = [parameter for key, parameter in made.named_parameters() if own in key.split(".")]
+    folder = RUNS / name
+    optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0, betas=(0.9, 0.98))
+    done, seconds, tokens = 0, 0.0, 0
+    if (checkpoint := folder / "checkpoint.pt").exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        set_peft_model_state_dict(made.adapters.peft, saved["weights"], adapter_name=own)
+        optimizer.load_state_dict(saved["optimizer"])
+        done, seconds, tokens = saved["step"], saved["seconds"], saved["tokens"]
+    texts: dict[str, tuple[Text, list[Asked]]] = {}
+    apart = [loaded(folder / "texts" / f"{seed:05}.pt") for seed in range(HELD_OUT)]
+    sums = np.zeros(2)
+    for step in range(done, steps + 1):
+        if (step % every == 0 or step == steps) and not 0 < step == done:
+            line = {"step": step, "seconds": round(seconds), "texts": len(texts), "tokens": tokens}
+            line |= {"qa": round(sums[0] / every, 4), "kl": round(sums[1] / every, 4), **held_out(presses, apart)}
+            sums[:] = 0
+            with (folder / "history.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            print(json.dumps(line), flush=True)
+            weights = get_peft_model_state_dict(made.adapters.peft, adapter_name=own, save_embedding_layers=False)
+            state = {"weights": weights, "optimizer": optimizer.state_dict(), "step": step}
+            torch.save(state | {"seconds": seconds, "tokens": tokens}, folder / "new.pt")
+            os.replace(folder / "new.pt", checkpoint)
+        if step == steps:
+            return
+        begun, draw = time.monotonic(), random.Random(step)
+        # Other processes may still read texts.
+        for path in (folder / "texts").glob("*.pt"):
+            if path.name not in texts and int(path.stem) >= HELD_OUT:
+                texts[path.name] = loaded(path)
+        memories, asked = [], []
+        ratio = draw.choice(RATIOS)
+        for key in draw.sample(sorted(texts), size):
+            text, all_of_it = texts[key]
+            chosen = draw.sample(all_of_it, min(most, len(all_of_it)))
+            asked += chosen
+            memory = presses.scored(text, "kvzip", kept(text.length - 1, ratio), "all")
+            memories += [memory] * len(chosen)
+        loss, divergence, _ = losses(presses, Memory.stack(memories), asked)
+        (loss + divergence).backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.param_groups[0]["lr"] = rate * min((step + 1) / 20, 1 - 0.9 * step / steps)
+        optimizer.step()
+        optimizer.zero_grad()
+        tokens += sum(len(one.question) + len(one.answer) for one in asked)
+        sums += loss.item(), divergence.item()
+        seconds += time.monotonic() - begun
+
+
+def save(name: str, out: Path | None = None) -> Path:
+    """Writes the compressor with the reader's adapter of the checkpoint, in bfloat16, and how it was trained."""
+    folder = build(name, out)
+    shutil.copyfile(RUNS / name / "history.jsonl", folder / "history.jsonl")
+    saved = torch.load(RUNS / name / "checkpoint.pt", weights_only=True)["weights"]
+    half = {key: tensor.to(torch.bfloat16).contiguous() for key, tensor in saved.items()}
+    save_file(half, folder / f"gistkit_0_{READER}" / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    write_card(name, out)
+    return folder
+
+
+def write_texts(name: str, minutes: float, first: int, stride: int) -> None:
+    """Reads texts for so many minutes, each `stride`-th from the `first` on; several processes may share them."""
+    made, presses, tokenizer = new_reader(name)
+    corpus, folder = manuals(), RUNS / name / "texts"
+    folder.mkdir(parents=True, exist_ok=True)
+    deadline, seed = time.monotonic() + 60 * minutes, first
+    with made.lm.folded(TEXT, made.versions()), made.folded():
+        while time.monotonic() < deadline:
+            if not (path := folder / f"{seed:05}.pt").exists():
+                torch.save(prepared(seed, presses, tokenizer, corpus), folder / f"{seed:05}.new")
+                os.replace(folder / f"{seed:05}.new", path)
+            seed += stride
+
+
+def main() -> int:
+    """Reads texts, or trains."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=[name for name, one in SELECTIONS.items() if one.settings.get("own_reader")])
+    parts = parser.add_subparsers(dest="part", required=True)
+    reading = parts.add_parser("texts", help="read texts")
+    reading.add_argument("--minutes", type=float, required=True)
+    reading.add_argument("--first", type=int, default=0)
+    reading.add_argument("--stride", type=int, default=1, help="processes that read texts (default: %(default)s)")
+    training = parts.add_parser("train", help="train on the texts that are read")
+    training.add_argument("--steps", type=int, required=True)
+    training.add_argument("--rate", type=float, default=3e-4, help="of learning (default: %(default)s)")
+    training.add_argument("--size", type=int, default=4, help="texts of a step (default: %(default)s)")
+    training.add_argument("--every", type=int, default=100, help="steps between checkpoints (default: %(default)s)")
+    training.add_argument("--most", type=int, default=6, help="questions of a text in a step (default: %(default)s)")
+    saving = parts.add_parser("save", help="write the compressor with the reader of the last checkpoint")
+    saving.add_argument("--out", type=Path, help="its folder (default: models/NAME)")
+    options = parser.parse_args()
+    if options.part == "texts":
+        write_texts(options.name, options.minutes, options.first, options.stride)
+    elif options.part == "save":
+        print(save(options.name, options.out))
+    else:
+        train(options.name, options.steps, options.rate, options.size, options.most, options.every)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
