@@ -189,6 +189,21 @@ def chosen_first(scores):
     return [sorted(range(len(head)), key=lambda i: (-head[i], i)) for head in scores]
 
 
+@pytest.mark.parametrize("shares", ["equal", "heads"])
+def test_a_memory_made_in_inference_mode_is_read_with_gradients_and_without_text(shares):
+    compressor = made("key_norm", lora=2, shares=shares)
+    with torch.inference_mode():
+        memory = compressor.encode([IDS[:20]])
+    text = torch.tensor([IDS[30:34]])
+    hidden_states = compressor.decode(memory, "lm", text)
+    hidden_states.sum().backward()
+    assert any(parameter.grad is not None for parameter in compressor.lm.model.parameters())
+    empty = compressor.decode(memory, "lm", [[]])
+    torch.testing.assert_close(empty, hidden_states[:, :1])
+    with torch.no_grad():
+        assert compressor.generate(memory, max_new_tokens=1).shape == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("by", "shares"),
     [

@@ -86,6 +86,31 @@ def test_what_cannot_be_packed_is_refused():
             model(ids, memory=three, use_cache=False)
     with attach(tiny("mistral", sliding_window=2)) as model, pytest.raises(ValueError, match="sliding_window: exp"):
         model(ids, memory=memory, use_cache=False)
-    dropped = tiny_llama(attention_dropout=0.5).train()
-    with attach(dropped) as model, pytest.raises(ValueError, match="attention_dropout: expected none over a memory"):
-        model(ids, memory=memory, use_cache=False)
+
+
+def test_dropout_is_that_of_all_weights_together():
+    model, ids = tiny_llama(attention_dropout=0.5).train(), torch.tensor([[3, 4, 5]])
+    layers = [(numbers(4, 12, seed=layer).float(), numbers(4, 12, seed=layer + 9).float()) for layer in range(2)]
+    packed = PackedLayers.of(layers, [torch.tensor([[1, 3]])] * 2)
+    with attach(model), torch.no_grad():
+        drawn = torch.stack([model(ids, memory=packed, use_cache=False).logits for _ in range(4)])
+        whole = model.eval()(ids, memory=packed, use_cache=False).logits
+        model.train()
+        for module in model.modules():
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = 1e-9
+        almost = model(ids, memory=packed, use_cache=False).logits
+    assert len({tuple(one.flatten().tolist()) for one in drawn}) == 4
+    torch.testing.assert_close(almost, whole)
+
+
+def test_a_backward_pass_has_columns_for_the_head_with_most_only():
+    # 64 heads of 8 keys: a gradient of all keys for each head would have 64 times as many.
+    counts = torch.full((16, 4), 8)
+    key, value = (numbers(512, DIM, seed=seed, requires_grad=True) for seed in (0, 1))
+    query = numbers(16, 4, 1, DIM, seed=2)
+    shapes = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: shapes.append(tensor.shape) or tensor, lambda it: it):
+        out, _ = PackedLayers.of([(key, value)], [counts]).attend(0, query)
+    out.sum().backward()
+    assert max(shape.numel() for shape in shapes) == key.numel()

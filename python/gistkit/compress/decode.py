@@ -71,10 +71,11 @@ def reading_plan(compressor: Any, memory: Memory, task: Task, texts: Sequence[Ro
     compressor.rows("memory", memory.rest)
     lm, cached = compressor.lm, compressor.carrier == "kv"
     ordinals, text_ordinals = compressor.ordinals(memory)
-    # Every token sees all that is packed, which no plan counts.
-    packed = memory.counts is not None
     starts = compressor.starts(memory, task)
     tasks = compressor.task_embedding(task, memory).shape[1]
+    widths = (tasks, *(text.ids.shape[1] for text in texts))
+    # Every token sees all that is packed, which no plan counts; but a plan has a column at least.
+    packed = memory.counts is not None and any(widths)
     reading = tuple(
         ReadingRow(
             0 if packed else memory.lengths[row],
@@ -88,7 +89,6 @@ def reading_plan(compressor: Any, memory: Memory, task: Task, texts: Sequence[Ro
         for row in range(memory.batch_size)
     )
     lm.check_positions(name, max(row.start + sum(row.text) - 1 for row in reading))
-    widths = (tasks, *(text.ids.shape[1] for text in texts))
     return decoder_plan(reading, 0 if packed else memory.num_tokens, widths, cached, lm.windows, str(compressor.device))
 
 

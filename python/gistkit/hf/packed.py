@@ -40,6 +40,7 @@ class PackedLayers:
         self.layers, self.rows, self.biases = layers, len(spans), biases
         parts = placed(spans.int(), layers[0][0].device).split(list(heads), 1)
         self._spans = [part.flatten(0, 1) for part in parts]
+        self._most = [int((part[..., 1] - part[..., 0]).max()) for part in spans.split(list(heads), 1)]
         # Of a layer and a number of queries.
         self._plans: dict[tuple[int, int], Plan] = {}
 
@@ -56,7 +57,7 @@ class PackedLayers:
     def __len__(self) -> int:
         return len(self.layers)
 
-    def attend(self, layer: int, query: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    def attend(self, layer: int, query: Tensor, dropout: float = 0.0, **options: Any) -> tuple[Tensor, Tensor]:
         """Out [B, Hq, N, D] and lse [B, Hq, N] of queries [B, Hq, N, D]; options are those of `ops.attention`."""
         key, value = (tensor.to(query.dtype) for tensor in self.layers[layer])
         heads, copies = len(self._spans[layer]) // self.rows, len(query) // self.rows
@@ -71,24 +72,41 @@ class PackedLayers:
         if copies > 1:
             flat = query.view(self.rows, copies, heads, group, count, dim).permute(0, 2, 3, 1, 4, 5)
         flat = flat.reshape(-1, group, copies * count, dim)
-        wide = (len(flat), 1, -1, -1)
+        bias = None
         if self.biases is not None:
             bias = self.biases[layer].to(torch.promote_types(query.dtype, torch.float32))
-            options = options | {"key_bias": bias[None, None]}
-        out, lse = ops.attention(
-            flat, key.expand(wide), value.expand(wide), self._plan(layer, flat.shape[2]), return_lse=True, **options
-        )
+        plan = self._plan(layer, flat.shape[2])
+        if torch.is_grad_enabled() and len(key) and any(part.requires_grad for part in (query, key, value)):
+            # A gradient has a copy of its keys for each head: these get columns of their own.
+            places, plan = self._columns(plan, layer)
+            key, value, bias = key[places], value[places], None if bias is None else bias[places]
+        wide = (len(flat), 1, -1, -1)
+        tensors = flat, key.unsqueeze(-3).expand(wide), value.unsqueeze(-3).expand(wide), plan
+        if bias is not None:
+            options |= {"key_bias": bias.view(-1, 1, bias.shape[-1])}
+        out, lse = ops.attention(*tensors, return_lse=True, **options)
+        if dropout:
+            options.pop("softcap", None)
+            out = ops.attention_with_dropout(*tensors, dropout=dropout, **options)
         if copies > 1:
             shape = self.rows, heads, group, copies, count
-            out = out.view(*shape, value.shape[1]).permute(0, 3, 1, 2, 4, 5)
+            out = out.view(*shape, out.shape[-1]).permute(0, 3, 1, 2, 4, 5)
             lse = lse.view(shape).permute(0, 3, 1, 2, 4)
-        return out.reshape(batch, query_heads, count, value.shape[1]), lse.reshape(batch, query_heads, count)
+        return out.reshape(batch, query_heads, count, out.shape[-1]), lse.reshape(batch, query_heads, count)
 
     def _plan(self, layer: int, queries: int) -> Plan:
         if (layer, queries) not in self._plans:
             spans = self._spans[layer][:, None, None].expand(-1, queries, -1, -1).contiguous()
             self._plans[layer, queries] = Plan(spans, len(self.layers[layer][0]))
         return self._plans[layer, queries]
+
+    def _columns(self, plan: Plan, layer: int) -> tuple[Tensor, Plan]:
+        """Places [H, K] of each head's keys among all of the layer, for the head with most, and the plan over them."""
+        start, end = plan.spans[:, :, 0].unbind(-1)
+        width = self._most[layer]
+        places = (start[:, :1] + torch.arange(width, device=start.device)).clamp(max=len(self.layers[layer][0]) - 1)
+        spans = torch.stack([torch.zeros_like(start), end - start], -1)[:, :, None].contiguous()
+        return places.long(), Plan(spans, width)
 
     def beside(self, layer: int, query: Tensor, out: Tensor, lse: Tensor, **options: Any) -> Tensor:
         """Attention over the memory and other keys, of which `out` and `lse` are that of the others."""
