@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TextStreamer
 
-from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, GistPool
+from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, GistPool, Select
 from gistkit.compress.generation import padded_at_start
 from gistkit.compress.tokens import Rows
 from tests.helpers.models import byte_tokenizer, tiny, tiny_llama
@@ -186,8 +186,16 @@ def test_repetition_is_penalised_in_prompt_and_answer():
 
 
 @pytest.mark.parametrize("options", [{"num_beams": 3}, {"num_beams": 2, "num_return_sequences": 2}])
-def test_beams_of_a_ragged_batch_are_those_of_each_row(options):
-    compressor = ICAE(tiny_llama(), chunk=8, ratio=4, window=16, lora=None)
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        lambda model: ICAE(model, chunk=8, ratio=4, window=16, lora=None),
+        lambda model: Select(model, ratio=3, by="key_norm", shares="heads"),
+    ],
+    ids=["embeddings", "packed keys"],
+)
+def test_beams_of_a_ragged_batch_are_those_of_each_row(compressor, options):
+    compressor = compressor(tiny_llama(bos_token_id=1))
     memory = compressor.encode([torch.randint(0, 50, (n,)).tolist() for n in (16, 4, 21)])
     prompts = [torch.randint(0, 50, (n,)).tolist() for n in (3, 0, 5)]
     answers = compressor.generate(memory, prompts, max_new_tokens=5, **options)
