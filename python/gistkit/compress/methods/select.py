@@ -65,10 +65,12 @@ class SelectConfig(InPlaceConfig):
             of their keys, and the text follows them.
         fit: kept keys get biases, and new values, with which they give what all keys give when the model repeats the
             text, see `gistkit.compress.matching`. The text is read again for it, as by KVzip, whatever the score; the
-            memory needs the tokenizer. Layers with a sliding window are left as they are.
+            memory needs the tokenizer. Layers with a sliding window are left as they are. In training a fit counts as a
+            constant.
     """
 
     needs_training: ClassVar[bool] = False
+    free: ClassVar[frozenset[str]] = frozenset({"by", "question", "budget", "shares", "part", "positions", "fit"})
 
     lora: int | LoraConfig | None = setting(None, in_memory=False)
     own_reader: bool = setting(False, before=False, in_memory=False)
@@ -120,6 +122,12 @@ class SelectConfig(InPlaceConfig):
             raise ValueError(f"ratio: expected none beside the budget {self.budget} of the compressor, got {ratio}")
         return super().at(ratio)
 
+    def changed(self, **settings: Any) -> Self:
+        """See `Config.changed`; a score that does not read a question becomes the one for questions."""
+        if settings.get("question") is not None and not cast(Score, self.by).reads_question:
+            settings = {"by": None, **settings}
+        return super().changed(**settings)
+
     def check_model(self, model: nn.Module) -> None:
         """See `Config.check_model`."""
         if self.shares != "equal" and hf.sliding_windows(model):
@@ -143,11 +151,21 @@ class Select(InPlace, config=SelectConfig):
 
     def __init__(self, model: Any, config: SelectConfig | None = None, **settings: Any) -> None:
         super().__init__(model, config, **settings)
+        self._follow()
+        if self.options.own_reader:
+            self.reader = READER
+
+    def _follow(self) -> None:
         self.score, self.budget = cast(Score, self.options.by), self.options.budget
         self.closed, self.question = self.options.positions == "closed", self.options.question
         self.shares, self.part, self.fit = self.options.shares, self.options.part, self.options.fit
-        if self.options.own_reader:
-            self.reader = READER
+
+    def changed(self, **settings: Any) -> Self:
+        """See `Compressor.changed`."""
+        other = super().changed(**settings)
+        other.options.check_model(other.model)
+        other._follow()
+        return other
 
     def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
         """As `Compressor.install`; without LoRA the model stays as it is, with a user's adapters."""
