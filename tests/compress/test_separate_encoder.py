@@ -5,6 +5,7 @@ from itertools import chain, pairwise
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 
@@ -202,6 +203,48 @@ def test_an_encoder_whose_own_weights_train_is_in_the_folder(tmp_path):
     assert loaded.encoder is given and loaded.shares_tokens
     with pytest.raises(ValueError, match=r"model: expected the base model of .*, which does not hold one, got None"):
         Compressor.from_pretrained(tmp_path)
+
+
+def state(model):
+    return {name: (weight.clone(), weight.requires_grad) for name, weight in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("heads", "^encoder: .*another architecture or size"),
+        ("reader", "^encoder: expected a model .* that shares none with the reader"),
+        ("embedding", "^encoder: expected a model .* that shares none with the reader"),
+        ("tensors", "expected the tensors of its compressor, got one .* for more"),
+    ],
+)
+def test_a_given_encoder_is_unchanged_where_its_folder_is_refused(fault, message, tmp_path):
+    alike = tiny_llama if fault in ("reader", "embedding") else small
+    compressor = made(alike(), lora=None)
+    with torch.no_grad():
+        compressor.encoder.get_input_embeddings().weight.add_(1)
+    compressor.save_pretrained(tmp_path)
+    reader = tiny_llama()
+    given = reader if fault == "reader" else alike(**({"num_attention_heads": 8} if fault == "heads" else {}))
+    if fault == "embedding":
+        given.set_input_embeddings(reader.get_input_embeddings())
+    elif fault == "tensors":
+        path = tmp_path / "compressor.safetensors"
+        save_file(load_file(path) | {"more": torch.ones(1)}, path)
+    before = [state(model) for model in (given, reader)]
+    with pytest.raises(ValueError, match=message):
+        Compressor.from_pretrained(tmp_path, reader, encoder=given)
+    for model, weights in zip((given, reader), before, strict=True):
+        for name, (weight, trains) in state(model).items():
+            assert torch.equal(weight, weights[name][0]) and trains == weights[name][1], name
+
+
+def test_a_trained_encoder_keeps_its_dtype(tmp_path):
+    compressor = SeparateEncoder(tiny_llama().bfloat16(), encoder=small().float(), lora=None)
+    compressor.save_pretrained(tmp_path)
+    loaded = Compressor.from_pretrained(tmp_path, compressor.model)
+    for name, weight in compressor.encoder.named_parameters():
+        assert weight.dtype == torch.float32 and torch.equal(weight, loaded.encoder.get_parameter(name)), name
 
 
 def test_an_encoder_by_the_name_of_its_folder(tmp_path):
