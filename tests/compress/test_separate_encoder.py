@@ -300,6 +300,64 @@ def test_an_encoder_with_another_tokenizer_reads_the_text_of_each_segment(tmp_pa
     torch.testing.assert_close(loaded.compress(text).embeddings, memory.embeddings, rtol=1e-4, atol=1e-4)
 
 
+def test_models_of_one_tokenizer_may_have_embeddings_of_different_lengths():
+    compressor = made(small(vocab_size=260), tiny_llama(vocab_size=300))
+    compressor.tokenizer = compressor.encoder_tokenizer = byte_tokenizer()
+    assert compressor.encode([[250, 251]]).lengths == (1,)
+    with pytest.raises(ValueError, match=r"encoder: expected one that embeds all tokens .*of 260 and token 280"):
+        compressor.encode([[5, 280]])
+
+
+def test_another_tokenizer_of_the_reader_is_compared_anew():
+    compressor = made(small(vocab_size=800), tiny_llama(vocab_size=800))
+    compressor.tokenizer = compressor.encoder_tokenizer = byte_tokenizer()
+    text = "a text"
+    memory = compressor.compress(text)
+    assert compressor.shares_tokens
+    compressor.tokenizer = halves(None)
+    other = compressor.compress(text)
+    # The encoder reads the same text as before, of fewer tokens of the reader.
+    assert not compressor.shares_tokens and other.num_tokens < memory.num_tokens
+    compressor.tokenizer = byte_tokenizer()
+    assert torch.equal(compressor.compress(text).embeddings, memory.embeddings) and compressor.shares_tokens
+
+
+def test_an_encoder_tokenizer_that_leads_out_of_the_folder_is_named(tmp_path):
+    compressor = made(small(vocab_size=300), tiny_llama(vocab_size=300))
+    compressor.tokenizer = compressor.encoder_tokenizer = byte_tokenizer()
+    compressor.save_pretrained(tmp_path / "two")
+    (tmp_path / "two" / "encoder_tokenizer").rename(tmp_path / "outside")
+    (tmp_path / "two" / "encoder_tokenizer").symlink_to(tmp_path / "outside")
+    loaded = Compressor.from_pretrained(tmp_path / "two", compressor.model, encoder=compressor.encoder)
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/two/encoder_tokenizer/.*: expected a file inside"):
+        loaded.encoder_tokenizer  # noqa: B018
+
+
+def test_an_encoder_follows_the_readers_mode():
+    for mode in (False, True):
+        encoder = small(attn_pdrop=0.5, resid_pdrop=0.5).train(not mode)
+        compressor = SeparateEncoder(tiny_llama().train(mode), encoder=encoder, lora=2)
+        assert all(module.training == mode for module in compressor.encoder.modules())
+        if not mode:
+            ids = tokens(1, 20)
+            assert torch.equal(compressor.encode(ids).embeddings, compressor.encode(ids).embeddings)
+
+
+@pytest.mark.parametrize("pool", ["means", "tokens"])
+def test_a_segments_frequencies_are_those_of_its_own_length(pool):
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    compressor = made(tiny_llama(rope_parameters=rope, max_position_embeddings=8), pool=pool)
+    ids = tokens(1, 34)
+    parts = [ids[:, :12], ids[:, 12:24], ids[:, 24:]]
+    alone = [compressor.encode(part) for part in reversed(parts)][::-1]
+    torch.testing.assert_close(
+        compressor.encode(ids).embeddings, torch.cat([memory.embeddings for memory in alone], 1), **TOLERANCE
+    )
+    batch = compressor.encode([part[0].tolist() for part in parts])
+    for row, memory in enumerate(alone):
+        torch.testing.assert_close(batch[row].embeddings, memory.embeddings, **TOLERANCE)
+
+
 @pytest.mark.parametrize("make", [
     lambda **o: made(small(), **o), lambda **o: ICAE(tiny_llama(), chunk=8, ratio=4, lora=2, **o).double(),
     lambda **o: AvgPool(tiny_llama(), ratio=4, lora=2, bos_token=1, **o).double(),

@@ -138,7 +138,7 @@ def load_tokenizer(folder: Path | None, model: Any, own: str = TOKENIZER) -> Any
             return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         reason += f", which has none that loads ({one_line(error)})"
-    raise ValueError(f"tokenizer: expected the model's own, for texts, got none: {reason}; set compressor.tokenizer")
+    raise ValueError(f"{own}: expected the model's own, for texts, got none: {reason}; set compressor.{own}")
 
 
 def _check_tokenizer(folder: Path, own: str) -> None:
