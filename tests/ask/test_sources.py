@@ -1,5 +1,6 @@
 """Sources of an answer: what memory tokens stand for, attention computed densely, and the passages of a text."""
 
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from gistkit.ask import Conversation, Passage, best_passages, context_attention, sources
 from gistkit.compress import ICAE, SAC, FiveHundredX, Memory, NoContext, Select
 from gistkit.hf.cache import CACHE
+from gistkit.inspect import AttentionRecorder
 from gistkit.layouts.positions import upl
 from tests.ask.test_conversation import METHODS, encoded, ids, made
 from tests.helpers.models import tiny_llama
@@ -178,8 +180,20 @@ def test_columns_that_fill_up_a_head_are_not_attended_to():
     assert float(attention.sum()) == pytest.approx(5, abs=1e-6) and len(context_attention(conversation)[0]) == 30
 
 
-def test_attention_to_heads_of_different_lengths_is_that_of_a_dense_computation(monkeypatch):
+@pytest.mark.parametrize("largest", [2**28, 250])
+def test_attention_to_heads_of_different_lengths_is_that_of_a_dense_computation(largest, monkeypatch):
     monkeypatch.setattr("gistkit.ask.conversation.ROWS", 3)
+    for module in ("gistkit.ask.conversation", "gistkit.inspect.recorder"):
+        monkeypatch.setattr(f"{module}.LARGEST_MAP", largest, raising=False)
+    maps, alive, record = [], [], AttentionRecorder._record
+
+    def recorded(*arguments):
+        found = record(*arguments)
+        maps.append(weakref.ref(found))
+        alive.append(sum(one() is not None for one in maps))
+        return found
+
+    monkeypatch.setattr(AttentionRecorder, "_record", recorded)
     compressor = Select(tiny_llama(), ratio=3, by="key_norm", shares="all", bos_token=1).eval()
     conversation = Conversation(compressor, *(compressor.encode([ids(n, seed=n)]) for n in (30, 12)))
     answer = conversation.reply(ids(4), max_new_tokens=5).tolist()
@@ -212,6 +226,8 @@ def test_attention_to_heads_of_different_lengths_is_that_of_a_dense_computation(
     expected = expected[2:] / compressor.config.num_hidden_layers / compressor.config.num_attention_heads
     torch.testing.assert_close(torch.cat([first, second]), expected, rtol=1e-5, atol=1e-6)
     assert (len(first), len(second)) == (30, 12)
+    # Those to a layer's text and memory.
+    assert max(alive) == 2
 
 
 def test_a_stop_token_does_not_count():

@@ -90,8 +90,10 @@ def test_a_selection_with_an_adapter_and_one_without_are_told_apart(folder, plac
         assert run("compress", report, *words)[0] == 0
         status, shown, complaints = run("ask", memory, *questions)
         assert status == 0 and "gistkit:" not in complaints, (words, complaints)
-        # Heads that keep as many are another method's memory.
-        assert makers_of(Memory.load(memory)) == ([] if words == shares[:2] else ["select-4x"])
+        # One that does not name its maker has all of its settings.
+        made = Memory.load(memory)
+        assert makers_of(made) == ["select-4x"]
+        assert makers_of(replace(made, maker=None)) == ([] if words == shares[:2] else ["select-4x"])
         if words[0] == "--compressor":
             assert shown == run("ask", memory, *questions, *words)[1]
 
@@ -107,6 +109,33 @@ def test_the_default_compresses_at_another_ratio(folder, place, run, report, mon
         assert made.source.chunk == 8 and made.maker == select.own_fingerprint()
         status, _, complaints = run("ask", memory, "Who asks?", "--max-new-tokens", 4)
         assert status == 0 and "gistkit:" not in complaints
+
+
+def test_the_default_keeps_its_adapter_at_other_settings(folder, place, run, report, monkeypatch):  # noqa: F811
+    select = METHODS["select"](load(folder)[0].model, ratio=4, lora=2, by="kvzip", shares="all", fit=True)
+    with torch.no_grad():
+        for name, parameter in select.trainable():
+            parameter.add_(0.3 * ("lora_B" in name))
+    select.save_pretrained(place / "select-4x")
+    monkeypatch.setattr(places, "DEFAULTS", {str(folder): "select-4x"})
+    memory, own = report.with_suffix(".gist"), ("--compressor", "select-4x")
+    for words, title in (
+        (("--fit",), "kvzip 4x, shared by layers and heads, fitted"),
+        (("--question", "Who?"), "snapkv 4x, shared by layers and heads, fitted, for a question"),
+        (("--option", "shares=equal", "--option", "fit=false", "--ratio", 8), "kvzip 8x"),
+        (("--option", "budget=9", "--option", "positions=closed"), "kvzip 9, shared by layers and heads, fitted"),
+    ):
+        for more in ((), own):
+            status, shown, complaints = run("compress", report, *words, *more)
+            assert status == 0 and f"(select-4x: Select {title}); " in shown and "gistkit:" not in complaints
+            assert Memory.load(memory).maker == select.own_fingerprint()
+        status, answer, complaints = run("ask", memory, "Who?", "--max-new-tokens", 4)
+        assert status == 0 and "gistkit:" not in complaints
+        assert run("ask", memory, "Who?", "--max-new-tokens", 4, *own)[:2] == (0, answer)
+    status, shown, complaints = run("compress", report, "--option", "window=50")
+    assert status == 0 and "--window: a new select instead of select-4x" in complaints and "(Select kvzip 4x)" in shown
+    assert "--window: not allowed with --compressor" in run("compress", report, "--option", "window=50", *own)[2]
+    assert "budget 9 of the compressor, got 8" in run("compress", report, "--option", "budget=9", "--ratio", 8)[2]
 
 
 def test_ask_tells_the_ones_of_a_method_by_their_weights(folder, place, run, report):  # noqa: F811

@@ -6,9 +6,10 @@ import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TextStreamer
 
-from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, GistPool
+from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, GistPool, Select
 from gistkit.compress.generation import padded_at_start
 from gistkit.compress.tokens import Rows
+from gistkit.hf.cache import CACHE
 from tests.helpers.models import byte_tokenizer, tiny, tiny_llama
 from tests.helpers.tiers import slow
 
@@ -171,6 +172,24 @@ def test_a_configuration_is_taken_with_overrides_and_stays_as_it_is():
     assert torch.equal(output.sequences, greedy[:, :3]) and torch.equal(output.logits[2].argmax(-1), greedy[:, 2])
 
 
+@pytest.mark.parametrize("settings", [{}, {"shares": "all"}, {"fit": True}])
+def test_a_returned_cache_is_read_on_only_if_the_model_reads_all_of_the_memory_in_it(settings):
+    compressor = Select(tiny_llama(vocab_size=257), ratio=3, by="key_norm", bos_token=256, **settings).eval()
+    compressor.tokenizer = byte_tokenizer()
+    memory = compressor.encode([torch.randint(3, 50, (30,)).tolist()])
+    token = {"max_new_tokens": 1, "return_dict_in_generate": True, "output_logits": True}
+    output = compressor.generate(memory, [[5, 6]], **token)
+    more = {CACHE: getattr(output, CACHE, None) or output.past_key_values}
+    if not settings:
+        logits = compressor.model(torch.tensor([[7]]), **more).logits[:, -1]
+        expected = compressor.generate(memory, [[5, 6, 7]], **token).logits[0]
+        torch.testing.assert_close(logits.float(), expected, rtol=1e-5, atol=1e-6)
+        return
+    with pytest.raises(ValueError, match=f"{CACHE}: expected one of a memory whose heads keep as many tokens each"):
+        compressor.model(torch.tensor([[7]]), **more)
+    assert torch.equal(compressor.generate(memory, [[5, 6]], **token).sequences, output.sequences)
+
+
 def test_repetition_is_penalised_in_prompt_and_answer():
     compressor = FiveHundredX(tiny_llama(), chunk=8, ratio=4, lora=None)
     memory = compressor.encode(torch.randint(0, 50, (1, 12)))
@@ -186,8 +205,16 @@ def test_repetition_is_penalised_in_prompt_and_answer():
 
 
 @pytest.mark.parametrize("options", [{"num_beams": 3}, {"num_beams": 2, "num_return_sequences": 2}])
-def test_beams_of_a_ragged_batch_are_those_of_each_row(options):
-    compressor = ICAE(tiny_llama(), chunk=8, ratio=4, window=16, lora=None)
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        lambda model: ICAE(model, chunk=8, ratio=4, window=16, lora=None),
+        lambda model: Select(model, ratio=3, by="key_norm", shares="heads"),
+    ],
+    ids=["embeddings", "packed keys"],
+)
+def test_beams_of_a_ragged_batch_are_those_of_each_row(compressor, options):
+    compressor = compressor(tiny_llama(bos_token_id=1))
     memory = compressor.encode([torch.randint(0, 50, (n,)).tolist() for n in (16, 4, 21)])
     prompts = [torch.randint(0, 50, (n,)).tolist() for n in (3, 0, 5)]
     answers = compressor.generate(memory, prompts, max_new_tokens=5, **options)

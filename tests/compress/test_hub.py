@@ -1,6 +1,7 @@
 """Compressors on the Hugging Face hub, whose uploads are caught and whose downloads are in a cache made here."""
 
 import shutil
+from pathlib import Path
 
 import huggingface_hub
 import pytest
@@ -68,6 +69,16 @@ def test_what_is_pushed_is_read_by_its_name(hub):
     text = "The survey was started by Ines Moreau."
     assert found.ask(text, "Who?", max_new_tokens=8) == compressor.ask(text, "Who?", max_new_tokens=8)
     assert isinstance(found.tokenizer, PreTrainedTokenizerBase)
+
+
+def test_what_a_class_of_ones_own_saves_is_what_is_pushed(hub):
+    class Own(FiveHundredX):
+        def save_pretrained(self, folder):
+            super().save_pretrained(folder)
+            (Path(folder) / "notes.json").write_text("{}")
+
+    Own(model(), chunk=8, ratio=4, lora=4).push_to_hub("user/own")
+    assert [*hub[1]["cache_dir"].rglob("notes.json")]
 
 
 def test_a_model_of_its_own_needs_no_base(hub):

@@ -1,5 +1,6 @@
 """Fitted values and biases, against the same regressions written out in double precision, key by key."""
 
+import gc
 import math
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from gistkit.compress import Memory, Select, refine
 from gistkit.compress.matching import BIAS_RIDGE, RIDGE, References, matched
 from gistkit.compress.memory import packed, unpacked
+from gistkit.compress.methods import select
 from tests.compress.test_select import BOS, IDS, cached, layers, made, model_of, rotated
 from tests.helpers.models import byte_tokenizer, double_angles, tiny
 
@@ -273,3 +275,23 @@ def test_what_cannot_be_fitted_or_read_is_named():
     compressor = made("kvzip", fit=True)
     with pytest.raises(ValueError, match="got one with fitted biases; generate takes any"):
         compressor.to_cache(compressor.encode([IDS]))
+
+
+@pytest.mark.parametrize("shares", ["equal", "all"])
+def test_the_references_of_one_row_are_alive_at_a_time(monkeypatch, shares):
+    alive = []
+
+    def counted(*arguments):
+        alive.append(sum(isinstance(one, References) for one in gc.get_objects()))
+        return matched(*arguments)
+
+    monkeypatch.setattr(select, "matched", counted)
+    compressor = made("kvzip", fit=True, shares=shares)
+    compressor.encode([IDS[:30], IDS[20:60], IDS[:9]])
+    assert set(alive) == {compressor.config.num_hidden_layers}
+
+
+def test_a_fit_that_has_no_room_to_read_again_names_itself():
+    model = tiny("gpt2", vocab_size=258, bos_token_id=BOS, max_position_embeddings=100)
+    with pytest.raises(ValueError, match=r"^fit: it reads the text twice: expected "):
+        made("key_norm", model, fit=True).encode([IDS])

@@ -240,8 +240,8 @@ def test_files_that_are_no_memory_are_refused(method, tmp_path):
             tensors, path, metadata=header | {k: v if isinstance(v, str) else json.dumps(v) for k, v in changes.items()}
         )
 
-    write(tensors, version="3")
-    with pytest.raises(ValueError, match="expected version 1 or 2 of gistkit-memory, got version 3"):
+    write(tensors, version="4")
+    with pytest.raises(ValueError, match="expected version 1 or 2 or 3 of gistkit-memory, got version 4"):
         Memory.load(path)
     for broken in (
         {key: value for key, value in content.items() if key != "starts"},

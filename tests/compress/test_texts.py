@@ -37,6 +37,27 @@ def test_a_text_becomes_the_memory_of_its_tokens():
     assert compressor.compress(TEXT, gradient=True).tensors[0].requires_grad
 
 
+def test_what_a_method_of_ones_own_overrides_is_what_runs():
+    class Own(AvgPool):
+        window = 9
+
+        def compress(self, text, **options):
+            return super().compress(text.upper(), **options)
+
+        def fingerprints(self):
+            return "base", "own"
+
+    plain, own = (kind(model(), ratio=4, lora=None, bos_token=257).eval() for kind in (AvgPool, Own))
+    plain.tokenizer = own.tokenizer = byte_tokenizer(start=True)
+    memory = own.compress(TEXT)
+    # A BOS does not count.
+    assert list(memory.rest[0]) == tokens_of(TEXT.upper())[9:]
+    assert (memory.fingerprint, memory.maker) == ("base", "own") == (own.fingerprint(), own.own_fingerprint())
+    assert own.ask(TEXT, "Who?", max_new_tokens=8) == own.ask(memory, "Who?", max_new_tokens=8)
+    plain.set_window(9)
+    assert own.ask(TEXT, "Who?", max_new_tokens=8) == plain.ask(TEXT.upper(), "Who?", max_new_tokens=8)
+
+
 def test_questions_are_asked_in_their_template_and_answered_in_words():
     compressor = compressor_of()
     tokenizer, memory = compressor.tokenizer, compressor.compress(TEXT)

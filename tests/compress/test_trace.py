@@ -19,7 +19,7 @@ def warm(method, layers, **options):
 
 @pytest.mark.parametrize(
     ("method", "options", "files"),
-    [(ICAE, {"chunk": 20}, 11), (GistPool, {"bos_token": 1}, 14)],
+    [(ICAE, {"chunk": 20}, 11), (GistPool, {"bos_token": 1}, 15)],
     ids=["ICAE", "GistPool"],
 )
 def test_a_warm_encode_stays_in_few_files(method, options, files):

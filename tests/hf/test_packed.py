@@ -73,6 +73,16 @@ def test_a_query_that_sees_no_text_sees_the_memory_and_one_that_sees_nothing_is_
     assert not out[0, 1].any()
 
 
+def test_plans_of_many_numbers_of_queries_are_not_all_kept():
+    layers = [(numbers(3, DIM), numbers(3, DIM, seed=1))] * 2
+    memory = PackedLayers.of(layers, [torch.tensor([[3, 0]])] * 2)
+    for length in range(1, 30):
+        for layer in range(2):
+            memory.attend(layer, numbers(1, 2, length, DIM))
+            plan = memory._plan(layer, 1)
+    assert len(memory._plans) < 10 and memory._plan(1, 1) is plan
+
+
 def test_what_cannot_be_packed_is_refused():
     layers = [(numbers(3, 12).float(), numbers(3, 12).float())] * 2
     memory = PackedLayers.of(layers, [torch.tensor([[1, 2]])] * 2)

@@ -317,7 +317,7 @@ def test_run_trains_from_plain_arguments_then_on_questions(tmp_path):
     assert set(second.held_out) == {"loss", "qa"}
     for arguments, message in [
         ({"preset": "none"}, "preset: expected one of epl-pretrain, .*, smollm2-small, got 'none'"),
-        ({"method": "gisty"}, "method: expected one of avgpool, .*, kv_distill, sac, select, voco, got 'gisty'"),
+        ({"method": "gisty"}, "method: expected one of avgpool, .*, sac, select, separate_encoder, voco, got 'gisty'"),
         ({"method": "gistpool", "layout": "epl"}, "layout: expected some of bos_token, .* for gistpool, got layout"),
         ({"method": "icae", "compressor": {"windows": 3}}, "windows: expected some of chunk, .* for icae, got windows"),
         ({"gists_as_means": 9}, "gists_as_means: expected none but for a new gistpool, got 9 with x500"),

@@ -45,10 +45,10 @@ def shared():
 class Serving:
     """A worker of a compressor, and another compressor of the same weights."""
 
-    def __init__(self, make, folder, **limits):
+    def __init__(self, make, folder, dtype=None, **limits):
         compressor, self.same = make(), make()
         compressor.tokenizer = self.same.tokenizer = Letters()
-        self.repository = MemoryRepository(folder, compressor, most=99, ram_bytes=GIGA, disk_bytes=GIGA)
+        self.repository = MemoryRepository(folder, compressor, most=99, ram_bytes=GIGA, disk_bytes=GIGA, dtype=dtype)
         self.worker = Worker(compressor, self.repository, Turns(QUESTION, QUESTION), Limits(**limits))
         self.ids = [self.submit(Text, text).get(timeout=30).id for text in TEXTS]
 
@@ -153,14 +153,14 @@ def test_questions_of_many_lengths_without_a_memory_get_the_answers_that_each_ge
 
 
 @contextmanager
-def joining(tokens):
+def joining(tokens, compressor=None):
     """Rows of a compressor, and a function that has a question of some tokens join them."""
-    compressor = make_compressor()
+    compressor = compressor or make_compressor()
     with torch.no_grad(), answering(compressor, 64):
         block = rows.Rows(compressor, tokens)
 
-        def join(length, count):
-            prompts = rows.Prompts(compressor, [None], [[5] * length], count)
+        def join(length, count, memory=None):
+            prompts = rows.Prompts(compressor, [memory], [[5] * length], count)
             while prompts.part() is None:
                 pass
             block.join(rows.Row(prompts, 0))
@@ -177,6 +177,54 @@ def test_a_block_that_one_long_answer_made_is_no_longer_than_the_next_need():
         held = [layer.keys.untyped_storage().nbytes() / layer.keys[0, :, 0].nbytes for layer in block._layers]
         assert max(held) <= 2048
         assert block.read([5] * 9).isfinite().all()
+
+
+def test_packed_memories_that_nobody_reads_are_counted_and_go_once_they_are_most():
+    compressor = shared()
+    compressor.tokenizer = Letters()
+    memories = [compressor.compress("word " * count) for count in (8, 9, 40)]
+    sizes = [memory.sizes[0] for memory in memories]
+    with joining(2048, compressor) as (block, join):
+
+        def held():
+            block.read([5] * len(block))
+            numbers = block._parts[0][0].numel() if block._parts else 0
+            return numbers, block.packed
+
+        def expected(*indices):
+            return sum(memories[index].layers[0][0].numel() for index in indices), sum(sizes[i] for i in indices)
+
+        for index in (2, 0, 1, 2):
+            join(3, 20, memories[index])
+        assert held() == expected(2, 0, 1)
+        for index in (1, 2, 1):
+            block.leave(index)
+        # The long one is most of it, and a short one that comes again is still there.
+        join(3, 20, memories[0])
+        assert held() == expected(2, 0, 1)
+        block.leave(0)
+        assert block.packed == sizes[0] and held() == expected(0)
+        assert block._parts[0][0] is memories[0].layers[0][0]
+        block.leave(0)
+        assert not block.packed and not block._parts
+
+
+def test_questions_about_a_memory_of_another_dtype_read_the_same_tensors(tmp_path, gate, monkeypatch):
+    seen, read = [], rows.Rows._memory
+
+    def recorded(self):
+        packed = read(self)
+        seen.append((len(self), len(packed.layers[0][0])))
+        return packed
+
+    monkeypatch.setattr(rows.Rows, "_memory", recorded)
+    with Serving(shared, tmp_path, torch.bfloat16) as serving:
+        told = [serving.ask(5, "Who?", 20) for _ in range(3)]
+        assert gate.begun.wait(30)
+        gate.set()
+        assert len({answer.get(timeout=30).text for answer in told}) == 1
+        kept = len(serving.repository.get(serving.ids[5]).layers[0][0])
+    assert max(seen) == (3, kept) and {size for _, size in seen} == {kept}
 
 
 def test_an_answer_for_which_there_is_no_memory_leaves_room_for_the_next(monkeypatch):

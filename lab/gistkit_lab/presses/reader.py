@@ -14,7 +14,7 @@ from gistkit import hf
 from gistkit.compress import AvgPool, Compressor, Memory, Select
 from gistkit.compress.matching import References
 from gistkit.compress.methods.in_place import TEXT
-from gistkit.compress.methods.select import Selection
+from gistkit.compress.methods.select import Repeated, Selection
 from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.scores import Even, Heads, Score
 from gistkit.compress.tokens import pad
@@ -93,7 +93,7 @@ class PressReader:
         text = Text(keep.layers, keep.windows, out.last_hidden_state[0].clone(), keep.scores)
         for by, one in self.scores.items() if scored else ():
             if one.score.reads_again:
-                (found,) = one.repetition(rows, text.layers)
+                found = one.repetition(rows, text.layers, 0)
                 text.scores[by] = [found.scores[layer] for layer in range(len(text.layers))]
                 text.references.update(found.references)
         return text
@@ -150,7 +150,8 @@ class PressReader:
         score = self.select.score
         keep = Selection((text.length,), (count,), score, False, self.select.frequencies, shares=shares)
         own = {layer: scores(layer) for layer in range(len(text.layers)) if layer not in windows}
-        keep.choose(dict(enumerate(text.layers)), [own], windows, references=[text.references] if fit else [])
+        found = Repeated(own, text.references if fit else {})
+        keep.choose(dict(enumerate(text.layers)), lambda row: found, windows)
         return self.select.memory_of(keep, (text.length - 1,), text.states[None], torch.tensor([False]))
 
 

@@ -24,7 +24,7 @@ def draw_presses(
     marked: Sequence[str] = (),
     ylabel: str = "exact answers, %",
 ) -> Figure:
-    """A panel a reader: quality of each memory against the share of tokens that it keeps.
+    """A panel a reader of several memories: quality of each against the share of tokens that it keeps.
 
     Args:
         curves: {panel: {memory: [(share kept, mean, low, high)]}}.
@@ -35,6 +35,7 @@ def draw_presses(
     Raises:
         ValueError: if there is no panel, or more memories than styles.
     """
+    curves = {title: lines for title, lines in curves.items() if lines.keys() - {*levels}} or curves
     names = list(dict.fromkeys(name for lines in curves.values() for name in lines))
     lines_of = [name for name in names if name not in (*levels, *marked)]
     if not curves or len(lines_of) > len(_STYLES):
@@ -66,7 +67,9 @@ def draw_presses(
             )  # fmt: skip
         axes.set_xscale("log", base=2)
         ticks = [1 / 16, 1 / 8, 1 / 4, 1 / 2]
-        axes.set_xticks(ticks, ["1/16", "1/8", "1/4", "1/2"])
+        if shares and shares[0] < 1 / 24:
+            ticks.insert(0, 1 / 32)
+        axes.set_xticks(ticks, [f"1/{1 / tick:.0f}" for tick in ticks])
         if shares:
             axes.set_xlim(min(shares[0], ticks[0]) * 0.85, max(shares[-1], ticks[-1]) * 1.2)
         axes.set(xlabel="share of the tokens kept")

@@ -17,6 +17,7 @@ from gistkit.compress.memory import Memory, check_memory
 from gistkit.compress.tokens import Rows, check_rows
 from gistkit.hf.cache import MemoryLayer
 from gistkit.inspect import AttentionMap, AttentionRecorder
+from gistkit.inspect.recorder import LARGEST_MAP
 from gistkit.layouts import Plan
 
 # Rows of an answer whose attention is in memory at a time, in all layers.
@@ -164,46 +165,25 @@ class Conversation:
         start = len(self._text) - self._answer - 1
         end = len(self._text) - 1 - self._ended
         self._cut(start)
-        plan, packed = self._plan(len(self._text)), self.memory.counts is not None
-        lm = self.compressor.lm
-        heads = [count if by_head or packed else 1 for count, _ in lm.head_shapes]
+        plan, lm = self._plan(len(self._text)), self.compressor.lm
+        counts = None if self.memory.counts is None else [own.flatten().tolist() for own in self.memory.counts]
+        heads = [count if by_head or counts else 1 for count, _ in lm.head_shapes]
         total = torch.zeros(sum(heads), plan.num_keys, dtype=torch.float64)
         # Of what is packed.
-        memory = torch.zeros(len(self.memory.positions) if packed else 0, dtype=torch.float64)
+        memory = torch.zeros(0 if counts is None else len(self.memory.positions), dtype=torch.float64)
+        most = ROWS
+        if counts is not None:
+            # A head's map has a column for each key of its layer.
+            most = min(most, max(1, LARGEST_MAP // (lm.config.num_attention_heads * max(1, *map(sum, counts)))))
         with lm.using(self.compressor.reader), lm.without_checkpointing():
             if self._read < start:
                 self._feed(plan, start)
             while self._read < end:
-                rows = min(ROWS, end - self._read)
-                reduce = "none" if by_head or packed else "mean"
-                with AttentionRecorder(rows=slice(-rows, None), reduce=reduce) as recorder:
+                rows = min(most, end - self._read)
+                with _Sums(rows, "none" if by_head or counts else "mean", total.split(heads), memory, counts):
                     self._feed(plan, self._read + rows)
-                if packed:
-                    shares = self._shares(recorder.maps, memory)
-                else:
-                    shares = [layer.weights[0].double() for layer in recorder.maps]
-                for layer, into in zip(shares, total.split(heads), strict=True):
-                    weights = layer.sum(1).unflatten(0, (len(into), -1)).mean(1)
-                    into[:, : weights.shape[1]] += weights / len(into) / len(heads)
-        total = torch.cat([self.memory.in_columns(memory)[0], total.mT]) if packed else total.mT
+        total = total.mT if counts is None else torch.cat([self.memory.in_columns(memory)[0], total.mT])
         return total if by_head else total.sum(1)
-
-    def _shares(self, maps: Sequence[AttentionMap], memory: Tensor) -> list[Tensor]:
-        """Attention [Hq, rows, keys] of each layer to the text, where a call before another is that to the memory.
-
-        Args:
-            maps: of both calls of each layer.
-            memory: what `counts` packs, to which their attention is added.
-        """
-        shares = []
-        sizes = [int(own.sum()) for own in self.memory.counts or ()]
-        for into, text, own in zip(memory.split(sizes), maps[::2], maps[1::2], strict=True):
-            # Both have weights of their own, which add up to 1.
-            share = torch.sigmoid(own.lse.flatten(0, 1) - text.lse[0]).double()[..., None]
-            weights = own.weights.double() * share.unflatten(0, own.weights.shape[:2])
-            into += weights.sum(2).mean(1).sum(0) / len(own.weights) / len(sizes)
-            shares.append(text.weights[0].double() * (1 - share))
-        return shares
 
     def _plan(self, tokens: int) -> Plan:
         """The plan of the memory and that many tokens of text."""
@@ -239,6 +219,50 @@ class Conversation:
             for layer in cast("list[MemoryLayer]", self._passes.cache.layers):
                 layer.crop(tokens - self._read)
             self._read = tokens
+
+
+class _Sums(AttentionRecorder):
+    """Adds up the attention of a pass's last rows as layers come, as maps of all of them would fill the memory.
+
+    Args:
+        rows, reduce: as in `AttentionRecorder`, of so many last rows.
+        text: float64 [A, keys] of each layer, to which its attention is added.
+        memory: float64, the same of what is packed, to which a layer's second call attends.
+        counts: of each layer's heads, how many of these keys each has; None: nothing is packed.
+    """
+
+    def __init__(
+        self, rows: int, reduce: str, text: Sequence[Tensor], memory: Tensor, counts: Sequence[Sequence[int]] | None
+    ) -> None:
+        super().__init__(rows=slice(-rows, None), reduce=reduce)
+        self._into, self._counts = text, counts
+        self._memory = memory.split([size for own in counts or () for size in own] or len(memory))
+        self._text: AttentionMap | None = None
+
+    def take(self, found: AttentionMap) -> None:
+        """See `AttentionRecorder.take`."""
+        if self._counts is None:
+            self._add(found.layer, found.weights[0].double())
+        elif self._text is None:
+            self._text = found
+        else:
+            layer, text, self._text = found.layer // 2, self._text, None
+            # Both have weights of their own, which add up to 1.
+            share = torch.sigmoid(found.lse.flatten(0, 1) - text.lse[0]).double()[..., None]
+            self._add(layer, text.weights[0].double() * (1 - share))
+            heads, first, start = len(found.weights), sum(map(len, self._counts[:layer])), 0
+            # Of its layer's keys each head sees its own.
+            shares = share.unflatten(0, found.weights.shape[:2])
+            for into, weights, own in zip(self._memory[first : first + heads], found.weights, shares, strict=True):
+                seen = weights[..., start : start + len(into)].double() * own
+                into += seen.sum(1).mean(0) / heads / len(self._into)
+                start += len(into)
+
+    def _add(self, layer: int, weights: Tensor) -> None:
+        """Adds those [heads, rows, keys] of a layer to the text."""
+        into = self._into[layer]
+        added = weights.sum(1).unflatten(0, (len(into), -1)).mean(1)
+        into[:, : added.shape[1]] += added / len(into) / len(self._into)
 
 
 class _Turn(Loop):

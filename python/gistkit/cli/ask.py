@@ -18,6 +18,7 @@ from gistkit.options.models import (
     IMAGES,
     add_model,
     add_trained,
+    as_made,
     load_compressor,
     load_model,
     makers_of,
@@ -258,7 +259,8 @@ def _image_prompts(compressor: Any, processor: Any) -> Prompts:
 def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: Memory | None) -> Compressor:
     """The one that made a memory, or without one the default of `gistkit compress`."""
     if arguments.compressor is not None:
-        return load_compressor(arguments.compressor, model, arguments.encoder)
+        given = load_compressor(arguments.compressor, model, arguments.encoder)
+        return given if memory is None else as_made(given, memory)
     if memory is None:
         name = default_for(arguments.model)
         return new_compressor(model) if name is None else load_compressor(Path(name), model)
@@ -271,7 +273,7 @@ def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: M
         trained = load_compressor(Path(name), model)
         # Others have its method too: its weights tell.
         if memory.maker in (None, trained.own_fingerprint()):
-            return trained
+            return as_made(trained, memory)
         if trained.adapters is not None:
             trained.adapters.remove()
     try:

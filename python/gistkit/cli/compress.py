@@ -142,7 +142,9 @@ def _run(arguments: argparse.Namespace) -> int:
         memories = _text_memories(rows, compressor, arguments.batch_tokens)
     start = time.perf_counter()
     lines = [""] * len(sources)
-    total = Total("image" if images else "text", compressor.title)
+    home = compressor._home
+    title = compressor.title if home is None else f"{home.resolve().name}: {compressor.title}"
+    total = Total("image" if images else "text", title)
     # The progress bar ends before an error is told.
     with closing(memories):
         for index, tokens, made in memories:

@@ -168,7 +168,7 @@ class Compressor(nn.Module, Method):
             memory, _, compressed = at_ratio.compress_rows(self.contexts(input_ids, attention_mask))
         if self.trained_length is not None or self.languages is not None:
             training.warn_of_unlike(self, compressed)
-        fingerprint, maker = self.identity.fingerprints()
+        fingerprint, maker = self.fingerprints()
         return replace(memory, fingerprint=fingerprint, maker=maker, model=self.identity.model)
 
     def rows(self, name: str, ids: Any, attention_mask: Any = None, shortest: int = 0) -> Rows:
@@ -189,7 +189,7 @@ class Compressor(nn.Module, Method):
             hidden_states = None if None in states else pad_sequence([state[0] for state in states], batch_first=True)
             compressed = pad([*chain(*(part.lists() for part in parts))], rows.ids.device)
             return memories[0].stack(memories), hidden_states, compressed
-        rows, remainder = (rows, ()) if self.options.window is None else self.cut(rows)
+        rows, remainder = self.cut(rows)
         memory, hidden_states = self.encode_rows(rows)
         return replace(memory, rest=remainder or memory.rest), hidden_states, rows
 

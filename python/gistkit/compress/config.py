@@ -7,7 +7,7 @@ commands, and what a file is checked against. `setting` adds constraints on a fi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
@@ -103,6 +103,8 @@ class Config:
     any_ratio: ClassVar[bool] = False
     """Whether the same weights compress at any ratio, see `Compressor.at`."""
     allowed_losses: ClassVar[tuple[str, ...]] = LOSSES
+    free: ClassVar[frozenset[str]] = frozenset()
+    """The settings that may change without training, see `Compressor.changed`."""
     compressor: ClassVar[type[Any]]
     """The class that runs the method."""
 
@@ -161,6 +163,10 @@ class Config:
         if ratio == getattr(self, "ratio", None):
             return self
         raise ValueError(f"ratio: expected none for {self.method}, whose weights are those of one ratio, got {ratio}")
+
+    def changed(self, **settings: Any) -> Self:
+        """The method with other settings, some of `free`."""
+        return replace(self, **settings)
 
     def check_model(self, model: nn.Module) -> None:
         """Raises a TypeError for an unsupported model."""

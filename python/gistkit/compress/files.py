@@ -301,7 +301,7 @@ def push_to_hub(compressor: Any, name: str, *, private: bool | None = None, **op
     """
     home: Path | None = compressor._home
     with TemporaryDirectory() as folder:
-        save_compressor(compressor, Path(folder))
+        compressor.save_pretrained(folder)
         card = None if home is None else _own_card(home)
         if card is None or home is None:
             card = model_card(compressor, name)

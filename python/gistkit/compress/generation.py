@@ -291,6 +291,14 @@ def _guard(compressor: MemoryReader, places: int | None, window: int) -> Callabl
     return guard
 
 
+def _refuse_pass(tokens: int) -> None:
+    """The guard of a cache beside which passes of a compressor read more."""
+    raise ValueError(
+        f"{CACHE}: expected one of a memory whose heads keep as many tokens each, without fitted biases, as the "
+        "model's own attention reads a cache, got one that lacks the memory's packed keys or biases; generate takes any"
+    )
+
+
 @contextmanager
 def _drawing_from(generator: torch.Generator | None) -> Iterator[None]:
     """Inside, torch's global random numbers on a generator's device are that generator's."""
@@ -595,6 +603,9 @@ class Reading(Loop):
         if not isinstance(answer, Tensor):
             # It holds the cache.
             self.cache = self._passes.cache
+            if self.cache.packed is not None or self.cache.key_biases is not None:
+                hf.cover_memory(self._model)
+                self.cache.guard = _refuse_pass
         return answer
 
     def states(self, input_ids: Tensor) -> Tensor:

@@ -123,6 +123,22 @@ class Method(ABC):
         other.options = options
         return other
 
+    def changed(self, **settings: Any) -> Self:
+        """This compressor with other settings, those that its weights do not depend on: `config_class.free`.
+
+        It is a copy with the same weights, as that of `at`. For `Select` these are all but those of adapters, training
+        and tokens, such as `fit`, `shares` and `question`; with a question, a score that does not read it becomes the
+        one that `SelectConfig` takes for it.
+
+        Raises:
+            TypeError: for a setting that the weights depend on.
+        """
+        if taken := sorted(settings.keys() - self.options.free):
+            raise TypeError(f"{taken[0]}: expected some of {', '.join(sorted(self.options.free))}, got {taken[0]}")
+        other = copy.copy(self)
+        other.options = self.options.changed(**settings)
+        return other
+
     def within(self, contexts: Rows, budget: int) -> Self:
         """`at` the least ratio at which every context has at most `budget` memory tokens."""
         rows, _ = self.cut(contexts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -91,7 +91,7 @@ def ask(
         ValueError: if there is no tokenizer.
     """
     if not isinstance(memory, Memory):
-        memory = compress(compressor, memory, control_tokens=control_tokens)
+        memory = cast(Memory, compressor.compress(memory, control_tokens=control_tokens))
     if "{question}" not in template:
         raise ValueError(f"template: expected a text with {{question}} in it, got {template!r}")
     check_memory(memory)

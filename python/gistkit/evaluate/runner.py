@@ -224,7 +224,8 @@ def _sizes(memory: Any) -> list[ExampleResult]:
     token_bytes = memory.full_cache_bytes / context if context else 0.0
     token_counts = getattr(memory, "tokens_read", None)
     if token_counts is None:
-        token_counts = [int(size) + len(remainder) for size, remainder in zip(memory.sizes, memory.rest, strict=True)]
+        sizes = getattr(memory, "sizes", memory.lengths)
+        token_counts = [int(size) + len(remainder) for size, remainder in zip(sizes, memory.rest, strict=True)]
     return [ExampleResult(tokens, tokens * token_bytes) for tokens in token_counts]
 
 

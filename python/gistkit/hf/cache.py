@@ -149,10 +149,15 @@ class MemoryLayer(CacheLayerMixin):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keeps the rows `indices`, int64 or bool [B]."""
+        if self.keys is None:
+            # Beams are chosen before a text without a prompt has keys; all rows are alike.
+            return
         self._replace(self.keys[indices.to(self.keys.device)], self.values[indices.to(self.values.device)])
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeats each row `repeats` times."""
+        if self.keys is None:
+            return
         self._replace(self.keys.repeat_interleave(repeats, 0), self.values.repeat_interleave(repeats, 0))
 
     def _replace(self, keys: Tensor, values: Tensor) -> None:

@@ -13,6 +13,8 @@ from gistkit.common.checks import placed
 from gistkit.hf.keep import Layers
 from gistkit.layouts import Plan
 
+# Numbers of queries whose plans are kept.
+_KEPT = 4
 # What stands for the log-sum-exp of a query that sees no key.
 _NOTHING = -1e30
 
@@ -41,7 +43,7 @@ class PackedLayers:
         parts = placed(spans.int(), layers[0][0].device).split(list(heads), 1)
         self._spans = [part.flatten(0, 1) for part in parts]
         self._most = [int((part[..., 1] - part[..., 0]).max()) for part in spans.split(list(heads), 1)]
-        # Of a layer and a number of queries.
+        # Of a layer and a number of queries, those used last at the end.
         self._plans: dict[tuple[int, int], Plan] = {}
 
     @classmethod
@@ -95,10 +97,14 @@ class PackedLayers:
         return out.reshape(batch, query_heads, count, out.shape[-1]), lse.reshape(batch, query_heads, count)
 
     def _plan(self, layer: int, queries: int) -> Plan:
-        if (layer, queries) not in self._plans:
+        plan = self._plans.pop((layer, queries), None)
+        if plan is None:
             spans = self._spans[layer][:, None, None].expand(-1, queries, -1, -1).contiguous()
-            self._plans[layer, queries] = Plan(spans, len(self.layers[layer][0]))
-        return self._plans[layer, queries]
+            plan = Plan(spans, len(self.layers[layer][0]))
+        self._plans[layer, queries] = plan
+        if len(self._plans) > _KEPT * len(self.layers):
+            del self._plans[next(iter(self._plans))]
+        return plan
 
     def _columns(self, plan: Plan, layer: int) -> tuple[Tensor, Plan]:
         """Places [H, K] of each head's keys among all of the layer, for the head with most, and the plan over them."""

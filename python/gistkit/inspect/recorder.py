@@ -140,6 +140,10 @@ class AttentionRecorder(TorchDispatchMode):
             )
         return maps[0]
 
+    def take(self, found: AttentionMap) -> None:
+        """Gets each map as it comes; a subclass may keep less than all of it."""
+        self.maps.append(found)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs each operation as it is, and looks at those that are attention."""
         result = func(*args, **(kwargs or {}))
@@ -150,7 +154,7 @@ class AttentionRecorder(TorchDispatchMode):
                 # A plan's lists of tiles may come last.
                 query, key, _, spans, key_bias, scale, softcap, *_ = args
                 with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-                    self.maps.append(self._record(layer, query, key, spans, key_bias, scale, softcap, result[1]))
+                    self.take(self._record(layer, query, key, spans, key_bias, scale, softcap, result[1]))
             self.calls += 1
         return result
 

@@ -280,9 +280,9 @@ def makers_of(memory: Memory) -> list[str]:
     if source.method not in REGISTRY:
         return []
     kind = REGISTRY[source.method]
-    sizes = kind.sizes(source.chunk, source.memory_tokens)
-    # What a memory does not name has the value from before it could.
-    made = kind.unnamed() | dict(source.options)
+    sizes, made = kind.sizes(source.chunk, source.memory_tokens), _made(memory)
+    # Others, at the memory's settings, have its maker's weights, if it names them.
+    free = frozenset() if memory.maker is None else kind.free
     for name in trained():
         content = json.loads((find(name) / SETTINGS).read_text())
         settings = kind.added() | content["settings"]
@@ -290,11 +290,29 @@ def makers_of(memory: Memory) -> list[str]:
         if (
             (content["method"], content["structure"]) == (source.method, source.structure)
             and content["fingerprint"] in (None, memory.fingerprint)
-            and all(settings.get(key) == value for key, value in made.items())
+            and all(settings.get(key) == value for key, value in made.items() if key not in free)
             and (of_its_ratio or kind.any_ratio)
         ):
-            found.append((not of_its_ratio, name not in DEFAULTS.values(), name))
+            as_it_is = of_its_ratio and all(settings.get(key) == value for key, value in made.items())
+            found.append((not as_it_is, name not in DEFAULTS.values(), name))
     return [name for *_, name in sorted(found)]
+
+
+def _made(memory: Memory) -> dict[str, Any]:
+    """The settings that a memory was made with; what it does not name has the value from before it could."""
+    from gistkit.compress.config import REGISTRY
+
+    return REGISTRY[memory.source.method].unnamed() | dict(memory.source.options)
+
+
+def as_made(compressor: Compressor, memory: Memory) -> Compressor:
+    """The compressor with those of a memory's settings that its weights do not depend on."""
+    if memory.source.method != compressor.method:
+        return compressor
+    now = compressor.settings
+    changes = {key: value for key, value in _made(memory).items() if key in compressor.options.free}
+    changes = {key: value for key, value in changes.items() if now[key] != value}
+    return compressor.changed(**changes) if changes else compressor
 
 
 def new_compressor(model: PreTrainedModel, method: str = "select", **settings: Any) -> Compressor:
@@ -324,8 +342,8 @@ def new_compressor(model: PreTrainedModel, method: str = "select", **settings: A
 def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, processor: Any = None) -> Compressor:
     """The compressor that the arguments of `add_compressor` choose; warns if it is untrained.
 
-    The default is the one that comes with gistkit for the model, at `--ratio` if that is given. With the processor of a
-    vision-language model the compressor is one for images.
+    The default is the one that comes with gistkit for the model. It, or `--compressor`, is changed to such settings as
+    its weights do not depend on. With the processor of a vision-language model the compressor is one for images.
     """
     from gistkit.common.trained import default_for
 
@@ -335,8 +353,12 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, pro
     if "method" in settings and (settings["method"] == IMAGES) != (processor is not None):
         raise ValueError(f"--method: expected one for {wanted}, got {settings['method']}")
     folder = arguments.compressor
-    if folder is None and processor is None and settings.keys() <= {"ratio"}:
+    if folder is None and processor is None and not settings.keys() & {"method", "layout", "chunk", "encoder"}:
         folder = default_for(arguments.model)
+        own = set() if folder is None else settings.keys() - _free(folder) - {"ratio"}
+        if folder is not None and own:
+            warn(f"--{min(own)}: a new select instead of {folder}, whose training it is part of")
+            folder = None
     if folder is None:
         if processor is not None:
             settings = image_settings(model, processor, settings)
@@ -345,14 +367,28 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, pro
             settings = {"method": "x500", **settings}
         return new_compressor(model, **settings)
     ratio, encoder = settings.pop("ratio", None), settings.pop("encoder", None)
-    if settings:
-        name, value = next(iter(settings.items()))
-        raise ValueError(f"--{name}: not allowed with --compressor, which has its own, got {value}")
+    for name in settings:
+        if name not in _free(folder):
+            raise ValueError(f"--{name}: not allowed with --compressor, which has its own, got {settings[name]}")
     compressor = load_compressor(Path(folder), model, encoder)
     if (compressor.method == IMAGES) != (processor is not None):
         raise ValueError(f"--compressor: expected one for {wanted}, got one of method {compressor.method}")
     with model_errors():
+        compressor = compressor.changed(**settings) if settings else compressor
         return compressor if ratio is None else compressor.at(ratio)
+
+
+def _free(folder: str | Path) -> frozenset[str]:
+    """The settings of the trained compressor in a folder that may change without training; none without a folder."""
+    from gistkit.common.trained import SETTINGS, find
+    from gistkit.compress.config import REGISTRY
+
+    try:
+        content = json.loads((find(folder) / SETTINGS).read_text())
+        return REGISTRY[content["method"]].free
+    except (OSError, ValueError, KeyError, TypeError):
+        # Whatever is wrong with it, loading names it.
+        return frozenset()
 
 
 def image_settings(model: PreTrainedModel, processor: Any, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -185,8 +185,9 @@ class Rows:
         # Until a row comes or goes.
         self._bias: list[Tensor] | None = None
         self._packed: PackedLayers | None = None
-        # Keys and values of some memories, one after another, those of a row that is gone until another one comes.
-        self._memories: list[Memory] = []
+        # By identity those whose keys and values are held one after another. What no row reads any more goes with the
+        # next one that comes, or when it is more than half.
+        self._memories: dict[int, Memory] = {}
         self._parts: list[tuple[Tensor, Tensor]] = []
 
     def __len__(self) -> int:
@@ -199,8 +200,13 @@ class Rows:
 
     @property
     def packed(self) -> int:
-        """Tokens of memories beside those."""
-        return sum(row.memory.sizes[0] for row in self._rows if row.memory is not None)
+        """Tokens of memories beside those, which rows may share."""
+        return _tokens(self._memories | self._read_memories)
+
+    @property
+    def _read_memories(self) -> dict[int, Memory]:
+        """The packed memories that rows read, by identity."""
+        return {id(row.memory): row.memory for row in self._rows if row.memory is not None}
 
     def join(self, row: Row) -> None:
         """Takes a row whose first token is known."""
@@ -236,6 +242,8 @@ class Rows:
         self._rows[index] = self._rows[last]
         self._rows.pop()
         self._bias = self._packed = None
+        if 2 * _tokens(self._read_memories) < _tokens(self._memories):
+            self._memories, self._parts = {}, []
 
     def read(self, tokens: Sequence[int]) -> Tensor:
         """Reads the next token of each row; the logits [B, V] of those that follow."""
@@ -264,25 +272,25 @@ class Rows:
 
     def _memory(self) -> PackedLayers | None:
         """The packed memories of the rows, of which some may be the same; None: there is none."""
-        # A memory of the repository is another object for each question, with the same tensors.
-        ids = [0 if row.memory is None else id(row.memory.tensors[0]) for row in self._rows]
-        memories = {key: row.memory for key, row in zip(ids, self._rows, strict=True) if row.memory is not None}
-        if self._packed is None and memories:
-            held = [id(memory.tensors[0]) for memory in self._memories]
-            if memories.keys() - held:
-                self._memories, held = [*memories.values()], [*memories]
-                layers = zip(*(memory.layers or () for memory in self._memories), strict=True)
+        if self._packed is None and (memories := self._read_memories):
+            if memories.keys() - self._memories.keys():
+                # What is held goes first, and stays away if there is no room.
+                self._memories, self._parts = {}, []
+                layers = zip(*(memory.layers or () for memory in memories.values()), strict=True)
                 parts = (zip(*layer, strict=True) for layer in layers)
-                self._parts = [(torch.cat(keys), torch.cat(values)) for keys, values in parts]
-            heads = [own.shape[1] for own in self._memories[0].counts or ()]
+                # One by itself is not copied.
+                self._parts = [(_joined(keys), _joined(values)) for keys, values in parts]
+                self._memories = memories
+            counts = {key: memory.counts or () for key, memory in self._memories.items()}
+            heads = [own.shape[1] for own in next(iter(counts.values()))]
             first = torch.zeros(sum(heads), 1, dtype=torch.int64)
             spans = {0: first.expand(1, -1, 2)}
-            for key, memory in zip(held, self._memories, strict=True):
-                counts = memory.counts or ()
-                spans[key] = spans_of(counts) + first
-                sizes = torch.tensor([int(own.sum()) for own in counts])
+            for key, own_counts in counts.items():
+                spans[key] = spans_of(own_counts) + first
+                sizes = torch.tensor([int(own.sum()) for own in own_counts])
                 first = first + sizes.repeat_interleave(torch.tensor(heads))[:, None]
-            biases = _biases_of(self._memories)
+            ids = [0 if row.memory is None else id(row.memory) for row in self._rows]
+            biases = _biases_of([*self._memories.values()])
             self._packed = PackedLayers(self._parts, torch.cat([spans[key] for key in ids]), heads, biases)
         return self._packed
 
@@ -301,6 +309,14 @@ class Rows:
                 self._bias.append(bias)
         most = max(row.keys for row in self._rows)
         return [bias[..., :most] for bias in self._bias]
+
+
+def _tokens(memories: Mapping[int, Memory]) -> int:
+    return sum(memory.sizes[0] for memory in memories.values())
+
+
+def _joined(tensors: tuple[Tensor, ...]) -> Tensor:
+    return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
 
 
 def _biases_of(memories: Sequence[Memory]) -> list[Tensor] | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -233,6 +234,8 @@ class Worker:
         self._texts: deque[Text] = deque()
         self._changed = threading.Condition()
         self._next = deque[_Answer]()
+        # What questions read now, by ids: those about the same memories read the same tensors.
+        self._read = WeakValueDictionary[tuple[str, ...], Memory]()
         self._closing = False
         self.running: list[Job] = []
         self.done = 0
@@ -521,11 +524,13 @@ class Worker:
             raise Refused(503, "the memory cannot be read", "memory", code="storage_failed") from error
         if not memories:
             return None
-        try:
-            memory = self.compressor.join(memories) if len(memories) > 1 else memories[0]
-        except ValueError as error:
-            raise Refused(400, f"memory: {str(error).removeprefix('memories: ')}", "memory") from error
-        return memory.to(dtype=self.compressor.embed.weight.dtype)
+        if (memory := self._read.get(tuple(names))) is None:
+            try:
+                memory = self.compressor.join(memories) if len(memories) > 1 else memories[0]
+            except ValueError as error:
+                raise Refused(400, f"memory: {str(error).removeprefix('memories: ')}", "memory") from error
+            memory = self._read[tuple(names)] = memory.to(dtype=self.compressor.embed.weight.dtype)
+        return memory
 
     def _tokens(self, turns: Sequence[str]) -> list[int]:
         """The token ids of a conversation, as `Conversation` reads one whose answers ended by themselves."""

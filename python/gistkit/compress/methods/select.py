@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, cast
 
@@ -65,10 +66,12 @@ class SelectConfig(InPlaceConfig):
             of their keys, and the text follows them.
         fit: kept keys get biases, and new values, with which they give what all keys give when the model repeats the
             text, see `gistkit.compress.matching`. The text is read again for it, as by KVzip, whatever the score; the
-            memory needs the tokenizer. Layers with a sliding window are left as they are.
+            memory needs the tokenizer. Layers with a sliding window are left as they are. In training a fit counts as a
+            constant.
     """
 
     needs_training: ClassVar[bool] = False
+    free: ClassVar[frozenset[str]] = frozenset({"by", "question", "budget", "shares", "part", "positions", "fit"})
 
     lora: int | LoraConfig | None = setting(None, in_memory=False)
     own_reader: bool = setting(False, before=False, in_memory=False)
@@ -120,6 +123,12 @@ class SelectConfig(InPlaceConfig):
             raise ValueError(f"ratio: expected none beside the budget {self.budget} of the compressor, got {ratio}")
         return super().at(ratio)
 
+    def changed(self, **settings: Any) -> Self:
+        """See `Config.changed`; a score that does not read a question becomes the one for questions."""
+        if settings.get("question") is not None and not cast(Score, self.by).reads_question:
+            settings = {"by": None, **settings}
+        return super().changed(**settings)
+
     def check_model(self, model: nn.Module) -> None:
         """See `Config.check_model`."""
         if self.shares != "equal" and hf.sliding_windows(model):
@@ -143,11 +152,21 @@ class Select(InPlace, config=SelectConfig):
 
     def __init__(self, model: Any, config: SelectConfig | None = None, **settings: Any) -> None:
         super().__init__(model, config, **settings)
+        self._follow()
+        if self.options.own_reader:
+            self.reader = READER
+
+    def _follow(self) -> None:
         self.score, self.budget = cast(Score, self.options.by), self.options.budget
         self.closed, self.question = self.options.positions == "closed", self.options.question
         self.shares, self.part, self.fit = self.options.shares, self.options.part, self.options.fit
-        if self.options.own_reader:
-            self.reader = READER
+
+    def changed(self, **settings: Any) -> Self:
+        """See `Compressor.changed`."""
+        other = super().changed(**settings)
+        other.options.check_model(other.model)
+        other._follow()
+        return other
 
     def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
         """As `Compressor.install`; without LoRA the model stays as it is, with a user's adapters."""
@@ -234,9 +253,7 @@ class Select(InPlace, config=SelectConfig):
             keep=keep,
         )
         if isinstance(keep, Whole):
-            again = self.repetition(context, keep.layers) if self._repeats else []
-            references = [one.references for one in again] if self.fit else []
-            keep.select([one.scores for one in again] if self.score.reads_again else keep.scores, references)
+            keep.select(partial(self.repetition, context, keep.layers) if self._repeats else None)
         # A BOS of the context's own is one of its tokens.
         own_bos = torch.tensor(self._begins_with_bos(rows))
         memory = self.memory_of(keep, rows.lengths, out.last_hidden_state, own_bos)
@@ -303,31 +320,31 @@ class Select(InPlace, config=SelectConfig):
         return None if inv_freqs is None else inv_freqs[layer]
 
     @torch.no_grad()
-    def repetition(self, rows: Rows, layers: Layers) -> list[Repeated]:
-        """What passes that repeat the text of each row find."""
-        score: Any = self.score if self.score.reads_again else KVzip()
-        found = []
-        for row, ids in enumerate(rows.lists()):
-            alone = slice(row, row + 1), slice(None), slice(len(ids))
-            own = [(key[alone].detach(), value[alone].detach()) for key, value in layers]
-            parts: list[Repetition] = []
-            repetitions = list(score.repetitions(ids, self.tokenizer))
-            for part, words in repetitions:
-                self.lm.check_positions(f"by: {score.name} reads the text twice", len(ids) + len(words) - 1)
-                ordinals = np.arange(len(ids)).tobytes()
-                reading = ReadingRow(len(ids), b"", ordinals, len(ids), len(ids), (len(words),))
-                plan = decoder_plan((reading,), len(ids), (len(words),), True, self.lm.windows, str(self.device))
-                keep = Repetition(own, part, score.sinks, QUERIES // len(repetitions) if self.fit else 0)
-                inputs = self.lm.embedded(TEXT, placed([words], self.device))
-                self.lm.run(TEXT, inputs_embeds=inputs, plan=plan, memory=own, keep=keep)
-                parts.append(keep)
-            scores = {layer: torch.cat([part.scores[layer] for part in parts], -1) for layer in parts[0].scores}
-            for layer_scores in scores.values():
-                layer_scores[:, : score.sinks] = torch.inf
-            references = {layer: References.together([part.references[layer] for part in parts])
-                          for layer in parts[0].references}  # fmt: skip
-            found.append(Repeated(scores, references))
-        return found
+    def repetition(self, rows: Rows, layers: Layers, row: int) -> Repeated:
+        """What passes that repeat the text of a row find."""
+        again = self.score.reads_again
+        score: Any = self.score if again else KVzip()
+        name = f"by: {score.name}" if again else "fit: it"
+        ids = rows.lists()[row]
+        alone = slice(row, row + 1), slice(None), slice(len(ids))
+        own = [(key[alone].detach(), value[alone].detach()) for key, value in layers]
+        parts: list[Repetition] = []
+        repetitions = list(score.repetitions(ids, self.tokenizer))
+        for part, words in repetitions:
+            self.lm.check_positions(f"{name} reads the text twice", len(ids) + len(words) - 1)
+            ordinals = np.arange(len(ids)).tobytes()
+            reading = ReadingRow(len(ids), b"", ordinals, len(ids), len(ids), (len(words),))
+            plan = decoder_plan((reading,), len(ids), (len(words),), True, self.lm.windows, str(self.device))
+            keep = Repetition(own, part, score.sinks, QUERIES // len(repetitions) if self.fit else 0)
+            inputs = self.lm.embedded(TEXT, placed([words], self.device))
+            self.lm.run(TEXT, inputs_embeds=inputs, plan=plan, memory=own, keep=keep)
+            parts.append(keep)
+        scores = {layer: torch.cat([part.scores[layer] for part in parts], -1) for layer in parts[0].scores}
+        for layer_scores in scores.values():
+            layer_scores[:, : score.sinks] = torch.inf
+        references = {layer: References.together([part.references[layer] for part in parts])
+                      for layer in parts[0].references}  # fmt: skip
+        return Repeated(scores, references)
 
 
 class Repeated(NamedTuple):
@@ -376,6 +393,19 @@ def pyramid(count: int, length: int, layers: int, window: int = 1, steepness: in
     return [round(bottom - layer * step) for layer in range(layers)]
 
 
+@torch.no_grad()
+def _fitted(references: References, key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Biases like `index`, [Hk, K], and the changes [Hk, K, Dv] of the values there, of a row's key and value."""
+    biases = torch.zeros(index.shape, device=index.device)
+    changes = value.new_zeros((*index.shape, value.shape[-1]), dtype=torch.promote_types(value.dtype, torch.float32))
+    for head, places in enumerate(index):
+        kept = places[places >= 0]
+        if 0 < len(kept) < value.shape[1]:
+            biases[head, : len(kept)], values = matched(references, head, key[head], value[head], kept)
+            changes[head, : len(kept)] = values - value[head, kept]
+    return biases, changes
+
+
 def _places(chosen: Sequence[Tensor]) -> Tensor:
     """int64 [B, Hk, K], the places of what is chosen, bool [Hk, n] of each row, ascending, and then -1."""
     width = max(int(row.sum(-1).max()) for row in chosen)
@@ -418,8 +448,8 @@ class Selection(hf.Keeper):
         self.closed, self.frequencies = closed, frequencies
         # Of each layer, what was chosen, int64 [B, Hk, K], and -1 behind it in heads with less.
         self.places: dict[int, Tensor] = {}
-        # Of each layer, biases of what was chosen, [B, Hk, K], if they were fitted.
-        self.biases: dict[int, Tensor] = {}
+        # Of each row and fitted layer, biases [Hk, K] of what was chosen, and the changes [Hk, K, Dv] of its values.
+        self.fits: list[dict[int, tuple[Tensor, Tensor]]] = []
 
     def attend(
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
@@ -469,69 +499,71 @@ class Selection(hf.Keeper):
     def choose(
         self,
         layers: Mapping[int, tuple[Tensor, Tensor]],
-        scores: Sequence[Mapping[int, Tensor]],
+        found: Callable[[int], Repeated],
         windows: Container[int] = (),
         inv_freqs: Mapping[int, Tensor | None] | None = None,
-        references: Sequence[Mapping[int, References]] = (),
     ) -> None:
         """Keeps what scores choose of the keys and values that a pass has left, all heads at once.
 
         Args:
             layers: key and value of each.
-            scores: [Hk, n] of each row and layer.
+            found: scores of a row, and references for which values and biases are fitted. Those of one row are alive
+                at a time, as they may take more than its keys and values.
             windows: layers with a sliding window, which keep the last tokens.
             inv_freqs: of each layer's RoPE, to close up positions.
-            references: of each row and layer without a window, for which values and biases are fitted; (): they are
-                not.
         """
         full = [layer for layer in sorted(layers) if layer not in windows]
         pools = [full] if self.shares == "all" else [[layer] for layer in full]
         stay: dict[int, list[Tensor]] = {layer: [] for layer in full}
-        for pool in pools:
-            for row, count in zip(scores, self._counts(pool[0]), strict=True):
-                for layer, own in zip(pool, self._chosen([row[layer] for layer in pool], count), strict=True):
-                    stay[layer].append(own)
+        for row in range(len(self.lengths)):
+            self.fits.append(self._choose_row(row, layers, found(row), pools, stay))
         for layer, (key, value) in layers.items():
             index = _places(stay[layer]) if layer in stay else self._last(key)
-            if references:
-                value = self._fitted(layer, key, value, index, [row.get(layer) for row in references])
             self._take(layer, key, value, index, (inv_freqs or {}).get(layer))
 
-    @torch.no_grad()
-    def _changes(
-        self, key: Tensor, value: Tensor, index: Tensor, references: Sequence[References | None]
-    ) -> tuple[Tensor, Tensor]:
-        """Biases like `index` and the change of values like `value`, both of what is kept; of others it is 0."""
-        biases = torch.zeros(index.shape, device=index.device)
-        changes = torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float32))
-        for row, (length, own) in enumerate(zip(self.lengths, references, strict=True)):
-            for head, places in enumerate(index[row]):
-                kept = places[places >= 0]
-                if own is not None and 0 < len(kept) < length:
-                    whole = key[row, head, :length], value[row, head, :length]
-                    bias, values = matched(own, head, *whole, kept)
-                    biases[row, head, : len(kept)] = bias
-                    changes[row, head, kept] = values - whole[1][kept]
-        return biases, changes
-
-    def _fitted(
-        self, layer: int, key: Tensor, value: Tensor, index: Tensor, references: Sequence[References | None]
-    ) -> Tensor:
-        """The values, those of kept keys fitted; `biases` gets the layer's."""
-        self.biases[layer], changes = self._changes(key, value, index, references)
-        return (value + changes).to(value.dtype)
+    def _choose_row(
+        self,
+        row: int,
+        layers: Mapping[int, tuple[Tensor, Tensor]],
+        found: Repeated,
+        pools: Sequence[Sequence[int]],
+        stay: Mapping[int, list[Tensor]],
+    ) -> dict[int, tuple[Tensor, Tensor]]:
+        """Adds what stays of a row to `stay`; its fits, of each layer."""
+        for pool in pools:
+            count = self._counts(pool[0])[row]
+            for layer, own in zip(pool, self._chosen([found.scores[layer] for layer in pool], count), strict=True):
+                stay[layer].append(own)
+        fits = {}
+        for layer, references in found.references.items():
+            key, value = (tensor[row, :, : self.lengths[row]] for tensor in layers[layer])
+            fits[layer] = _fitted(references, key, value, _places(stay[layer][-1:])[0])
+        return fits
 
     def key_bias(self, width: int) -> Tensor | None:
         """Biases [B, `width`, A] of A layers and heads; None where nothing was fitted."""
-        if not self.biases:
+        if not any(self.fits):
             return None
-        wide = [F.pad(bias, (0, width - bias.shape[-1])) for _, bias in sorted(self.biases.items())]
-        return torch.cat(wide, 1).mT
+        biases = []
+        for layer, index in sorted(self.places.items()):
+            bias = torch.zeros(*index.shape[:2], width, device=index.device)
+            for row, fits in zip(bias, self.fits, strict=True):
+                if layer in fits:
+                    own = fits[layer][0]
+                    row[:, : own.shape[1]] = own
+            biases.append(bias)
+        return torch.cat(biases, 1).mT
 
     def _take(self, layer_idx: int, key: Tensor, value: Tensor, index: Tensor, inv_freq: Tensor | None) -> None:
         self.places.setdefault(layer_idx, index)
         source, none = index.clamp(min=0), (index < 0)[..., None]
         key, value = (tensor.take_along_dim(source[..., None], 2).masked_fill(none, 0) for tensor in (key, value))
+        if any(layer_idx in fits for fits in self.fits):
+            changes = torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float32))
+            for change, fits in zip(changes, self.fits, strict=True):
+                own = fits[layer_idx][1]
+                change[:, : own.shape[1]] = own
+            value = (value + changes).to(value.dtype)
         if self.closed and inv_freq is not None:
             delta = torch.arange(index.shape[-1], device=index.device) - source
             moved = ops.rerotate(key.flatten(0, 1)[:, None], delta.flatten(0, 1), inv_freq)
@@ -560,11 +592,14 @@ class Whole(Selection):
                 row.setdefault(layer_idx, own)
         self.keep(layer_idx, key, value)
 
-    def select(
-        self, scores: Sequence[Mapping[int, Tensor]], references: Sequence[Mapping[int, References]] = ()
-    ) -> None:
-        """Keeps what the scores [Hk, n] of each row and layer choose; `references` as in `choose`."""
+    def select(self, repetition: Callable[[int], Repeated] | None) -> None:
+        """Keeps what the scores of the pass choose, or those of a row's repetition, whose references fit it."""
+
+        def found(row: int) -> Repeated:
+            again = Repeated(self.scores[row], {}) if repetition is None else repetition(row)
+            return again if self.score.reads_again else again._replace(scores=self.scores[row])
+
         layers, self._layers = self._layers, {}
         windows = {layer for layer, (window, _) in self._about.items() if window is not None}
         inv_freqs = {layer: inv_freq for layer, (_, inv_freq) in self._about.items()}
-        self.choose(layers, scores, windows, inv_freqs, references)
+        self.choose(layers, found, windows, inv_freqs)
