@@ -5,6 +5,7 @@ from itertools import chain, pairwise
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 
@@ -204,6 +205,48 @@ def test_an_encoder_whose_own_weights_train_is_in_the_folder(tmp_path):
         Compressor.from_pretrained(tmp_path)
 
 
+def state(model):
+    return {name: (weight.clone(), weight.requires_grad) for name, weight in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("heads", "^encoder: .*another architecture or size"),
+        ("reader", "^encoder: expected a model .* that shares none with the reader"),
+        ("embedding", "^encoder: expected a model .* that shares none with the reader"),
+        ("tensors", "expected the tensors of its compressor, got one .* for more"),
+    ],
+)
+def test_a_given_encoder_is_unchanged_where_its_folder_is_refused(fault, message, tmp_path):
+    alike = tiny_llama if fault in ("reader", "embedding") else small
+    compressor = made(alike(), lora=None)
+    with torch.no_grad():
+        compressor.encoder.get_input_embeddings().weight.add_(1)
+    compressor.save_pretrained(tmp_path)
+    reader = tiny_llama()
+    given = reader if fault == "reader" else alike(**({"num_attention_heads": 8} if fault == "heads" else {}))
+    if fault == "embedding":
+        given.set_input_embeddings(reader.get_input_embeddings())
+    elif fault == "tensors":
+        path = tmp_path / "compressor.safetensors"
+        save_file(load_file(path) | {"more": torch.ones(1)}, path)
+    before = [state(model) for model in (given, reader)]
+    with pytest.raises(ValueError, match=message):
+        Compressor.from_pretrained(tmp_path, reader, encoder=given)
+    for model, weights in zip((given, reader), before, strict=True):
+        for name, (weight, trains) in state(model).items():
+            assert torch.equal(weight, weights[name][0]) and trains == weights[name][1], name
+
+
+def test_a_trained_encoder_keeps_its_dtype(tmp_path):
+    compressor = SeparateEncoder(tiny_llama().bfloat16(), encoder=small().float(), lora=None)
+    compressor.save_pretrained(tmp_path)
+    loaded = Compressor.from_pretrained(tmp_path, compressor.model)
+    for name, weight in compressor.encoder.named_parameters():
+        assert weight.dtype == torch.float32 and torch.equal(weight, loaded.encoder.get_parameter(name)), name
+
+
 def test_an_encoder_by_the_name_of_its_folder(tmp_path):
     small().save_pretrained(tmp_path / "small")
     compressor = made(str(tmp_path / "small"))
@@ -255,6 +298,64 @@ def test_an_encoder_with_another_tokenizer_reads_the_text_of_each_segment(tmp_pa
     loaded = Compressor.from_pretrained(tmp_path / "two", model, encoder=encoder)
     assert not loaded.shares_tokens and loaded.encoder_tokenizer.get_vocab() == compressor.encoder_tokenizer.get_vocab()
     torch.testing.assert_close(loaded.compress(text).embeddings, memory.embeddings, rtol=1e-4, atol=1e-4)
+
+
+def test_models_of_one_tokenizer_may_have_embeddings_of_different_lengths():
+    compressor = made(small(vocab_size=260), tiny_llama(vocab_size=300))
+    compressor.tokenizer = compressor.encoder_tokenizer = byte_tokenizer()
+    assert compressor.encode([[250, 251]]).lengths == (1,)
+    with pytest.raises(ValueError, match=r"encoder: expected one that embeds all tokens .*of 260 and token 280"):
+        compressor.encode([[5, 280]])
+
+
+def test_another_tokenizer_of_the_reader_is_compared_anew():
+    compressor = made(small(vocab_size=800), tiny_llama(vocab_size=800))
+    compressor.tokenizer = compressor.encoder_tokenizer = byte_tokenizer()
+    text = "a text"
+    memory = compressor.compress(text)
+    assert compressor.shares_tokens
+    compressor.tokenizer = halves(None)
+    other = compressor.compress(text)
+    # The encoder reads the same text as before, of fewer tokens of the reader.
+    assert not compressor.shares_tokens and other.num_tokens < memory.num_tokens
+    compressor.tokenizer = byte_tokenizer()
+    assert torch.equal(compressor.compress(text).embeddings, memory.embeddings) and compressor.shares_tokens
+
+
+def test_an_encoder_tokenizer_that_leads_out_of_the_folder_is_named(tmp_path):
+    compressor = made(small(vocab_size=300), tiny_llama(vocab_size=300))
+    compressor.tokenizer = compressor.encoder_tokenizer = byte_tokenizer()
+    compressor.save_pretrained(tmp_path / "two")
+    (tmp_path / "two" / "encoder_tokenizer").rename(tmp_path / "outside")
+    (tmp_path / "two" / "encoder_tokenizer").symlink_to(tmp_path / "outside")
+    loaded = Compressor.from_pretrained(tmp_path / "two", compressor.model, encoder=compressor.encoder)
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/two/encoder_tokenizer/.*: expected a file inside"):
+        loaded.encoder_tokenizer  # noqa: B018
+
+
+def test_an_encoder_follows_the_readers_mode():
+    for mode in (False, True):
+        encoder = small(attn_pdrop=0.5, resid_pdrop=0.5).train(not mode)
+        compressor = SeparateEncoder(tiny_llama().train(mode), encoder=encoder, lora=2)
+        assert all(module.training == mode for module in compressor.encoder.modules())
+        if not mode:
+            ids = tokens(1, 20)
+            assert torch.equal(compressor.encode(ids).embeddings, compressor.encode(ids).embeddings)
+
+
+@pytest.mark.parametrize("pool", ["means", "tokens"])
+def test_a_segments_frequencies_are_those_of_its_own_length(pool):
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    compressor = made(tiny_llama(rope_parameters=rope, max_position_embeddings=8), pool=pool)
+    ids = tokens(1, 34)
+    parts = [ids[:, :12], ids[:, 12:24], ids[:, 24:]]
+    alone = [compressor.encode(part) for part in reversed(parts)][::-1]
+    torch.testing.assert_close(
+        compressor.encode(ids).embeddings, torch.cat([memory.embeddings for memory in alone], 1), **TOLERANCE
+    )
+    batch = compressor.encode([part[0].tolist() for part in parts])
+    for row, memory in enumerate(alone):
+        torch.testing.assert_close(batch[row].embeddings, memory.embeddings, **TOLERANCE)
 
 
 @pytest.mark.parametrize("make", [

@@ -255,6 +255,40 @@ def test_a_pickle_or_another_adapter_in_a_folder_is_not_opened(folders, tmp_path
     refused(folder, r"expected a model by itself, got adapter_config\.json")
 
 
+@pytest.fixture
+def named(tmp_path, monkeypatch):
+    """A compressor's folder that names its encoder on the hub, and the files of that name."""
+    home = tmp_path / "hub" / "snapshots" / "0"
+    encoder = tiny_llama(**SIZES | {"hidden_size": 8}).float()
+    encoder.save_pretrained(home)
+    encoder.name_or_path = "stranger/encoder"
+    SeparateEncoder(model(), encoder=encoder, segment=6, ratio=3, lora=2).save_pretrained(tmp_path / "compressor")
+    monkeypatch.setattr("gistkit.compress.files.snapshot_download", lambda name, **_: home)
+    return tmp_path / "compressor", home
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "message"),
+    [
+        ("config.json", {"auto_map": {"AutoModelForCausalLM": "code.Model"}}, r"config\.json: expected no auto_map"),
+        ("config.json", {"attn_implementation": "stranger/kernels"}, r"config\.json: expected no attn_implementation"),
+        ("config.json", {"quantization_config": {"quant_method": "bitsandbytes"}}, "expected no quantization_config"),
+        ("adapter_config.json", {"base_model_name_or_path": "/elsewhere"}, "by itself, got adapter_config"),
+        ("config.json", {"vocab_size": 10**9}, r"config\.json: expected weights of a model with"),
+    ],
+)
+def test_an_encoder_that_a_folder_names_is_read_as_a_model_in_it(file, changes, message, named):
+    folder, home = named
+    assert Compressor.from_pretrained(folder, model()).encoder.name_or_path == "stranger/encoder"
+    path = home / file
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | changes))
+    refused(folder, f"encoder: expected that of .*compressor, stranger/encoder, .*{message}")
+
+
+def test_an_encoders_name_is_a_text(named, tmp_path):
+    refused(edited(named[0], tmp_path / "edited", "compressor.json", encoder=7), r"compressor\.json: expected settings")
+
+
 @pytest.mark.parametrize("name", ["../outside", "/outside", "..", "", "a/../../outside", "a\x00b", "x" * 300])
 def test_an_adapter_is_a_folder_of_the_folder(name, folders, tmp_path):
     shutil.copytree(folders["icae"] / "gistkit_0_encoder", tmp_path / "outside")

@@ -44,6 +44,7 @@ from gistkit.compress.folder import (
 from gistkit.compress.losses import HEAD
 from gistkit.compress.model import first_adapter, of_models
 from gistkit.hf import smollm2
+from gistkit.hf.lora import unchanged_on_error
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -58,7 +59,7 @@ CARD = "README.md"
 # "owner/name" of the hub.
 _REPOSITORY = r"\w[\w.-]*/\w[\w.-]*"
 # What a repository may hold beside, such as other weights, is not fetched.
-_FETCHED = ("*.json", "*.safetensors", "*.md", "*.jinja")
+_FETCHED = ["*.json", "*.safetensors", "*.md", "*.jinja"]
 
 
 def save_pretrained(compressor: Any, folder: str | Path) -> None:
@@ -212,7 +213,7 @@ def load_compressor(
     encoder: PreTrainedModel | str | None = None,
 ) -> Any:
     """See `Compressor.from_pretrained`. All checks come before anything in the model is changed."""
-    settings, is_given = _read_settings(folder), model is not None
+    settings = _read_settings(folder)
     kind, adapters, beside = _config_class(cls, settings["method"], folder), settings["adapters"], settings["encoder"]
     if model is None and (adapters is not None or beside is not None):
         raise ValueError(f"model: expected the base model of {folder}, which does not hold one, got None")
@@ -222,41 +223,50 @@ def load_compressor(
     # One that settings name only in passing would be opened without being looked at.
     if (named := getattr(config, "encoder", None)) is not None and beside is None:
         raise ValueError(f"{folder / SETTINGS}: expected what tells the encoder {shown(named)} from others, got none")
-    own = None
-    if adapters is None:
-        own = _load_model(folder)
+    own = _load_model(folder) if adapters is None else None
     model = own if model is None else model
     _check_model("model", cast(PreTrainedModel, model), settings, folder)
+    trained: Any = model
     if beside is not None:
-        own, encoder = None, _found_encoder(folder, config, own, encoder, model)
-        _check_model("encoder", encoder, beside, folder)
-        config = replace(config, **{"encoder": cast(Any, encoder)})
-    trained = model if encoder is None else encoder
+        trained = _found_encoder(folder, config, own, encoder, model)
+        # Weights that the folder has itself need no fingerprint.
+        _check_model("encoder", trained, beside if own is None else beside | {"fingerprint": None}, folder)
+        config = replace(config, **{"encoder": trained})
+    weights = None if own is None or own is trained else _fitting(folder, own, trained)
     embed = cast(Any, model).get_input_embeddings().weight
     with _settings_errors(folder):
         shapes = _shapes(config, *embed.shape)
     # Training may have gone on without the loss that the head is of.
     names = check_own(inside(folder, TENSORS), shapes, () if "compression" in config.losses else (HEAD,))
     config = replace(config, lora=None if adapters is None else _lora(folder, adapters, trained, allow_regex))
-    if is_given and own is not None:
-        _copy_weights(folder, own, cast(PreTrainedModel, model))
-    with _settings_errors(folder):
-        compressor = kind.compressor(model, config)
-        if HEAD in names & shapes.keys() and compressor.compression_head is None:
-            compressor.add_compression_head()
+    with unchanged_on_error(cast(Any, model)), unchanged_on_error(trained):
+        compressor = _built(folder, kind, model, config, adapters, HEAD in names & shapes.keys())
+    if weights is not None:
+        trained.load_state_dict(weights)
     if beside is not None:
         compressor.shares_tokens = beside.get("shares_tokens")
     compressor.trained_length = settings["trained_length"]
     compressor.languages = None if settings["languages"] is None else tuple(settings["languages"])
     if settings["fingerprint"] is not None:
         compressor.identity.known_as(settings["fingerprint"])
+    return compressor.train(cast(PreTrainedModel, model).training)
+
+
+def _built(
+    folder: Path, kind: type[Config], model: Any, config: Config, adapters: dict[str, str] | None, has_head: bool
+) -> Any:
+    """The compressor of a checked folder, with its tensors and adapters."""
+    with _settings_errors(folder, ("model:", "encoder:")):
+        compressor: Any = kind.compressor(model, config)
+        if has_head and compressor.compression_head is None:
+            compressor.add_compression_head()
     try:
         _load_tensors(compressor, folder, adapters)
     except BaseException:
         if compressor.adapters is not None:
             compressor.adapters.remove()
         raise
-    return compressor.train(cast(PreTrainedModel, model).training)
+    return compressor
 
 
 def download(name: str | Path, **options: Any) -> Path | None:
@@ -344,13 +354,16 @@ print(compressor.ask(memory, "Who wrote it?"))
 
 
 @contextmanager
-def _settings_errors(folder: Path) -> Iterator[None]:
-    """Turns what settings of any content make a method raise into a ValueError that names their file."""
+def _settings_errors(folder: Path, others: tuple[str, ...] = ()) -> Iterator[None]:
+    """Turns what settings of any content make a method raise into a ValueError that names their file.
+
+    Args:
+        others: how messages on what is not the folder's begin, such as the model's; they stay as they are.
+    """
     try:
         yield
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError) as error:
-        # What is wrong with the model is no matter of the folder.
-        if str(error).startswith(("model:", "encoder:")):
+        if str(error).startswith(others):
             raise
         raise ValueError(f"{folder / SETTINGS}: expected settings of a compressor, got {one_line(error)}") from error
 
@@ -370,7 +383,8 @@ def _load_model(folder: Path) -> PreTrainedModel:
     return load_model(inside(folder, MODEL))
 
 
-def _copy_weights(folder: Path, own: PreTrainedModel, model: PreTrainedModel) -> None:
+def _fitting(folder: Path, own: PreTrainedModel, model: PreTrainedModel) -> dict[str, Tensor]:
+    """The weights of a folder's model, which must have the names and shapes of those of `model`."""
     weights, expected = own.state_dict(), model.state_dict()
     shapes = [{name: tuple(tensor.shape) for name, tensor in part.items()} for part in (weights, expected)]
     if shapes[0] != shapes[1]:
@@ -378,29 +392,42 @@ def _copy_weights(folder: Path, own: PreTrainedModel, model: PreTrainedModel) ->
         raise ValueError(
             f"{folder / MODEL}: expected {name} of shape {shapes[1].get(name)}, as in model, got {shapes[0].get(name)}"
         )
-    model.load_state_dict(weights)
+    return weights
 
 
 def _found_encoder(
     folder: Path, config: Any, own: PreTrainedModel | None, given: PreTrainedModel | str | None, model: Any
 ) -> PreTrainedModel:
-    """The encoder beside the model: the trained one of the folder, the given one, or one of the hub by its name."""
-    if own is not None:
-        if isinstance(given, PreTrainedModel):
-            _copy_weights(folder, own, given)
-            return given
-        if _on_hub(config.encoder):
-            # Its name is not where it lies.
-            own.name_or_path = config.encoder
-        return own.to(model.device, model.dtype)
-    if given is None:
-        name = given = config.encoder
-        if not _on_hub(name) and name != smollm2.NAME:
+    """The encoder beside the model: the given one, the trained one of the folder, or one of the hub by its name."""
+    if given is not None and not isinstance(given, str):
+        if own is not None and {*map(id, given.parameters())} & {*map(id, model.parameters())}:
             raise ValueError(
-                f"encoder: expected that of {folder}, {shown(name)}, which is no name of the hub, as a model or as the "
-                "name of its folder, got None"
+                f"encoder: expected a model for the weights of {folder / MODEL} that shares none with the reader, got "
+                "one that does"
             )
-    return config.compressor.load_encoder(given, model) if isinstance(given, str) else given
+        return given
+    name = config.encoder
+    if own is not None:
+        if _on_hub(name) or name == smollm2.NAME:
+            # Its name is not where it lies.
+            own.name_or_path = name
+        return own.to(model.device)
+    if given is not None or name == smollm2.NAME:
+        return cast(PreTrainedModel, config.compressor.load_encoder(given or name, model))
+    if not _on_hub(name):
+        raise ValueError(
+            f"encoder: expected that of {folder}, {shown(name)}, which is no name of the hub, as a model or as the "
+            "name of its folder, got None"
+        )
+    # A stranger chose it, so it is read as a model in the folder is.
+    try:
+        found = load_model(Path(snapshot_download(name, allow_patterns=_FETCHED)))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"encoder: expected that of {folder}, {shown(name)}, as a plain model on the hub: {one_line(error)}"
+        ) from error
+    found.name_or_path = name
+    return found.to(model.device, model.dtype)
 
 
 def _on_hub(name: Any) -> bool:

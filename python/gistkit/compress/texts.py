@@ -134,10 +134,11 @@ def load_tokenizer(folder: Path | None, model: Any, own: str = TOKENIZER) -> Any
         return smollm2.load_smollm2_tokenizer()
     try:
         if name:
-            return AutoTokenizer.from_pretrained(name)
+            # A folder's settings may have named the model.
+            return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         reason += f", which has none that loads ({one_line(error)})"
-    raise ValueError(f"tokenizer: expected the model's own, for texts, got none: {reason}; set compressor.tokenizer")
+    raise ValueError(f"{own}: expected the model's own, for texts, got none: {reason}; set compressor.{own}")
 
 
 def _check_tokenizer(folder: Path, own: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from gistkit import hf
 from gistkit.common.checks import padded, placed
 from gistkit.common.messages import one_line
+from gistkit.compress import texts
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import draw_like, embedding_statistics, register, setting
 from gistkit.compress.folder import ENCODER_TOKENIZER
@@ -25,7 +26,6 @@ from gistkit.compress.memory import Memory
 from gistkit.compress.methods.icae import ENCODER, PART, ChunkCompressor
 from gistkit.compress.methods.in_place import RatioConfig
 from gistkit.compress.model import SharedModel, freeze_base
-from gistkit.compress.texts import load_tokenizer
 from gistkit.compress.tokens import Rows, batches, text_ids
 from gistkit.hf import smollm2
 from gistkit.hf.attach import pretrained
@@ -47,7 +47,7 @@ def _load_encoder(name: str, like: PreTrainedModel) -> PreTrainedModel:
             empty: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name), dtype=like.dtype)
             return empty  # type: ignore[no-any-return]
         model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=like.dtype, use_safetensors=True)
-        return model.train(like.training).to(like.device)  # type: ignore[no-any-return]
+        return model.to(like.device)  # type: ignore[no-any-return]
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
             f"encoder: expected a decoder model that transformers can load, got {name!r}: {one_line(error)}"
@@ -168,6 +168,7 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
         self.add_parts()
         if self.encoder is not None:
             freeze_base(model)
+            self.encoder.train(model.training)
 
     @property
     def encoder_lm(self) -> SharedModel:
@@ -182,15 +183,22 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
         where it was loaded from.
         """
         if self._encoder_tokenizer is None:
-            try:
-                self._encoder_tokenizer = load_tokenizer(self._home, self.encoder, ENCODER_TOKENIZER)
-            except ValueError as error:
-                raise ValueError(f"encoder_{error}".replace("compressor.", "compressor.encoder_")) from error
+            self._encoder_tokenizer = texts.load_tokenizer(self._home, self.encoder, ENCODER_TOKENIZER)
         return self._encoder_tokenizer
 
     @encoder_tokenizer.setter
     def encoder_tokenizer(self, tokenizer: Any) -> None:
         self._encoder_tokenizer, self.shares_tokens = tokenizer, None
+
+    @property
+    def tokenizer(self) -> Any:
+        """See `Compressor.tokenizer`."""
+        return texts.tokenizer(self)
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Any) -> None:
+        texts.set_tokenizer(self, tokenizer)
+        self.shares_tokens = None
 
     def gradient_checkpointing_enable(self) -> None:
         """See `Compressor.gradient_checkpointing_enable`; in both models."""
@@ -209,8 +217,14 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
         parts = [row[start:end] for row, own in zip(rows.lists(), spans, strict=True) for start, end in own]
         counts = [-(-len(part) // self.chunk) for part in parts]
         ids = self._encoder_ids(parts)
+        # Models of one tokenizer may have embeddings of different lengths.
+        if (largest := max(map(max, ids))) >= self.encoder_lm.vocabulary:
+            raise ValueError(
+                f"encoder: expected one that embeds all tokens of the contexts, got a vocabulary of "
+                f"{self.encoder_lm.vocabulary} and token {largest}"
+            )
         made: list[Tensor] = [torch.empty(0)] * len(parts)
-        for batch in batches([len(part) for part in ids], PART.get(self.device.type, PART["cuda"])):
+        for batch in self._batches([*zip(map(len, ids), counts, strict=True)]):
             found = self._pass([ids[index] for index in batch], [counts[index] for index in batch])
             for index, embeddings in zip(batch, found, strict=True):
                 made[index] = embeddings[: counts[index]]
@@ -225,6 +239,15 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
         )
         return memory, None
 
+    def _batches(self, sizes: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
+        """Indices of segments of the lengths and memory tokens in `sizes` that are encoded in one pass."""
+        # Where RoPE's frequencies depend on the length of a pass, that length is a segment's own.
+        kinds: list[tuple[int, int] | None] = [*{*sizes}] if self.encoder_lm.changing_rope else [None]
+        for kind in kinds:
+            group = [index for index, size in enumerate(sizes) if kind in (None, size)]
+            for batch in batches([sizes[index][0] for index in group], PART.get(self.device.type, PART["cuda"])):
+                yield [group[place] for place in batch]
+
     def _positions(self, spans: Sequence[tuple[int, int]]) -> list[int]:
         """Position ids of a row's memory tokens in the reader."""
         found = [upl(start + 1, end, -(-(end - start) // self.chunk)) for start, end in spans]
@@ -237,8 +260,8 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
             return parts
         # Tokenizers keep what they do with control tokens, which another thread may want otherwise.
         with self.lm.turn():
-            texts = [self.tokenizer.decode(part, skip_special_tokens=True) for part in parts]
-            made = [text_ids(text, self.encoder_tokenizer, special_tokens=False) for text in texts]
+            decoded = [self.tokenizer.decode(part, skip_special_tokens=True) for part in parts]
+            made = [text_ids(text, self.encoder_tokenizer, special_tokens=False) for text in decoded]
         # A segment may consist of special tokens.
         return [ids or [self.encoder_lm.first_token("encoder", None)] for ids in made]
 
