@@ -645,7 +645,7 @@ def test_untrained_methods_that_compress_in_place(run, tmp_path):
     text = tmp_path / "a.txt"
     text.write_text(TEXT)
     status, _, complaints = run("compress", text, "--method", "gistpool", "--layout", "epl")
-    assert status == 2 and "--layout: expected some of bos_token, " in complaints
+    assert status == 2 and "--layout: gistpool does not have it; expected some of bos_token, " in complaints
     with pytest.raises(SystemExit):
         run("compress", text, "--option", "window")
     # Without a compressor one is made as the memory says, whatever the method.

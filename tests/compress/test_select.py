@@ -1,6 +1,7 @@
 """Select keeps what its scores say, counted key by key with plain torch, and the model reads it as its own cache."""
 
 import math
+import warnings
 from copy import deepcopy
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -10,7 +11,9 @@ import torch
 from transformers import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from gistkit import hf
 from gistkit.compress import Memory, Select
+from gistkit.compress.config import draw_like
 from gistkit.compress.memory import packed, unpacked
 from gistkit.compress.scores import SCORES, ExpectedAttention, KVzip, Score, SnapKV, Streaming
 from gistkit.compress.tokens import QUESTION
@@ -609,3 +612,19 @@ def test_a_score_of_ones_own():
     compressor = made(Last())
     _, key, _ = cached(compressor.model, [BOS, *IDS])[1]
     torch.testing.assert_close(compressor.encode([IDS]).layers[1][0][0], key[:, -30:])
+
+
+def test_selections_of_a_model_without_adapters_are_one_compressor(tmp_path):
+    model = model_of()
+    one, other = (Select(model, ratio=3, by="key_norm", **more).eval() for more in ({}, {"fit": True}))
+    other.tokenizer = byte_tokenizer(start=True)
+    # As commands have drawn it before, of files and stores that are there.
+    torch.manual_seed(0)
+    drawn = draw_like(model.get_input_embeddings(), 1)
+    assert one.own_fingerprint() == other.own_fingerprint() == hf.digest([("task_embeddings.ae", drawn)])
+    joined = one.join([one.encode([IDS[:30]]), other.encode([IDS[30:]])])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one.decode(joined, "lm", torch.tensor([[5]]))
+    trained = Select(model_of(), ratio=3, lora=2)
+    assert trained.own_fingerprint() != Select(trained.model, ratio=3, lora=2).own_fingerprint()

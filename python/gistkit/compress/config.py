@@ -37,10 +37,10 @@ def embedding_statistics(embed: nn.Embedding) -> tuple[Tensor, Tensor]:
     return table.mean(0), table.std()
 
 
-def draw_like(embed: nn.Embedding, rows: int) -> nn.Parameter:
+def draw_like(embed: nn.Embedding, rows: int, generator: torch.Generator | None = None) -> nn.Parameter:
     """New embeddings [rows, d] with the mean and standard deviation of the vocabulary's, fp32."""
     mean, spread = embedding_statistics(embed)
-    return nn.Parameter(mean + spread * torch.randn(rows, len(mean), device=mean.device))
+    return nn.Parameter(mean + spread * torch.randn(rows, len(mean), device=mean.device, generator=generator))
 
 
 def register(name: str) -> Callable[[Kind], Kind]:

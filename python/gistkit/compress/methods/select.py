@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from gistkit import hf, ops
 from gistkit.common.checks import placed
 from gistkit.compress.compressor import check_base
-from gistkit.compress.config import register, setting
+from gistkit.compress.config import draw_like, register, setting
 from gistkit.compress.matching import QUERIES, References, matched
 from gistkit.compress.memory import Memory, last_places
 from gistkit.compress.memory_join import join_selected
@@ -122,6 +122,14 @@ class SelectConfig(InPlaceConfig):
         if self.budget is not None:
             raise ValueError(f"ratio: expected none beside the budget {self.budget} of the compressor, got {ratio}")
         return super().at(ratio)
+
+    def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
+        """See `Config.parts`; without an adapter they are the same at each draw."""
+        if self.lora is not None or embed.weight.is_meta:
+            return super().parts(embed)
+        # Nothing has to be trained: weights tell compressors apart, and chance would make others of equal ones.
+        generator = torch.Generator(embed.weight.device).manual_seed(0)
+        return {"task_embeddings": nn.ParameterDict({"ae": draw_like(embed, 1, generator)})}
 
     def changed(self, **settings: Any) -> Self:
         """See `Config.changed`; a score that does not read a question becomes the one for questions."""
