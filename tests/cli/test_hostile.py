@@ -207,7 +207,9 @@ def test_what_can_be_written(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", compress.METHODS)
-def test_settings_of_methods_are_named(method):
+def test_settings_of_methods_are_named(method, monkeypatch):
+    # An encoder's name is looked for in the cache of the hub only.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     values = [7, -1, 1e30, 10**23, 0.5, True, None, "x", [], [[]], {"ae": "x"}, float("nan")]
     build = (lambda: tiny_vision("llava").float()) if method == "voco" else lambda: small_llama(num_hidden_layers=2)
     model = build()
