@@ -72,8 +72,8 @@ Seconds of one core of an Intel Xeon with AMX, 512 tokens, answers of 16 tokens,
 | smollm2-avgpool-2x, bfloat16 | 0.4 s | 1.2 s | 5.9 MB | 5.9 MB |
 
 KVzip reads the text a second time, as it repeats it. Compressing is measured without the fit, which adds about 70% in
-bfloat16; its biases add 2% to the file. vLLM and transformers' own cache do not read a memory whose heads
-keep different numbers of tokens: take smollm2-avgpool-2x there.
+bfloat16; its biases add 2% to the file. Answers were timed before heads were packed in RAM. vLLM and transformers' own
+cache do not read a memory whose heads keep different numbers of tokens: take smollm2-avgpool-2x there.
 """
 OWN = """## What it is for
 
