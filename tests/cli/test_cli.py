@@ -6,7 +6,6 @@ import io
 import json
 import re
 import shlex
-import shutil
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -20,7 +19,6 @@ from gistkit import cli
 from gistkit.cli import overview
 from gistkit.compress import Compressor, Dodo, Memory, Select, language_model
 from gistkit.compress.tokens import batches
-from gistkit.evaluate import Markers, SummaryContext
 from gistkit.evaluate.data import QUESTION
 from gistkit.layouts.positions import SCHEMES
 from gistkit.options import arguments
@@ -656,39 +654,6 @@ def test_untrained_methods_that_compress_in_place(run, tmp_path):
         assert run("ask", text.with_suffix(".gist"), "Who?", "--max-new-tokens", 2)[0] == 0
 
 
-@pytest.mark.slow
-def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsys):
-    questions, measured, chat = tmp_path / "questions.jsonl", tmp_path / "evaluation.json", tmp_path / "chat"
-    shutil.copytree(folder, chat)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = "<u>{{ messages[0]['content'] }}</u>{{ '<m>' if add_generation_prompt }}"
-    tokenizer.save_pretrained(chat)
-    rows = [{"context": f"{TEXT} The {n}.", "question": f"Which {n}?", "answers": [str(n)]} for n in range(3)]
-    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["--model", chat, "--compressor", folder / "x500", "--questions", questions, "--prompt", "dodo"]
-    words += ["--tasks", "qa", "--baselines", "none,full,summary", "--max-new-tokens", 8, "--out", measured]
-    assert cli.main(["evaluate", *map(str, words), "--keep-examples"]) == 0
-    assert " QA accuracy " in capsys.readouterr().out
-    found = {row["method"]: row["examples"] for row in json.loads(measured.read_text())["rows"]}
-    assert list(found) == ["NoContext", "FiveHundredX EPL 5x", "SummaryContext 5x", "FullContext"]
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    for row, example in zip(rows, found["FullContext"], strict=True):
-        prompt = (
-            f"<u>{row['context']}\nBased on the provided document, answer the following question:\n"
-            f"{row['question']}</u><m>"
-        )
-        ids = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-        made = model.generate(**ids, max_new_tokens=8, do_sample=False, pad_token_id=256)
-        answer = tokenizer.decode(made[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
-        assert example["output"] == answer.strip() and example["answers"] == row["answers"]
-        assert example["tokens_read"] == len("<u>" + row["context"])
-    # The opening marker, and the summary of what follows it.
-    reader = SummaryContext(model, tokenizer, ratio=5, markers=Markers("<u>", "</u><m>"))
-    summaries = reader.summaries([tokenizer(row["context"])["input_ids"] for row in rows])
-    read = [example["tokens_read"] for example in found["SummaryContext 5x"]]
-    assert read == [len(tokenizer(f"<u>{summary}")["input_ids"]) for summary in summaries]
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -707,14 +672,10 @@ def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsy
         (["train", "--device", "tpu"], "--device: expected cpu or cuda, got 'tpu'"),
         (["evaluate", "--questions", "x", "--context", "9"], "--context: not allowed with --questions, got 9"),
         (["evaluate", "--questions", "{tmp}/none"], "none"),
-        (["evaluate", "--prompt", "dodo"], "--prompt: expected plain without --questions and --cloze, got dodo"),
-        (["evaluate", "--baselines", "recent"], "--baselines: expected some of none, full, summary without --tau"),
+        (["evaluate", "--baselines", "recent"], "--baselines: expected some of none, full without --tau, got recent"),
         (["evaluate", "--segment", "4"], "--segment: not allowed without --tau, got 4"),
         (["evaluate", "--tau", "4", "--keep-examples"], "--keep-examples: not allowed with --tau, got True"),
         (["evaluate", "--tau", "4", "--tasks", "lm"], "--tasks: not allowed with --tau, got ['lm']"),
-        (["evaluate", "--cut"], "--questions: required with --writer"),
-        (["evaluate", "--writer-model", "large", "--ratio", "9"], "--ratio: not allowed with --writer, got 9"),
-        (["evaluate", "--written-ratio", "9", "--baselines", "full"], "--baselines: not allowed with --writer"),
         (["evaluate", "--tau", "4", "--baselines", "none"], "--baselines: expected some of recent, full with --tau"),
         (
             ["evaluate", "--tau", "4"],

@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from gistkit.evaluate import iter_questions, load_questions, summary_template
-from gistkit.evaluate.prompts import Markers
+from gistkit.evaluate import iter_questions, load_questions
 from gistkit.formats import question_sets, read_questions
 
 TEMPLATE = "Q: {question} A:"
@@ -280,14 +279,9 @@ def test_a_summary_is_asked_for_in_the_papers_words(tmp_path):
     path = written(tmp_path / "cnn.jsonl", [{"article": "It rained.", "highlights": "Rain ."}])
     (example,) = load_questions(path, template=TEMPLATE)
     assert example.question == "Q: Please summarize the above document in one sentence. A:"
-    (example,) = load_questions(path, template=TEMPLATE, summary_template=summary_template(Markers("<", ">")))
-    assert example.context == "<It rained."
-    assert example.question == "\nPlease summarize the above document in one sentence.>"
-    with pytest.raises(ValueError, match=r"summary_template: expected a text with \{context\} once in it, got 'x'"):
-        load_questions(path, summary_template="x")
     # A question that is empty is none about a summary.
     alpaca = written(tmp_path / "alpaca.jsonl", ALPACA)
-    questions = [each.question for each in load_questions(alpaca, template=TEMPLATE, summary_template="S {context}")]
+    questions = [each.question for each in load_questions(alpaca, template=TEMPLATE)]
     assert questions == ["Q: grass A:", "Q:  A:"]
 
 
@@ -364,9 +358,8 @@ def test_documents_are_read_in_pieces_of_any_size(tmp_path, monkeypatch, size):
     assert asked(written(tmp_path / "squad.json", SQUAD)) == SQUAD_ASKED
 
 
-def test_the_sets_of_mrqa_have_domains(tmp_path):
-    names = {"in": ["SQuAD", "NewsQA", "TriviaQA-web", "SearchQA", "HotpotQA", "NaturalQuestionsShort"]}
-    names["out"] = ["BioASQ", "DROP", "DuoRC.ParaphraseRC", "RACE", "RelationExtraction", "TextbookQA"]
+def test_the_files_of_a_folder_are_sets_by_name(tmp_path):
+    names = {"in": ["SQuAD", "TriviaQA-web"], "out": ["DROP", "DuoRC.ParaphraseRC"]}
     for domain, each in names.items():
         for name in each:
             path = tmp_path / domain / f"{name}.jsonl.gz"
@@ -374,13 +367,10 @@ def test_the_sets_of_mrqa_have_domains(tmp_path):
             header = {"header": {"dataset": name.split(".")[0], "split": "dev"}}
             path.write_bytes(gzip.compress("\n".join(map(json.dumps, [header, MRQA[1]])).encode()))
     sets = question_sets([tmp_path])
-    assert {each.name: each.domain for each in sets} == dict.fromkeys(names["in"], "in-domain") | dict.fromkeys(
-        names["out"], "out-of-domain"
-    )
+    assert {each.name for each in sets} == {*names["in"], *names["out"]}
     assert all(asked(each.path) == MRQA_ASKED for each in sets)
-    # Of SQuAD's own file it is not known.
     squad = written(tmp_path / "dev-v1.1.json", SQUAD)
-    assert question_sets([squad]) == [("dev-v1.1", squad, None)]
+    assert question_sets([squad]) == [("dev-v1.1", squad)]
     other = tmp_path / "other"
     (other / "SQuAD.jsonl").parent.mkdir()
     written(other / "SQuAD.jsonl", MRQA)

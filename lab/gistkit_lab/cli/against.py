@@ -25,8 +25,9 @@ NONE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def add(group: Any) -> None:
+def add(parser: Any) -> None:
     """The options."""
+    group = parser.add_argument_group("comparison with training-free selection")
     group.add_argument(
         "--against", choices=("presses",),
         help="answers from selections of the context's keys and values, at the bytes of a trained compressor and under "

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gistkit.compress.tokens import QUESTION
 from gistkit.evaluate.metrics import normalise_answer
-from gistkit.evaluate.prompts import SUMMARIZE, check_summary_template, check_template, fill
+from gistkit.evaluate.prompts import SUMMARIZE, check_template, fill
 from gistkit.formats import read_questions
 
 TASKS = ("ae", "lm", "qa")
@@ -131,20 +131,14 @@ def iter_questions(
     path: str | Path | Iterable[Mapping[str, Any]],
     *,
     template: str = QUESTION,
-    summary_template: str | None = None,
     split: str | None = None,
 ) -> Iterator[Example]:
     """The examples of `load_questions`, one at a time: no more than one record is in memory."""
     check_template(template)
-    if summary_template is not None:
-        check_summary_template(summary_template)
     any_question = False
     for asked in read_questions(path, split):
         any_question = True
-        if asked.question is None and summary_template is not None:
-            prompt = fill(summary_template, asked.context)
-        else:
-            prompt = fill(template, asked.context, SUMMARIZE if asked.question is None else asked.question)
+        prompt = fill(template, asked.context, SUMMARIZE if asked.question is None else asked.question)
         if not prompt.question:
             raise ValueError(f"{asked.where}, 'question': expected a text where the template has no other, got ''")
         yield Example(prompt.context, question=prompt.question, answers=asked.answers)
@@ -157,7 +151,6 @@ def load_questions(
     path: str | Path | Iterable[Mapping[str, Any]],
     *,
     template: str = QUESTION,
-    summary_template: str | None = None,
     split: str | None = None,
 ) -> list[Example]:
     """Questions of a data set as it is published, or of JSON lines {"context", "question", "answers"}.
@@ -173,9 +166,7 @@ def load_questions(
         path: the file, the folder of a data set, "hf:owner/name" of the Hugging Face hub, or rows such as a split of
             the package `datasets`; see `gistkit.formats.read_questions`.
         template: text with {question} in it, put between context and answer. If it has {context} too, the text before
-            that precedes the context and is part of it, as in `question_template`.
-        summary_template: text with {context} in it, in place of `template` where a summary is asked for, such as from
-            `evaluate.summary_template`; None: `template`.
+            that precedes the context and is part of it.
         split: "train", "validation" or "test", of a folder or a name that has several; None: all of a folder, and
             "train" of a name.
 
@@ -183,7 +174,7 @@ def load_questions(
         FileNotFoundError: if there is no such file.
         ValueError: if there is no question, or a record is not as expected; it names the file, the line and the key.
     """
-    return list(iter_questions(path, template=template, summary_template=summary_template, split=split))
+    return list(iter_questions(path, template=template, split=split))
 
 
 def passages(tokens: Sequence[int] | Tensor, context: int, continuation: int = 0) -> list[Example]:

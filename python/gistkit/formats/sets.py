@@ -1,8 +1,7 @@
-"""Sets of questions: the files, folders and names of the hub that hold them, and MRQA's domains."""
+"""Sets of questions: the files, folders and names of the hub that hold them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,20 +11,13 @@ from gistkit.formats.folders import folder_questions, is_one_set
 from gistkit.formats.questions import Asked, file_questions, of_records
 
 SUFFIXES = (".csv", ".json", ".jsonl", ".ndjson", parquet.SUFFIX)
-IN_DOMAIN, OUT_OF_DOMAIN = "in-domain", "out-of-domain"
-# MRQA's sets by the letters that their names begin with (Fisch et al., 2019); EPL's Tables 16 and 17.
-DOMAINS = {
-    **dict.fromkeys(("squad", "newsqa", "triviaqa", "searchqa", "hotpotqa", "naturalquestions"), IN_DOMAIN),
-    **dict.fromkeys(("bioasq", "drop", "duorc", "race", "relationextraction", "textbookqa"), OUT_OF_DOMAIN),
-}
 
 
 class QuestionSet(NamedTuple):
-    """A set of questions: its name, its file or folder, and for one of MRQA's files "in-domain" or "out-of-domain"."""
+    """A set of questions: its name, and its file or folder."""
 
     name: str
     path: Path
-    domain: str | None = None
 
 
 def read_questions(path: str | Path | Iterable[Mapping[str, Any]], split: str | None = None) -> Iterator[Asked]:
@@ -75,7 +67,7 @@ def question_sets(paths: Sequence[str | Path]) -> list[QuestionSet]:
                 name = str(path.relative_to(root))
             if name in found:
                 raise ValueError(f"questions: expected sets of different names, got {found[name].path} and {path}")
-            found[name] = QuestionSet(name, path, _domain(path))
+            found[name] = QuestionSet(name, path)
     return list(found.values())
 
 
@@ -90,20 +82,3 @@ def _name(path: Path) -> str:
     if path.is_dir():
         return path.resolve().name
     return (path.with_suffix("") if path.suffix in files.COMPRESSED else path).stem
-
-
-def _domain(path: Path) -> str | None:
-    """The domain of a file that begins with MRQA's header; its own name counts, where the header has no known one."""
-    if path.is_dir() or path.suffix == parquet.SUFFIX:
-        return None
-    try:
-        header = json.loads(files.head(path).lstrip().split("\n", 1)[0])["header"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    names = (header.get("dataset") if isinstance(header, dict) else None, path.name)
-    for name in names:
-        letters = "".join(filter(str.isalpha, str(name).lower()))
-        for beginning, domain in DOMAINS.items():
-            if letters.startswith(beginning):
-                return domain
-    return None

@@ -56,7 +56,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from gistkit.common.files import write_text
     from gistkit.evaluate import FullContext
-    from gistkit.evaluate.harness import CompressorLM
+    from gistkit_lab.evaluate.harness import CompressorLM
 
     manager = TaskManager(include_path=None if arguments.include_path is None else str(arguments.include_path))
     tasks = [name.strip() for name in arguments.tasks.split(",") if name.strip()]

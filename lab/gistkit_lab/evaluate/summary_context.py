@@ -11,8 +11,9 @@ from transformers import PreTrainedModel
 
 from gistkit.compress.tokens import Rows, pad
 from gistkit.evaluate.baselines import BaselineInput, FullContext
-from gistkit.evaluate.prompts import INST, Markers, word_summary_prompt
+from gistkit.evaluate.prompts import INST, Markers
 from gistkit.evaluate.runner import end_tokens, greedy_rows
+from gistkit_lab.evaluate.prompts import word_summary_prompt
 
 
 class SummaryContext(FullContext):

@@ -30,7 +30,7 @@ def add(kinds: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the table."""
-    from gistkit.evaluate import cross_table
+    from gistkit_lab.evaluate.cross import cross_table
 
     print(cross_table(arguments.files, metric=arguments.metric, method=arguments.method))
     return 0

@@ -8,8 +8,9 @@ from torch.nn import functional as F
 
 from gistkit import cli
 from gistkit.compress import VoCo
-from gistkit.evaluate import choice_match, evaluate_images, vqa_accuracy
 from gistkit.train import Conversation, ConversationQuestions, load_conversations
+from gistkit_lab.evaluate.image_measures import choice_match, vqa_accuracy
+from gistkit_lab.evaluate.images import evaluate_images
 from tests.cli.test_images import llava, load, photos  # noqa: F401
 
 pytest.importorskip("PIL.Image")

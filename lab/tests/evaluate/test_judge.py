@@ -3,73 +3,18 @@
 import json
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from gistkit.compress import ICAE
-from gistkit.evaluate import Answered, Example, JudgeError, OpenAIJudge, Report, compare, judged
+from gistkit.evaluate import Example, Report, compare
+from gistkit_lab.evaluate.judge import Answered, JudgeError, OpenAIJudge, judge_report, judged, questions_of
+from tests.helpers.endpoint import KEY, RIGHT, Server, in_turn, reply
 from tests.helpers.models import byte_tokenizer, tiny_llama
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-KEY = "sk-secret-0123456789"
 QUESTION, REFERENCE, ANSWER = "Where?", "Rome", "In Rome."
-
-
-def reply(text):
-    return json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]})
-
-
-class Server:
-    """An endpoint: `answer(request) -> (status, headers, body)`; `requests` holds (path, headers, JSON) of each."""
-
-    def __init__(self, answer):
-        self.requests, self.most, self._now, lock = [], 0, 0, threading.Lock()
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with lock:
-                    server.requests.append((self.path, dict(self.headers), body))
-                    server._now += 1
-                    server.most = max(server.most, server._now)
-                    number = len(server.requests)
-                status, headers, text = answer(number, body)
-                with lock:
-                    server._now -= 1
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            do_GET = do_POST
-
-            def log_message(self, *_):
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
-        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True)
-
-    def __enter__(self):
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.http.shutdown()
-        self.http.server_close()
-        self.thread.join()
-
-
-def in_turn(*replies):
-    """The n-th request gets the n-th reply, and all later ones the last."""
-    return lambda number, body: replies[min(number, len(replies)) - 1]
-
-
-RIGHT = (200, {}, reply('{"score": 1}'))
 
 
 def test_a_request_is_the_interfaces_and_its_prompt_the_template():
@@ -226,8 +171,11 @@ DATA = [
 ]
 
 
-def compressor():
-    return ICAE(tiny_llama(vocab_size=260), chunk=8, ratio=4, lora=2, losses=("qa",)).eval()
+def answered(**settings):
+    compressor = ICAE(tiny_llama(vocab_size=260), chunk=8, ratio=4, lora=2, losses=("qa",)).eval()
+    return compare(
+        {"ours": compressor}, DATA, tokenizer=byte_tokenizer(), tasks=["qa"], max_new_tokens=3, **settings
+    )  # fmt: skip
 
 
 def test_an_evaluation_asks_a_function(tmp_path):
@@ -237,10 +185,7 @@ def test_an_evaluation_asks_a_function(tmp_path):
         seen.append((question, reference, answer))
         return reference == "it did"
 
-    report = compare(
-        {"ours": compressor()}, DATA, tokenizer=byte_tokenizer(), tasks=["qa"], judge=strict, max_new_tokens=3,
-        progress=False,
-    )  # fmt: skip
+    report = judge_report(answered(progress=False), questions_of(DATA, byte_tokenizer()), strict, progress=False)
     row = report["ours"]
     predictions = [result.prediction for result in row.examples]
     assert seen == [("Did it?", "yes", predictions[0]), ("Did it?", "it did", predictions[0]), ("Where?", "here", predictions[1])]  # fmt: skip  # noqa: E501
@@ -257,9 +202,7 @@ def test_an_evaluation_asks_an_endpoint_and_goes_on_without_a_score(tmp_path, ca
 
     with Server(answer) as server:
         judge = OpenAIJudge(server.url, "grader", key=KEY)
-        report = compare(
-            {"ours": compressor()}, DATA, tokenizer=byte_tokenizer(), tasks=["qa"], judge=judge, max_new_tokens=3
-        )
+        report = judge_report(answered(), questions_of(DATA, byte_tokenizer()), judge)
     row = report["ours"]
     assert [result.judge for result in row.examples] == [None, 1, None]
     assert row.metrics["qa_judge"] == 100 and row.counts["qa_judged"] == 1 and row.counts["qa_examples"] == 2

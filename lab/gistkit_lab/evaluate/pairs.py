@@ -8,12 +8,12 @@ from itertools import islice
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from gistkit.evaluate.cross import row_of
-from gistkit.evaluate.endpoint import filled, in_order, objects
-from gistkit.evaluate.judge import JudgeError, PromptedJudge, described
 from gistkit.evaluate.prompts import SUMMARIZE
 from gistkit.evaluate.report import Report, Row
 from gistkit.formats.questions import Asked
+from gistkit_lab.evaluate.cross import row_of
+from gistkit_lab.evaluate.endpoint import filled, in_order, objects
+from gistkit_lab.evaluate.judge import JudgeError, PromptedJudge, described
 
 # (question, first answer, second answer) -> 1 where the first is better, 0 where the second is, 0.5 for neither.
 PairJudge = Callable[..., float]

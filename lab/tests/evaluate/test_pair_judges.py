@@ -6,11 +6,13 @@ from itertools import product
 import pytest
 
 from gistkit import cli
-from gistkit.evaluate import JudgeError, OpenAIPairJudge, Pair, Report, compare_answers, compared
+from gistkit.evaluate import Report
 from gistkit.evaluate.report import ExampleResult, Row
 from gistkit.formats import read_questions
+from gistkit_lab.evaluate.judge import JudgeError
+from gistkit_lab.evaluate.pairs import OpenAIPairJudge, Pair, compare_answers, compared
 from tests.cli.test_cli import folder, one_line, run  # noqa: F401 - fixtures
-from tests.evaluate.test_judge import KEY, Server, in_turn, reply
+from tests.helpers.endpoint import KEY, Server, in_turn, reply
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

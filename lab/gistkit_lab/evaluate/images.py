@@ -9,13 +9,14 @@ from typing import Any, Protocol
 
 from gistkit.common.processes import Processes
 from gistkit.compress import VoCo
-from gistkit.evaluate.data import Prepared
+from gistkit.evaluate.data import Prepared, words_of
 from gistkit.evaluate.evaluation import method_name
-from gistkit.evaluate.judge import Judge
-from gistkit.evaluate.metrics import choice_match, chosen_letter, need, vqa_accuracy
+from gistkit.evaluate.metrics import need
 from gistkit.evaluate.report import Report
 from gistkit.evaluate.runner import Runner, end_tokens
 from gistkit.hf.image_contexts import join_contexts
+from gistkit_lab.evaluate.image_measures import choice_match, chosen_letter, vqa_accuracy
+from gistkit_lab.evaluate.judge import Answered, Judge, judge_report
 
 
 class ImageExample(Protocol):
@@ -58,7 +59,7 @@ def evaluate_images(
     judge: Judge | None = None,
     processes: Processes | None = None,
 ) -> Report:
-    """A report on the answers of a compressor of images; figures as those of "qa" in `compare`, and of two more.
+    """A report on the answers of a compressor of images; the figures of "qa" in `evaluate.compare`, and two more.
 
     "qa_vqa", the mean `vqa_accuracy`, is there where a question has several answers. "qa_choice" is there where every
     answer names an option by its letter: the share of questions whose answer names it (`choice_match`), each time for
@@ -70,7 +71,8 @@ def evaluate_images(
         examples: questions, at least one, each with an answer. They may be made when they are asked for, as by
             `gistkit.train.ConversationQuestions`; each is asked for twice, and none is kept.
         limit: the first so many of them; None: all.
-        batch_size, max_new_tokens, progress, judge, processes: as in `compare`.
+        batch_size, max_new_tokens, progress, processes: as in `gistkit.evaluate.compare`.
+        judge: as in `judged`; it sees no image.
 
     Raises:
         ValueError: if there is no example, or one has no answer.
@@ -90,7 +92,7 @@ def evaluate_images(
         # The end token is not asked for, as in other evaluations.
         right.append(list(example.answer[:-1] if example.answer[-1] in stops else example.answer))
     runner = Runner(
-        rows, tokenizer, ("qa",), batch_size, max_new_tokens, stops, 0, progress, right, None, judge,
+        rows, tokenizer, ("qa",), batch_size, max_new_tokens, stops, 0, progress, right, None,
         processes or Processes(),
     )  # fmt: skip
     row = runner.row(method_name(compressor), _Numbered(compressor, examples))
@@ -104,4 +106,8 @@ def evaluate_images(
         metrics, counts = {"qa_choice": 100 * fmean(scores.values())}, {"qa_choices": len(scores)}
         row = replace(row, metrics={**row.metrics, **metrics}, counts={**row.counts, **counts})
     settings = {"tasks": ["qa"], "batch_size": batch_size, "max_new_tokens": max_new_tokens, "stop_tokens": list(stops)}
-    return Report((row,), settings)
+    report = Report((row,), settings)
+    if judge is None or not (processes is None or processes.is_first):
+        return report
+    asked = [Answered(words_of(each.question, tokenizer).strip(), each.answers) for each in rows]
+    return judge_report(report, asked, judge, progress=progress)

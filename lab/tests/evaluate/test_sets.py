@@ -6,7 +6,8 @@ import math
 import pytest
 
 from gistkit.compress import FiveHundredX
-from gistkit.evaluate import Example, Report, Row, SetReports, run, run_sets
+from gistkit.evaluate import Example, Report, Row, run
+from gistkit_lab.evaluate.sets import SetReports, domain_of, run_sets
 from tests.helpers.models import byte_tokenizer, tiny_llama
 
 
@@ -95,3 +96,21 @@ def test_each_set_is_measured_by_itself():
         ]
     with pytest.raises(ValueError, match="sets: expected at least one, got none"):
         run_sets(compressor, tokenizer, {})
+
+
+@pytest.mark.parametrize(
+    ("names", "domain"),
+    [
+        (["SQuAD", "NewsQA", "TriviaQA-web", "SearchQA", "HotpotQA", "NaturalQuestionsShort"], "in-domain"),
+        (["BioASQ", "DROP", "DuoRC.ParaphraseRC", "RACE", "RelationExtraction", "TextbookQA"], "out-of-domain"),
+    ],
+)
+def test_the_sets_of_mrqa_have_domains(names, domain, tmp_path):
+    for name in names:
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(json.dumps({"header": {"dataset": name.split(".")[0], "split": "dev"}}) + "\n")
+        assert domain_of(path) == domain
+    # Of SQuAD's own file it is not known, nor of a folder.
+    path = tmp_path / "dev-v1.1.json"
+    path.write_text('{"data": []}')
+    assert domain_of(path) is None and domain_of(tmp_path) is None

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from gistkit.evaluate.endpoint import Endpoint, EndpointError, check_fields, filled, in_order, objects
+from gistkit.evaluate import Example, Report, Row
+from gistkit.evaluate.data import prepare, words_of
+from gistkit.evaluate.metrics import need
+from gistkit.evaluate.report import summary
+from gistkit_lab.evaluate.endpoint import Endpoint, EndpointError, check_fields, filled, in_order, objects
 
 # (question, reference, answer) -> a score from 0, wrong, to 1, right. See `judged` for what else one may have.
 Judge = Callable[..., float]
@@ -41,7 +46,7 @@ class Answered(NamedTuple):
 
     question: str
     references: Sequence[str]
-    answer: str
+    answer: str = ""
     context: str = ""
 
 
@@ -128,6 +133,50 @@ def judged(
         scores.append(score)
         on_answer()
     return scores
+
+
+def questions_of(data: Sequence[Example], tokenizer: Any | None) -> list[Answered | None]:
+    """What a judge is asked about each example, but for the answer; None for one without a question.
+
+    Raises:
+        ValueError: as of `gistkit.evaluate.compare` for the task "qa".
+    """
+    return [
+        Answered(words_of(row.question, tokenizer).strip(), row.answers, context=words_of(row.context, tokenizer))
+        if row.has("qa")
+        else None
+        for row in prepare(data, tokenizer, ("qa",))
+    ]
+
+
+def judge_report(report: Report, asked: Sequence[Answered | None], judge: Judge, *, progress: bool = True) -> Report:
+    """A report with a judge's scores of the answers in it: the metric "qa_judge", 0..100, of the "qa_judged" that it
+    gave. The share of wrong answers, as in GistPool, is 100 less it.
+
+    Args:
+        report: with its examples.
+        asked: for each example, as `questions_of` gives them.
+        judge: as in `judged`.
+        progress: whether to show progress bars.
+    """
+    return replace(
+        report,
+        rows=tuple(_judged_row(row, asked, judge, progress) for row in report.rows),
+        settings=report.settings | {"judge": described(judge)},
+    )
+
+
+def _judged_row(row: Row, asked: Sequence[Answered | None], judge: Judge, progress: bool) -> Row:
+    pairs = [(each, result) for each, result in zip(asked, row.examples, strict=True) if each is not None]
+    answers = [each._replace(answer=result.prediction or "") for each, result in pairs]
+    with need("tqdm").tqdm(
+        total=len(answers), desc=f"{row.method}, judged", unit="answer", disable=not progress
+    ) as bar:
+        scores = judged(judge, answers, on_answer=bar.update)
+    for (_, result), score in zip(pairs, scores, strict=True):
+        result.judge = score
+    metrics, counts = summary(row.examples)
+    return replace(row, metrics={**metrics, **row.metrics}, counts={**counts, **row.counts})
 
 
 def _best(judge: Judge, answered: Answered) -> float | None:

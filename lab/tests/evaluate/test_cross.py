@@ -3,7 +3,8 @@
 import pytest
 
 from gistkit.compress import ICAE
-from gistkit.evaluate import Example, NoContext, Report, Row, compare, cross_table
+from gistkit.evaluate import Example, NoContext, Report, Row, compare
+from gistkit_lab.evaluate.cross import cross_table
 from tests.helpers.models import tiny_llama
 
 pytestmark = pytest.mark.usefixtures("one_thread")

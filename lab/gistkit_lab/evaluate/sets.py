@@ -13,10 +13,17 @@ from gistkit.common.files import write_text
 from gistkit.compress import Compressor
 from gistkit.evaluate.data import Example
 from gistkit.evaluate.report import COLUMNS, Report, Row, cells, finite, format_table
-from gistkit.evaluate.run import run
+from gistkit.formats import files, parquet
+from gistkit_lab.evaluate.run import run
 
 # What the mean is called of sets without a domain.
 ALL = "all"
+IN_DOMAIN, OUT_OF_DOMAIN = "in-domain", "out-of-domain"
+# MRQA's sets by the letters that their names begin with (Fisch et al., 2019); EPL's Tables 16 and 17.
+DOMAINS = {
+    **dict.fromkeys(("squad", "newsqa", "triviaqa", "searchqa", "hotpotqa", "naturalquestions"), IN_DOMAIN),
+    **dict.fromkeys(("bioasq", "drop", "duorc", "race", "relationextraction", "textbookqa"), OUT_OF_DOMAIN),
+}
 
 
 @dataclass(frozen=True)
@@ -112,3 +119,20 @@ def run_sets(
         raise ValueError("sets: expected at least one, got none")
     reports = {name: run(compressor, tokenizer, examples(), **settings) for name, examples in sets.items()}
     return SetReports(reports, {} if domains is None else domains)
+
+
+def domain_of(path: Path) -> str | None:
+    """The domain of a file that begins with MRQA's header; its own name counts, where the header has no known one."""
+    if path.is_dir() or path.suffix == parquet.SUFFIX:
+        return None
+    try:
+        header = json.loads(files.head(path).lstrip().split("\n", 1)[0])["header"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    names = (header.get("dataset") if isinstance(header, dict) else None, path.name)
+    for name in names:
+        letters = "".join(filter(str.isalpha, str(name).lower()))
+        for beginning, domain in DOMAINS.items():
+            if letters.startswith(beginning):
+                return domain
+    return None

@@ -1,6 +1,6 @@
 """CompressorLM: lm_eval drives a compressor (`pip install 'gistkit[lm-eval]'`); an import registers it as "gistkit".
 
-    from gistkit.evaluate.harness import CompressorLM
+    from gistkit_lab.evaluate.harness import CompressorLM
 
     lm_eval.simple_evaluate(CompressorLM(compressor, tokenizer, marker="Question:"), tasks=["sciq"])
     lm_eval.simple_evaluate("gistkit", model_args={"pretrained": "./llama", "compressor": "runs/qa/compressor"}, ...)

@@ -8,9 +8,9 @@ from typing import Any
 
 from gistkit.common.processes import launched
 from gistkit.options.arguments import add_command, add_questions, path
-from gistkit.options.endpoints import add_endpoint, chosen_endpoint
 from gistkit.options.messages import warn
 from gistkit.options.outputs import check_file
+from gistkit_lab.evaluate.endpoint_options import add_endpoint, chosen_endpoint
 
 PURPOSE = "ask a model which of two compressors' answers are better: wins, losses and ties"
 EXAMPLES = """\
@@ -48,9 +48,10 @@ def _run(arguments: argparse.Namespace) -> int:
         # Only one process asks.
         return 0
 
-    from gistkit.evaluate import OpenAIPairJudge, Report, compare_answers
+    from gistkit.evaluate import Report
     from gistkit.evaluate.metrics import need
     from gistkit.formats import read_questions
+    from gistkit_lab.evaluate.pairs import OpenAIPairJudge, compare_answers
 
     judge = chosen_endpoint(arguments, "judge", OpenAIPairJudge)
     if judge is None:

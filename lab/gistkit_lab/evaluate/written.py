@@ -10,10 +10,10 @@ from typing import Any
 
 from gistkit.evaluate import metrics as scores
 from gistkit.evaluate.data import Example, prepare, words_of
-from gistkit.evaluate.endpoint import Endpoint, EndpointError, check_fields, filled, in_order
-from gistkit.evaluate.judge import Answered, Judge, described, judged
 from gistkit.evaluate.report import ANSWER_SCORES, ExampleResult, Report, Row, summary
 from gistkit.evaluate.runner import answer_bleu
+from gistkit_lab.evaluate.endpoint import Endpoint, EndpointError, check_fields, filled, in_order
+from gistkit_lab.evaluate.judge import Answered, Judge, described, judged
 
 # GistPool's Appendix D has two prompts, which are not in its stored text; these words are gistkit's own.
 SHORTEN = """\

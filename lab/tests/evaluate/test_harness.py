@@ -18,8 +18,8 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 from gistkit import cli  # noqa: E402
 from gistkit.compress import ICAE, GistPool  # noqa: E402
 from gistkit.evaluate import FullContext  # noqa: E402
-from gistkit.evaluate.harness import CompressorLM  # noqa: E402
 from gistkit.options.models import new_compressor  # noqa: E402
+from gistkit_lab.evaluate.harness import CompressorLM  # noqa: E402
 from tests.helpers.models import byte_tokenizer, tiny_llama  # noqa: E402
 
 pytestmark = [

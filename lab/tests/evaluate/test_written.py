@@ -4,9 +4,11 @@ import json
 
 import pytest
 
-from gistkit.evaluate import Example, JudgeError, OpenAIWriter, Report, WriterError, evaluate_written
+from gistkit.evaluate import Example, Report
+from gistkit_lab.evaluate.judge import JudgeError
+from gistkit_lab.evaluate.written import OpenAIWriter, WriterError, evaluate_written
 from tests.cli.test_cli import folder, one_line, run  # noqa: F401 - fixtures
-from tests.evaluate.test_judge import KEY, Server, in_turn, reply
+from tests.helpers.endpoint import KEY, Server, in_turn, reply
 from tests.helpers.models import byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")

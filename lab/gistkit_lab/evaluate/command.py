@@ -1,0 +1,259 @@
+"""What the lab adds to `gistkit evaluate`: the papers' prompts, images, judges, writers, and several sets."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gistkit.cli.evaluate import (
+    MEASURES,
+    check_data,
+    compressor_or_baseline,
+    context_of,
+    measuring,
+    refuse,
+    show,
+    text_examples,
+)
+from gistkit.common.processes import launched
+from gistkit.options.arguments import device, number, path
+from gistkit.options.messages import warn
+from gistkit.options.models import chosen_compressor, load_model, load_tokenizer
+from gistkit_lab.evaluate.endpoint_options import add_endpoint, chosen_endpoint
+
+if TYPE_CHECKING:
+    from gistkit.evaluate import Example, Report
+    from gistkit_lab.evaluate.sets import SetReports
+
+# Options that are None by default: of a writer, and of all others here.
+WRITER = ("writer", "writer_model", "writer_prompt", "writer_concurrency", "written_ratio")
+JUDGE = ("judge", "judge_model", "judge_prompt", "judge_concurrency")
+SETS = ("trained_on", "tested_on")
+
+
+def add(parser: Any) -> None:
+    """The options."""
+    group = parser.add_argument_group("the papers' protocols")
+    group.add_argument(
+        "--documents", action="store_true",
+        help="use each document of --text, cut to --context tokens, as a context; holds out nothing; for the task ae",
+    )  # fmt: skip
+    group.add_argument(
+        "--images", type=path, metavar="FOLDER",
+        help="folder of images, for the method voco; --questions are then files of image, question and answer or "
+        "answers, as for gistkit train, or in LLaVA's format, and every question is measured",
+    )  # fmt: skip
+    group.add_argument(
+        "--prompt", choices=("plain", "dodo"), default="plain",
+        help="prompt around a question; plain: ### Question: and ### Answer: lines; dodo: Dodo's prompt in the model's "
+        "chat template, or between [INST] and [/INST] (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument("--trained-on", metavar="NAME", help="the compressor's training set, for gistkit view matrix")
+    group.add_argument("--tested-on", metavar="NAME", help="this test set, for gistkit view matrix")
+    fields = "{question}, {reference}, {answer} and perhaps {context}"
+    add_endpoint(parser.add_argument_group("judge of answers"), "judge", "scores answers", fields)
+    group = parser.add_argument_group("writer of shortened contexts")
+    does = "replaces the compressor: it shortens the contexts of --questions and answers from what it wrote"
+    add_endpoint(group, "writer", does, "{words} and {context}")
+    group.add_argument(
+        "--written-ratio",
+        type=number(1),
+        metavar="N",
+        help="words of a context per word that it may write (default: 5)",
+    )
+    group.add_argument(
+        "--cut", action="store_true", help="cut what it wrote to the number of tokens of a compressor at that ratio"
+    )
+
+
+def asked(arguments: argparse.Namespace) -> bool:
+    """Whether the arguments ask for what the library alone does not do."""
+    from gistkit.formats import question_sets
+
+    return (
+        any(getattr(arguments, name) is not None for name in ("images", *SETS, *JUDGE, *WRITER))
+        or any((arguments.documents, arguments.cut, arguments.prompt != "plain"))
+        or ("summary" in (arguments.baselines or ()) and arguments.tau is None)
+        or len(question_sets(arguments.questions or [])) > 1
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measures, and writes the report."""
+    if any(getattr(arguments, name) is not None for name in WRITER) or arguments.cut:
+        return _written(arguments)
+    if arguments.tau is not None or arguments.segment is not None:
+        plain: dict[str, Any] = dict.fromkeys(("images", "questions", *SETS, *JUDGE))
+        refuse(arguments, "--tau", documents=False, prompt="plain", **plain)
+    check_data(arguments)
+    if arguments.prompt != "plain" and arguments.questions is None and not arguments.cloze:
+        raise ValueError(f"--prompt: expected plain without --questions and --cloze, got {arguments.prompt}")
+    if arguments.documents:
+        refuse(arguments, "--documents", cloze=False, continuation=None, questions=None)
+        if arguments.text is None:
+            raise ValueError("--documents: not allowed without --text")
+    baselines = ["none", "full"] if arguments.baselines is None else arguments.baselines
+    if "recent" in baselines:
+        raise ValueError("--baselines: expected some of none, full, summary without --tau, got recent")
+
+    from gistkit_lab.evaluate.judge import OpenAIJudge
+
+    judge = chosen_endpoint(arguments, "judge", OpenAIJudge)
+    if arguments.images is not None:
+        return _about_images(arguments, judge)
+
+    from gistkit import evaluate
+    from gistkit.formats import question_sets
+    from gistkit.formats.hub import name_of
+    from gistkit_lab.evaluate import prompts
+    from gistkit_lab.evaluate.run import run as measure
+    from gistkit_lab.evaluate.sets import domain_of, run_sets
+
+    chosen = question_sets(arguments.questions or [])
+    for name in SETS:
+        if len(chosen) > 1 and (value := getattr(arguments, name)) is not None:
+            raise ValueError(
+                f"--{name.replace('_', '-')}: expected one set of questions, got {value} and {len(chosen)}"
+            )
+    device_name = launched().on(device(arguments.device))
+    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, needs=MEASURES)
+    compressor = compressor_or_baseline(arguments, model)
+    # An unusable chat template is an error only here.
+    chat = arguments.prompt == "dodo" or "summary" in baselines
+    markers = evaluate.chat_markers(tokenizer) if chat else evaluate.INST
+    settings: dict[str, Any] = {"baselines": baselines, "markers": markers, "judge": judge, **measuring(arguments)}
+    if not chosen:
+        if arguments.documents:
+            examples = _documents(arguments, tokenizer, context_of(arguments, compressor))
+        else:
+            template = {} if arguments.prompt == "plain" else {"template": prompts.question_template(markers)}
+            examples = text_examples(arguments, tokenizer, compressor, **template)
+        return _show(measure(compressor, tokenizer, examples, **settings), arguments)
+    read: Callable[..., Any] = evaluate.iter_questions
+    if arguments.prompt == "dodo":
+        read = partial(prompts.iter_questions, markers=markers)
+    sets = {each.name: partial(_questions, read, each.path, arguments) for each in chosen}
+    if len(sets) == 1:
+        (examples,) = (each() for each in sets.values())
+        return _show(measure(compressor, tokenizer, examples, **settings), arguments)
+    found = {each.name: domain_of(each.path) for each in chosen if name_of(each.path) is None}
+    domains = {name: domain for name, domain in found.items() if domain is not None}
+    return _show_sets(run_sets(compressor, tokenizer, sets, domains=domains, **settings), arguments)
+
+
+def _written(arguments: argparse.Namespace) -> int:
+    """A writer in place of a compressor."""
+    refuse(
+        arguments, "--writer", compressor=None, method=None, text=None, images=None, cloze=False, tau=None,
+        segment=None, tasks=None, prompt="plain", max_new_tokens=None, excluded_words=None, documents=False,
+        ratio=None, layout=None, chunk=None, option=[], baselines=None, context=None, continuation=None,
+    )  # fmt: skip
+    if not arguments.questions:
+        raise ValueError("--questions: required with --writer")
+    if not launched().is_first:
+        # Only one process asks.
+        return 0
+
+    from gistkit.evaluate import iter_questions
+    from gistkit.evaluate.metrics import need
+    from gistkit.formats import question_sets
+    from gistkit_lab.evaluate.judge import OpenAIJudge
+    from gistkit_lab.evaluate.written import OpenAIWriter, evaluate_written
+
+    writer = chosen_endpoint(arguments, "writer", OpenAIWriter)
+    if writer is None:
+        raise ValueError("--writer: expected a URL, such as http://localhost:8000/v1, got none")
+    judge = chosen_endpoint(arguments, "judge", OpenAIJudge)
+    tokenizer = load_tokenizer(arguments.model)
+    reports = {}
+    for each in question_sets(arguments.questions):
+        examples = _questions(partial(iter_questions, template="{question}"), each.path, arguments)
+        with need("tqdm").tqdm(total=len(examples), desc=each.name, unit="answer") as bar:
+            reports[each.name] = evaluate_written(
+                writer, examples, ratio=arguments.written_ratio or 5, tokenizer=tokenizer, cut=arguments.cut,
+                judge=judge, on_answer=bar.update,
+            )  # fmt: skip
+        if unwritten := reports[each.name].rows[0].counts["unwritten"]:
+            warn(f"the writer gave {unwritten} contexts of {each.name} no text")
+    return _show_all(reports, arguments)
+
+
+def _about_images(arguments: argparse.Namespace, judge: Any) -> int:
+    """Questions about images, of which a compressor of images has the memory."""
+    refuse(arguments, "--images", baselines=None, tasks=None, prompt="plain", split="validation", excluded_words=None)
+    if arguments.questions is None:
+        raise ValueError("--questions: expected files of questions about the images, got none")
+
+    from gistkit import train
+    from gistkit_lab.evaluate.images import evaluate_images
+
+    processes = launched()
+    device_name = processes.on(device(arguments.device))
+    model, processor = load_model(arguments.model, arguments.dtype, device_name, images=True, needs=MEASURES)
+    compressor: Any = chosen_compressor(arguments, model, processor)
+    reports = {}
+    for file in arguments.questions:
+        name = file.name.partition(".")[0]
+        if name in reports:
+            raise ValueError(f"--questions: expected files of different names, got {name} twice")
+        conversations = train.load_conversations(file, arguments.images, "test")
+        questions = train.ConversationQuestions(conversations, compressor, processor)
+        reports[name] = evaluate_images(
+            compressor,
+            processor.tokenizer,
+            questions,
+            limit=arguments.examples,
+            batch_size=arguments.batch_size,
+            max_new_tokens=arguments.max_new_tokens,
+            judge=judge,
+            processes=processes,
+        )
+    return _show_all(reports, arguments)
+
+
+def _show_all(reports: dict[str, Report], arguments: argparse.Namespace) -> int:
+    from gistkit_lab.evaluate.sets import SetReports
+
+    if len(reports) == 1:
+        return _show(next(iter(reports.values())), arguments)
+    return _show_sets(SetReports(reports), arguments)
+
+
+def _show(report: Report, arguments: argparse.Namespace) -> int:
+    _warn_of_missing_scores(report, arguments)
+    sets = {name: getattr(arguments, name) for name in SETS if getattr(arguments, name)}
+    return show(dataclasses.replace(report, settings=report.settings | sets), arguments)
+
+
+def _show_sets(reports: SetReports, arguments: argparse.Namespace) -> int:
+    for name, each in reports.reports.items():
+        _warn_of_missing_scores(each, arguments, f" to {name}")
+    return show(reports, arguments)
+
+
+def _warn_of_missing_scores(report: Report, arguments: argparse.Namespace, where: str = "") -> None:
+    if arguments.judge is None or not launched().is_first:
+        return
+    for row in report.rows:
+        if missing := row.counts["qa_examples"] - row.counts.get("qa_judged", 0):
+            warn(f"the judge gave {missing} of {row.counts['qa_examples']} answers{where} of {row.method} no score")
+
+
+def _documents(arguments: argparse.Namespace, tokenizer: Any, length: int) -> list[Example]:
+    """The first documents of a text, each without what is beyond `length` tokens."""
+    from gistkit.compress.tokens import text_ids
+    from gistkit.evaluate import Example
+    from gistkit.train.document_files import whole_documents
+
+    rows = (text_ids(text, tokenizer)[:length] for text in whole_documents(arguments.text))
+    return [Example(row) for row in islice(filter(None, rows), arguments.examples)]
+
+
+def _questions(read: Callable[..., Any], source: Path, arguments: argparse.Namespace) -> list[Example]:
+    """The first questions of a set; no more of it is read."""
+    return list(islice(read(source, split=arguments.split), arguments.examples))
