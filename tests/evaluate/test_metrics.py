@@ -12,7 +12,6 @@ import pytest
 
 from gistkit.evaluate import (
     Example,
-    Markers,
     bleu4,
     cloze_questions,
     contains_answer,
@@ -25,7 +24,6 @@ from gistkit.evaluate import (
     rouge1_f1,
     rouge2_f1,
     rougel_f1,
-    sentence_summary_prompt,
     token_f1,
     token_texts,
 )
@@ -274,10 +272,10 @@ def test_questions_of_a_file_of_mrqa(tmp_path):
 def test_an_empty_question_asks_what_the_template_says(tmp_path):
     path = tmp_path / "cnn.jsonl"
     path.write_text(json.dumps({"context": "Long article.", "question": "", "answers": ["Summary."]}) + "\n")
-    prompt = sentence_summary_prompt("Long article.", Markers("<", ">"))
     template = "<{context}\nPlease summarize the above document in one sentence.{question}>"
     (example,) = load_questions(path, template=template)
-    assert example == Example(prompt.context, question=prompt.question, answers=("Summary.",))
+    asked = "\nPlease summarize the above document in one sentence.>"
+    assert example == Example("<Long article.", question=asked, answers=("Summary.",))
     assert prepare([example], byte_tokenizer(), ["qa"])[0].answers == ("Summary.",)
     with pytest.raises(ValueError, match="line 1, 'question': expected a text where the template has no other, got ''"):
         load_questions(path, template="{context}{question}")

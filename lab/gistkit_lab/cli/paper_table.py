@@ -155,8 +155,8 @@ def _drawn(table: Table, out: Path) -> Figure | None:
 
     if not table.picture:
         return None
-    from gistkit.viz import draw_training_curves
     from gistkit_lab.viz import draw_bleu_by_length
+    from gistkit_lab.viz.curves import draw_training_curves
 
     if table.picture != CURVES:
         return draw_bleu_by_length(table.by_length(out))

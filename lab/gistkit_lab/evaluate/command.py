@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from gistkit.cli.evaluate import (
@@ -88,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     if any(getattr(arguments, name) is not None for name in WRITER) or arguments.cut:
         return _written(arguments)
     if arguments.tau is not None or arguments.segment is not None:
-        plain: dict[str, Any] = dict.fromkeys(("images", "questions", *SETS, *JUDGE))
+        plain: dict[str, Any] = dict.fromkeys(("questions", "images", *SETS, *JUDGE))
         refuse(arguments, "--tau", documents=False, prompt="plain", **plain)
     check_data(arguments)
     if arguments.prompt != "plain" and arguments.questions is None and not arguments.cloze:
@@ -190,6 +191,7 @@ def _about_images(arguments: argparse.Namespace, judge: Any) -> int:
         raise ValueError("--questions: expected files of questions about the images, got none")
 
     from gistkit import train
+    from gistkit_lab.evaluate.choices import image_conversations
     from gistkit_lab.evaluate.images import evaluate_images
 
     processes = launched()
@@ -197,22 +199,22 @@ def _about_images(arguments: argparse.Namespace, judge: Any) -> int:
     model, processor = load_model(arguments.model, arguments.dtype, device_name, images=True, needs=MEASURES)
     compressor: Any = chosen_compressor(arguments, model, processor)
     reports = {}
-    for file in arguments.questions:
-        name = file.name.partition(".")[0]
-        if name in reports:
-            raise ValueError(f"--questions: expected files of different names, got {name} twice")
-        conversations = train.load_conversations(file, arguments.images, "test")
-        questions = train.ConversationQuestions(conversations, compressor, processor)
-        reports[name] = evaluate_images(
-            compressor,
-            processor.tokenizer,
-            questions,
-            limit=arguments.examples,
-            batch_size=arguments.batch_size,
-            max_new_tokens=arguments.max_new_tokens,
-            judge=judge,
-            processes=processes,
-        )
+    with TemporaryDirectory() as extracted:
+        for file in arguments.questions:
+            name = file.name.partition(".")[0]
+            if name in reports:
+                raise ValueError(f"--questions: expected files of different names, got {name} twice")
+            conversations = image_conversations(file, arguments.images, Path(extracted))
+            reports[name] = evaluate_images(
+                compressor,
+                processor.tokenizer,
+                train.ConversationQuestions(conversations, compressor, processor),
+                limit=arguments.examples,
+                batch_size=arguments.batch_size,
+                max_new_tokens=arguments.max_new_tokens,
+                judge=judge,
+                processes=processes,
+            )
     return _show_all(reports, arguments)
 
 

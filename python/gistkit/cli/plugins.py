@@ -11,11 +11,11 @@ from gistkit.common.messages import one_line
 # {group of entry points: {name: the folder of this repository that provides it}}
 BROUGHT = {
     "gistkit.commands": {
-        **dict.fromkeys(("study", "judge", "lm-eval"), "lab"),
+        **dict.fromkeys(("study", "nuggets", "judge", "lm-eval"), "lab"),
         "serve": "apps/serve",
         "export": "apps/vllm",
     },
-    "gistkit.view": {"results": "lab", "matrix": "lab"},
+    "gistkit.view": dict.fromkeys(("results", "matrix", "curves"), "lab"),
     "gistkit.evaluate": {"presses": "lab", "protocols": "lab"},
     "gistkit.stores": {"stores": "apps/serve"},
 }

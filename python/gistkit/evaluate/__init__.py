@@ -23,7 +23,7 @@ from gistkit.evaluate.report import ExampleResult as Result
 from gistkit.evaluate.report import Report, Row
 from gistkit.evaluate.run import run
 from gistkit.evaluate.token_losses import token_losses
-from gistkit.evaluate.token_types import token_texts, token_types
+from gistkit.evaluate.token_texts import token_texts
 from gistkit.evaluate.words import WordLoss, word_loss
 
 __all__ = [
@@ -60,6 +60,5 @@ __all__ = [
     "token_f1",
     "token_losses",
     "token_texts",
-    "token_types",
     "word_loss",
 ]

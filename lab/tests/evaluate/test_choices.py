@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from gistkit.formats.choices import ASKED, choices, is_choices
-from gistkit.train import load_conversations
+from gistkit_lab.evaluate.choices import ASKED, choices, image_conversations, is_choices
 
 PROBLEMS = {
     "1": {"question": "Which?", "choices": ["cat", "dog"], "answer": 1, "hint": "", "image": "image.png",
@@ -42,13 +41,11 @@ def test_scienceqas_test_questions_with_an_image(tmp_path):
     assert [each.image for each in choices(tmp_path / "problems.json", "train")] == ["train/3/image.png"]
     # As conversations, whose images are looked for.
     with pytest.raises(FileNotFoundError, match=r"'1': expected the image .*test/1/image.png, found none"):
-        load_conversations(tmp_path / "problems.json", tmp_path, "test")
-    with pytest.raises(FileNotFoundError, match=r"'3': expected the image .*train/3/image.png, found none"):
-        load_conversations(tmp_path / "problems.json", tmp_path, "train")
+        image_conversations(tmp_path / "problems.json", tmp_path, tmp_path)
     for name in ("1/image.png", "4/choice.png"):
         (tmp_path / "test" / name).parent.mkdir(parents=True)
         (tmp_path / "test" / name).touch()
-    one, other = load_conversations(tmp_path / "problems.json", tmp_path, "test")
+    one, other = image_conversations(tmp_path / "problems.json", tmp_path, tmp_path)
     assert one.images == (tmp_path / "test/1/image.png",) and one.turns == ((found[0].question, "B"),)
     assert other.group == "4"
 
@@ -62,6 +59,11 @@ def test_mmbenchs_questions_are_asked_in_every_order(tmp_path):
     assert [(each.group, each.answer, each.image) for each in found] == [
         ("7", "B", b"seven"), ("7", "A", b"seven"), ("7", "C", b"seven"), ("9", "A", b"nine"), ("9", "B", b"nine")
     ]  # fmt: skip
+    # As conversations, whose images are files then, each once.
+    (tmp_path / "out").mkdir()
+    made = image_conversations(tmp_path / "dev.tsv", tmp_path, tmp_path / "out")
+    assert [each.images[0].read_bytes() for each in made] == [each.image for each in found]
+    assert len(list((tmp_path / "out").iterdir())) == 2 and made[0].turns == ((found[0].question, "B"),)
     # The letter is always that of the same option.
     for each, option in zip(found, ["dog"] * 3 + ["I"] * 2, strict=True):
         assert f"\n{each.answer}. {option}\n" in each.question

@@ -7,10 +7,12 @@ import binascii
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gistkit.formats import files
+from gistkit.train.conversations import IMAGE, Conversation, image_file, load_conversations
 
 LETTERS = "ABCDEFGH"
 # What LLaVA is trained to follow.
@@ -58,6 +60,30 @@ def choices(path: Path, split: str | None = None) -> Iterator[Choice]:
     if split == "train":
         raise ValueError(f"{path}: expected questions to train on, got MMBench's, which are for tests")
     return _mmbench(path)
+
+
+def image_conversations(path: Path, images: Path, extracted: Path) -> list[Conversation]:
+    """The test questions of a file in one of these forms, or what `gistkit.train.load_conversations` reads.
+
+    Args:
+        path, images: as there.
+        extracted: a folder for images that are in the file.
+    """
+    if not path.is_file() or not images.is_dir() or not is_choices(path):
+        return load_conversations(path, images)
+    found = []
+    for choice in choices(path, "test"):
+        if isinstance(choice.image, bytes):
+            file = extracted / sha256(choice.image).hexdigest()
+            file.write_bytes(choice.image)
+        else:
+            file = image_file(choice.where, choice.image, images)
+        # What stands for an image is no text.
+        turn = choice.question.replace(IMAGE, ""), choice.answer
+        found.append(Conversation((file,), (turn,), group=choice.group))
+    if not found:
+        raise ValueError(f"{path}: expected at least one question with an image, got none")
+    return found
 
 
 def _scienceqa(path: Path, split: str | None) -> Iterator[Choice]:

@@ -34,7 +34,8 @@ def add(kinds: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the table, and writes the picture to --out."""
     from gistkit.evaluate.report import format_table
-    from gistkit.train.metrics import read_metrics, steps_to, training_curves
+    from gistkit.train.metrics import read_metrics
+    from gistkit_lab.evaluate.curves import steps_to, training_curves
 
     if arguments.out is not None:
         if arguments.out.suffix != ".png":
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         lines.append([name, "-" if reached is None else f"{reached:,}", last, most])
     print(format_table(lines))
     if arguments.out is not None:
-        from gistkit.viz import draw_training_curves
+        from gistkit_lab.viz.curves import draw_training_curves
 
         # The loss that is counted comes first.
         ordered = {

@@ -16,8 +16,7 @@ def draw_training_curves(
     """Training losses against steps, a panel a loss and a line a run (Position IDs Matter, Figures 4 and 5).
 
     Args:
-        runs: {title: {loss: [(step, nats a token)]}}, as `gistkit.train.training_curves` gives them; at most as many as
-            styles.
+        runs: {title: {loss: [(step, nats a token)]}}, as `training_curves` gives them; at most as many as styles.
         goal: loss at which the first panel has a thin line; None: none.
 
     Raises:

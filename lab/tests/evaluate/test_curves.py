@@ -5,8 +5,9 @@ import json
 import pytest
 
 from gistkit import cli
-from gistkit.train.metrics import read_metrics, steps_to, training_curves
-from gistkit.viz import draw_training_curves
+from gistkit.train.metrics import read_metrics
+from gistkit_lab.evaluate.curves import steps_to, training_curves
+from gistkit_lab.viz.curves import draw_training_curves
 
 
 def records(*values, loss="ae"):

@@ -5,8 +5,9 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="the viz extra is not installed")
 
-from gistkit.evaluate import token_types
-from gistkit.viz import draw_attention_to_nuggets, draw_token_types
+from gistkit.viz.style import Picture
+from gistkit_lab.evaluate.token_types import token_types
+from gistkit_lab.viz.nuggets import draw_attention_to_nuggets, draw_token_types
 
 
 def test_token_types_by_hand():
@@ -99,3 +100,10 @@ def test_attention_refuses():
         draw_attention_to_nuggets([[1.0, 2.0]], [True] * 2, keys=["a"])
     with pytest.raises(ValueError, match="expected 1 queries, as weights has, got 2"):
         draw_attention_to_nuggets([[1.0, 2.0]], [True] * 2, queries=["a", "b"])
+
+
+def test_pictures_go_into_given_axes():
+    axes = Picture().add_subplot()
+    assert draw_token_types([(" the", 0.4, 0.1), (",", 0.3, 0.2)], ax=axes) is axes and len(axes.patches) == 4
+    axes = Picture().add_subplot()
+    assert draw_attention_to_nuggets([[0.5, 0.25], [0.0, 1.0]], [True, False], ax=axes) is axes and axes.images

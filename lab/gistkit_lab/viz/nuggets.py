@@ -26,7 +26,7 @@ def draw_token_types(
 
     Args:
         types: (token, share of the nuggets, share of all tokens), 0 to 1, the most often selected first, as
-            `gistkit.evaluate.token_types` counts them; at least one.
+            `gistkit_lab.evaluate.token_types` counts them; at least one.
         top: number of token types to draw, at least 1. Spaces are drawn as ␣, line breaks as ↵ and tabs as ⇥.
         title: a heading.
         ax: axes to draw into.

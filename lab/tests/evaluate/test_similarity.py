@@ -5,7 +5,8 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="the viz extra is not installed")
 
-from gistkit.viz.seqpe import draw_similarity, similarities
+from gistkit.viz.style import Picture
+from gistkit_lab.viz.similarity import draw_similarity, similarities
 
 RANDOM = np.random.default_rng(0)
 
@@ -43,3 +44,11 @@ def test_errors():
         draw_similarity({})
     with pytest.raises(ValueError, match=r"embeddings: expected \[P, D\] for 'a', got shape \[3\]"):
         draw_similarity({"a": np.zeros(3)})
+
+
+def test_axes_take_the_map_of_one_encoder():
+    axes, alone = Picture().add_subplot(), draw_similarity({"after": np.eye(4)})
+    assert draw_similarity({"after": np.eye(4)}, ax=axes) is axes
+    np.testing.assert_array_equal(drawn(axes), drawn(alone.axes[0]))
+    with pytest.raises(ValueError, match="ax: expected None or the embeddings of one encoder, got axes and those of 2"):
+        draw_similarity({"before": np.eye(3), "after": np.eye(3)}, ax=Picture().add_subplot())

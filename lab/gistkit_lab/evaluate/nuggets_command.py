@@ -45,8 +45,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from gistkit.compress import Dodo
     from gistkit.compress.tokens import text_ids
-    from gistkit.evaluate import token_texts, token_types
+    from gistkit.evaluate import token_texts
     from gistkit.evaluate.report import format_table
+    from gistkit_lab.evaluate.token_types import token_types
 
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
     compressor = load_compressor(arguments.compressor, model)

@@ -1,16 +1,12 @@
-"""Tokens as text, and which kinds of them a selection prefers."""
+"""Which kinds of tokens a selection prefers."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-
-# What decoders give for the bytes of a part of a character, and the most bytes that a character has.
-UNFINISHED, MOST_BYTES = "\ufffd", 4
 
 
 def token_types(tokens: Sequence[str], selected: ArrayLike) -> list[tuple[str, float, float]]:
@@ -45,23 +41,3 @@ def token_types(tokens: Sequence[str], selected: ArrayLike) -> list[tuple[str, f
     # Sorting keeps the order of appearance, which is a Counter's, between equals.
     ranked = sorted(everywhere, key=lambda token: (-among[token], -everywhere[token]))
     return [(token, among[token] / among.total(), everywhere[token] / len(tokens)) for token in ranked]
-
-
-def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """The text that each token adds to that of the tokens before it; together they are the text of all.
-
-    A character whose bytes are spread over several tokens belongs to the first of them; the others get "".
-
-    Args:
-        tokenizer: of transformers; its `decode` may use the tokens before one, as that of SentencePiece does.
-        ids: token ids.
-    """
-    texts = [""] * len(ids)
-    before, start = 0, 0
-    for end in range(1, len(ids) + 1):
-        known, text = tokenizer.decode(ids[before:start]), tokenizer.decode(ids[before:end])
-        if text.endswith(UNFINISHED) and end < len(ids) and end - start < MOST_BYTES:
-            continue
-        texts[start] = text[len(known) :] if text.startswith(known) else tokenizer.decode(ids[start:end])
-        before, start = start, end
-    return texts
