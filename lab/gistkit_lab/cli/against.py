@@ -18,7 +18,7 @@ SCORES = ("kvzip", "expected_attention", "snapkv", "key_diff", "key_norm", "stre
 RATIOS = (2, 4, 8, 16)
 # Options of `gistkit evaluate` that have no meaning here, with what they are by default.
 NONE: dict[str, Any] = {
-    "method": None, "layout": None, "ratio": None, "chunk": None, "option": [], "documents": False, "cloze": False,
+    "method": None, "layout": None, "ratio": None, "chunk": None, "option": [], "documents": False,
     "images": None, "prompt": "plain", "tasks": None, "baselines": None, "tau": None, "segment": None,
     "excluded_words": None, "judge": None, "writer": None, "cut": False, "trained_on": None, "tested_on": None,
     "keep_examples": False,

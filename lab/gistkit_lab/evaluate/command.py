@@ -92,10 +92,10 @@ def run(arguments: argparse.Namespace) -> int:
         plain: dict[str, Any] = dict.fromkeys(("questions", "images", *SETS, *JUDGE))
         refuse(arguments, "--tau", documents=False, prompt="plain", **plain)
     check_data(arguments)
-    if arguments.prompt != "plain" and arguments.questions is None and not arguments.cloze:
-        raise ValueError(f"--prompt: expected plain without --questions and --cloze, got {arguments.prompt}")
+    if arguments.prompt != "plain" and arguments.questions is None:
+        raise ValueError(f"--prompt: expected plain without --questions, got {arguments.prompt}")
     if arguments.documents:
-        refuse(arguments, "--documents", cloze=False, continuation=None, questions=None)
+        refuse(arguments, "--documents", continuation=None, questions=None)
         if arguments.text is None:
             raise ValueError("--documents: not allowed without --text")
     baselines = ["none", "full"] if arguments.baselines is None else arguments.baselines
@@ -132,8 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.documents:
             examples = _documents(arguments, tokenizer, context_of(arguments, compressor))
         else:
-            template = {} if arguments.prompt == "plain" else {"template": prompts.question_template(markers)}
-            examples = text_examples(arguments, tokenizer, compressor, **template)
+            examples = text_examples(arguments, tokenizer, compressor)
         return _show(measure(compressor, tokenizer, examples, **settings), arguments)
     read: Callable[..., Any] = evaluate.iter_questions
     if arguments.prompt == "dodo":
@@ -150,7 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _written(arguments: argparse.Namespace) -> int:
     """A writer in place of a compressor."""
     refuse(
-        arguments, "--writer", compressor=None, method=None, text=None, images=None, cloze=False, tau=None,
+        arguments, "--writer", compressor=None, method=None, text=None, images=None, tau=None,
         segment=None, tasks=None, prompt="plain", max_new_tokens=None, excluded_words=None, documents=False,
         ratio=None, layout=None, chunk=None, option=[], baselines=None, context=None, continuation=None,
     )  # fmt: skip

@@ -42,7 +42,6 @@ def add(commands: Any) -> None:
         type=path,
         help="text file or folder, as for gistkit train; evaluates on its held-out part (default: Python's topics)",
     )
-    parser.add_argument("--cloze", action="store_true", help="ask which word follows a phrase of the text")
     add_questions(
         parser, "instead of --text", "validation",
         "; test also selects a --text's test split if file names show it, as wiki.test.tokens",
@@ -131,7 +130,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def check_data(arguments: argparse.Namespace) -> None:
     """Refuses options of a text beside questions, and the training split of a text."""
     if arguments.questions is not None:
-        refuse(arguments, "--questions", text=None, cloze=False, context=None, continuation=None)
+        refuse(arguments, "--questions", text=None, context=None, continuation=None)
     elif arguments.split == "train":
         raise ValueError("--split: expected validation or test without --questions, got train")
 
@@ -165,7 +164,7 @@ def _read_on(arguments: argparse.Namespace) -> int:
     """A language model that reads with the compressor."""
     if arguments.tau is None:
         raise ValueError(f"--segment: not allowed without --tau, got {arguments.segment}")
-    refuse(arguments, "--tau", questions=None, cloze=False, tasks=None, max_new_tokens=None, keep_examples=False)
+    refuse(arguments, "--tau", questions=None, tasks=None, max_new_tokens=None, keep_examples=False)
     baselines = chosen_baselines(arguments, "recent", "full")
     processes = launched()
     device_name = processes.on(device(arguments.device))
@@ -231,17 +230,12 @@ def context_of(arguments: argparse.Namespace, compressor: Compressor) -> int:
     return int(arguments.context or (compressor.chunk if compressor.memory_tokens > 1 else CONTEXT))
 
 
-def text_examples(
-    arguments: argparse.Namespace, tokenizer: Any, compressor: Compressor, **template: Any
-) -> list[Example]:
-    """Held-out passages, or with --cloze questions about them, in a template if one is given."""
+def text_examples(arguments: argparse.Namespace, tokenizer: Any, compressor: Compressor) -> list[Example]:
+    """Held-out passages."""
     from gistkit import evaluate
 
     context = context_of(arguments, compressor)
     corpus = _corpus(arguments, tokenizer, held_out_only=True)
-    if arguments.cloze:
-        text = tokenizer.decode(corpus.held_out.tolist())
-        return evaluate.cloze_questions(text, **template)[: arguments.examples]
     rows = _passages(arguments, corpus, context + (arguments.continuation or context))
     return [evaluate.Example(row[:context], row[context:]) for row in rows]
 

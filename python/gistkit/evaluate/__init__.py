@@ -3,7 +3,7 @@
 # Each of these two names stands for a class of another package too, so the classes have longer ones.
 from gistkit.evaluate.baselines import FullContext, load_baseline
 from gistkit.evaluate.baselines import NoContextBaseline as NoContext
-from gistkit.evaluate.data import QUESTION, Example, cloze_questions, iter_questions, load_questions, passages
+from gistkit.evaluate.data import QUESTION, Example, iter_questions, load_questions
 from gistkit.evaluate.evaluation import compare, evaluate
 from gistkit.evaluate.metrics import (
     bleu4,
@@ -40,7 +40,6 @@ __all__ = [
     "WordLoss",
     "bleu4",
     "chat_markers",
-    "cloze_questions",
     "compare",
     "contains_answer",
     "evaluate",
@@ -50,7 +49,6 @@ __all__ = [
     "load_questions",
     "normalise_answer",
     "normalise_output",
-    "passages",
     "perplexity",
     "read_on",
     "rouge1_f1",

@@ -12,7 +12,6 @@ except ImportError as error:
 from gistkit.viz.attention import draw_attention, draw_memory_attention, draw_memory_map
 from gistkit.viz.gallery import draw_gallery
 from gistkit.viz.layout import draw_layout
-from gistkit.viz.run import draw_training_run
 from gistkit.viz.savings import draw_savings
 from gistkit.viz.text import draw_text, text_html, text_page
 
@@ -24,7 +23,6 @@ __all__ = [
     "draw_memory_map",
     "draw_savings",
     "draw_text",
-    "draw_training_run",
     "text_html",
     "text_page",
 ]
