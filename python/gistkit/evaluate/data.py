@@ -154,7 +154,7 @@ def load_questions(
 
     The formats are those of MRQA, SQuAD 1.1 and 2.0 (whose questions without an answer are left out), DROP, RACE,
     NarrativeQA, FairytaleQA, Alpaca, PwC and CNN/DailyMail, plain, gzip or zstd: `gistkit.formats.questions` and
-    `gistkit.formats.folders` list them. A line that holds several questions is an example for each.
+    `gistkit_lab.evaluate.folders` list them. A line that holds several questions is an example for each.
 
     The answers of CNN/DailyMail are summaries: the question is "Please summarize the above document in one sentence."
     A question of JSON lines may be empty; `template` then says what is asked for.
