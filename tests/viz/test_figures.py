@@ -44,7 +44,6 @@ import sys, gistkit as gk
 from gistkit import viz
 missing = [name for name in viz.__all__ if not callable(getattr(viz, name))]
 viz.draw_gallery({"one": gk.layouts.causal(3)})._repr_png_()
-viz.draw_text(["a"], [1.0])._repr_png_()
 print(*missing, *{"matplotlib.pyplot", "transformers", "IPython"} & set(sys.modules))
 """
     assert printed(code) == "\n"

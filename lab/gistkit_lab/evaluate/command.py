@@ -24,7 +24,7 @@ from gistkit.cli.evaluate import (
 from gistkit.common.processes import launched
 from gistkit.options.arguments import device, number, path
 from gistkit.options.messages import warn
-from gistkit.options.models import chosen_compressor, load_model, load_tokenizer
+from gistkit.options.models import chosen_compressor, load_model
 from gistkit_lab.evaluate.endpoint_options import add_endpoint, chosen_endpoint
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _written(arguments: argparse.Namespace) -> int:
     if writer is None:
         raise ValueError("--writer: expected a URL, such as http://localhost:8000/v1, got none")
     judge = chosen_endpoint(arguments, "judge", OpenAIJudge)
-    tokenizer = load_tokenizer(arguments.model)
+    tokenizer = _tokenizer(arguments.model)
     reports = {}
     for each in question_sets(arguments.questions):
         examples = _questions(partial(iter_questions, template="{question}"), each.path, arguments)
@@ -258,3 +258,24 @@ def _documents(arguments: argparse.Namespace, tokenizer: Any, length: int) -> li
 def _questions(read: Callable[..., Any], source: Path, arguments: argparse.Namespace) -> list[Example]:
     """The first questions of a set; no more of it is read."""
     return list(islice(read(source, split=arguments.split), arguments.examples))
+
+
+def _tokenizer(name: str) -> Any:
+    """Only the tokenizer of a model; `name` as in `load_model`.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if name == "smollm2":
+        from gistkit.hf.smollm2 import load_smollm2
+
+        return load_smollm2()[1]
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(Path(name).expanduser()))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines() or [repr(error)]
+        raise ValueError(
+            f"--model: expected a folder or hub name with a tokenizer, got {name!r}: {reason[0]}"
+        ) from error

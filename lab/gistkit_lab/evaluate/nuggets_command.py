@@ -65,11 +65,11 @@ def _run(arguments: argparse.Namespace) -> int:
     selected = [place in nugget_columns for place in columns]
     title = f"{source.name}: {len(nugget_columns)} of {len(tokens)} tokens"
     if out.suffix == ".html":
-        from gistkit.viz.text import text_page
+        from gistkit_lab.viz.text import text_page
 
         write_text(out, text_page(tokens, scores[0, 1:].tolist(), selected, title=title))
     else:
-        from gistkit.viz.text import draw_text
+        from gistkit_lab.viz.text import draw_text
 
         write_picture(out, draw_text(tokens, scores[0, 1:].tolist(), selected, title=title), dpi=150)
     print(f"{title} kept, {len(tokens) / len(nugget_columns):.1f}x\n")

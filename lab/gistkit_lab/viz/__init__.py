@@ -14,6 +14,7 @@ from gistkit_lab.viz.pooling import draw_gist_attention
 from gistkit_lab.viz.presses import draw_presses
 from gistkit_lab.viz.similarity import draw_similarity
 from gistkit_lab.viz.studies import draw_loss_curves
+from gistkit_lab.viz.text import draw_text, text_html, text_page
 
 __all__ = [
     "draw_attention_to_nuggets",
@@ -26,8 +27,11 @@ __all__ = [
     "draw_presses",
     "draw_relative_bias",
     "draw_similarity",
+    "draw_text",
     "draw_token_types",
     "draw_training_curves",
     "position_similarity",
     "relative_bias",
+    "text_html",
+    "text_page",
 ]

@@ -12,9 +12,9 @@ from matplotlib.transforms import ScaledTranslation
 from numpy.typing import ArrayLike
 
 from gistkit.common.checks import at_least
-from gistkit.viz.flow import legible
+from gistkit.viz.legible import legible
 from gistkit.viz.style import COLOURS, FigureOrAxes, axes_of, legend_beside, tidy
-from gistkit.viz.text import check_selected
+from gistkit_lab.viz.text import check_selected
 
 MOST_LABELS = 48
 

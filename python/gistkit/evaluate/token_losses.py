@@ -12,8 +12,8 @@ from gistkit.evaluate.runner import Reader, evaluating, scored_tokens
 def token_losses(compressor: Reader, contexts: Sequence[Sequence[int]]) -> list[list[float]]:
     """The reconstruction loss of every token of each context, from its memory and the true tokens before.
 
-    Their mean is the autoencoding loss of a compressor without `end_token`. `gistkit.viz.text_html` shades a text by
-    them.
+    Their mean is the autoencoding loss of a compressor without `end_token`. `gistkit_lab.viz.text_html` shades a text
+    by them.
 
     Args:
         compressor: a compressor, or another reader that `evaluate` takes.

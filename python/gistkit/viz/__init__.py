@@ -1,7 +1,7 @@
 """Pictures (`pip install gistkit[viz]`).
 
 Every drawing function returns a figure, which notebooks show, and opens no window. Functions with one panel also take
-matplotlib axes, `ax=`, and then return these. `text_html` returns an HTML fragment, and `text_page` a document.
+matplotlib axes, `ax=`, and then return these.
 """
 
 try:
@@ -13,7 +13,6 @@ from gistkit.viz.attention import draw_attention, draw_memory_attention, draw_me
 from gistkit.viz.gallery import draw_gallery
 from gistkit.viz.layout import draw_layout
 from gistkit.viz.savings import draw_savings
-from gistkit.viz.text import draw_text, text_html, text_page
 
 __all__ = [
     "draw_attention",
@@ -22,7 +21,4 @@ __all__ = [
     "draw_memory_attention",
     "draw_memory_map",
     "draw_savings",
-    "draw_text",
-    "text_html",
-    "text_page",
 ]

@@ -15,8 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from gistkit.common.checks import at_least, one_of
 from gistkit.viz.browser import file_of
-from gistkit.viz.flow import flow, legible, symbol_of, width_of
+from gistkit.viz.legible import legible, symbol_of, width_of
 from gistkit.viz.style import COLOURS, Picture
+from gistkit_lab.viz.flow import flow
 
 Scale = Literal["rank", "linear"]
 # Black text is legible on the darkest shade of all.

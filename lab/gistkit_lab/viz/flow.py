@@ -1,10 +1,11 @@
-"""A text's tokens in lines of a fixed width, with visible symbols for invisible characters."""
+"""A text's tokens in lines of a fixed width."""
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+from gistkit.viz.legible import legible, symbol_of, width_of
 
 
 class Piece(NamedTuple):
@@ -50,26 +51,3 @@ def _words(tokens: Sequence[str]) -> Iterator[list[int]]:
             word = []
         word.append(place)
     yield word
-
-
-def symbol_of(char: str) -> str:
-    """A character as it is drawn: a visible symbol for line breaks, tabs and unprintable characters."""
-    if char in _SYMBOLS:
-        return _SYMBOLS[char]
-    return char if char.isprintable() else char.encode("unicode_escape").decode()
-
-
-_SYMBOLS = {"": "∅", "\n": "↵", "\t": "⇥"}
-
-
-def legible(token: str) -> str:
-    """A token with visible symbols for line breaks, tabs and unprintable characters."""
-    return "".join(map(symbol_of, token)) or symbol_of("")
-
-
-def width_of(text: str) -> int:
-    """Columns of a text in a font of fixed width."""
-    return sum(
-        0 if unicodedata.category(char) in ("Mn", "Me") else 2 if unicodedata.east_asian_width(char) in "WF" else 1
-        for char in text
-    )

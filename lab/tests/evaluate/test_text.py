@@ -13,8 +13,8 @@ pytest.importorskip("matplotlib", reason="the viz extra is not installed")
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
-from gistkit.viz import draw_text, text_html, text_page
-from gistkit.viz import text as coloured
+from gistkit_lab.viz import draw_text, text_html, text_page
+from gistkit_lab.viz import text as coloured
 from tests.helpers.browser import contrast
 
 TOKENS = [
