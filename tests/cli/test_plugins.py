@@ -14,8 +14,8 @@ from gistkit import cli
         ("judge a.json b.json", "judge is not installed; pip install ./lab provides it"),
         ("view matrix a.json", "matrix is not installed; pip install ./lab provides it"),
         ("evaluate --writer http://x/v1", "--writer is not installed; pip install ./lab provides it"),
-        ("evaluate --baselines summary", "--baselines: expected some of none, full without --tau, got summary; pip "
-         "install ./lab provides summary"),
+        ("evaluate --baselines summary", "--baselines: expected some of none, full, got summary; pip install ./lab "
+         "provides others"),
         ("evaluate --against presses", "--against: cannot be loaded: No module named 'nowhere'"),
         ("broken --steps 2", "broken: cannot be loaded: No module named 'nowhere'"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -12,17 +12,20 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from gistkit.cli.evaluate import (
+    CONTEXT,
     MEASURES,
     check_data,
     compressor_or_baseline,
     context_of,
+    corpus_of,
     measuring,
+    passages_of,
     refuse,
     show,
     text_examples,
 )
 from gistkit.common.processes import launched
-from gistkit.options.arguments import device, number, path
+from gistkit.options.arguments import device, number, path, positive
 from gistkit.options.messages import warn
 from gistkit.options.models import chosen_compressor, load_model
 from gistkit_lab.evaluate.endpoint_options import add_endpoint, chosen_endpoint
@@ -54,6 +57,15 @@ def add(parser: Any) -> None:
         help="prompt around a question; plain: ### Question: and ### Answer: lines; dodo: Dodo's prompt in the model's "
         "chat template, or between [INST] and [/INST] (default: %(default)s)",
     )  # fmt: skip
+    group.add_argument(
+        "--tau", type=positive, metavar="N",
+        help="evaluate the language model that sees its last N tokens, and only nuggets (dodo) or means (avgpool) of "
+        "earlier ones: the perplexity of continuations, and how many states it keeps, beside --baselines recent, as "
+        "many last tokens, and full (default: both)",
+    )  # fmt: skip
+    group.add_argument(
+        "--segment", type=positive, metavar="N", help="tokens that share the start of the --tau window (default: 32)"
+    )
     group.add_argument("--trained-on", metavar="NAME", help="the compressor's training set, for gistkit view matrix")
     group.add_argument("--tested-on", metavar="NAME", help="this test set, for gistkit view matrix")
     fields = "{question}, {reference}, {answer} and perhaps {context}"
@@ -77,9 +89,9 @@ def asked(arguments: argparse.Namespace) -> bool:
     from gistkit.formats import question_sets
 
     return (
-        any(getattr(arguments, name) is not None for name in ("images", *SETS, *JUDGE, *WRITER))
+        any(getattr(arguments, name) is not None for name in ("images", "tau", "segment", *SETS, *JUDGE, *WRITER))
         or any((arguments.documents, arguments.cut, arguments.prompt != "plain"))
-        or ("summary" in (arguments.baselines or ()) and arguments.tau is None)
+        or not {"summary", "recent"}.isdisjoint(arguments.baselines or ())
         or len(question_sets(arguments.questions or [])) > 1
     )
 
@@ -89,8 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     if any(getattr(arguments, name) is not None for name in WRITER) or arguments.cut:
         return _written(arguments)
     if arguments.tau is not None or arguments.segment is not None:
-        plain: dict[str, Any] = dict.fromkeys(("questions", "images", *SETS, *JUDGE))
-        refuse(arguments, "--tau", documents=False, prompt="plain", **plain)
+        return _read_on(arguments)
     check_data(arguments)
     if arguments.prompt != "plain" and arguments.questions is None:
         raise ValueError(f"--prompt: expected plain without --questions, got {arguments.prompt}")
@@ -144,6 +155,56 @@ def run(arguments: argparse.Namespace) -> int:
     found = {each.name: domain_of(each.path) for each in chosen if name_of(each.path) is None}
     domains = {name: domain for name, domain in found.items() if domain is not None}
     return _show_sets(run_sets(compressor, tokenizer, sets, domains=domains, **settings), arguments)
+
+
+def _read_on(arguments: argparse.Namespace) -> int:
+    """A language model that reads with the compressor."""
+    if arguments.tau is None:
+        raise ValueError(f"--segment: not allowed without --tau, got {arguments.segment}")
+    plain: dict[str, Any] = dict.fromkeys(("questions", "images", "tasks", "max_new_tokens", *SETS, *JUDGE))
+    refuse(
+        arguments, "--tau", documents=False, prompt="plain", keep_examples=False, split="validation", **plain
+    )  # fmt: skip
+    baselines = ["recent", "full"] if arguments.baselines is None else arguments.baselines
+    if unknown := sorted({*baselines} - {"recent", "full"}):
+        raise ValueError(f"--baselines: expected some of recent, full with --tau, got {unknown[0]}")
+    processes = launched()
+    device_name = processes.on(device(arguments.device))
+
+    import torch
+
+    from gistkit.compress import MixedResolution, language_model
+    from gistkit_lab.evaluate.reading import read_on
+
+    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, needs=MEASURES)
+    compressor: Any = chosen_compressor(arguments, model)
+    reader = language_model(compressor, arguments.tau, arguments.segment)
+    context = arguments.context or CONTEXT
+    continuation = arguments.continuation or context
+    corpus = corpus_of(arguments, tokenizer, held_out_only=False)
+    rows = passages_of(arguments, corpus, context + continuation)
+    if arguments.tau >= len(rows[0]):
+        raise ValueError(f"--tau: expected less than a passage, {len(rows[0])} tokens, got {arguments.tau}")
+    if (
+        isinstance(reader, MixedResolution)
+        and compressor.samples_threshold
+        and compressor.settings["threshold"] is None
+    ):
+        # After training on whole contexts there is no threshold: training text determines it.
+        corpus.check(context + continuation)
+        sampled = torch.Generator().manual_seed(0)
+        reader.calibrate(corpus.batch(arguments.batch_size, context + continuation, sampled) for _ in range(4))
+    report = read_on(
+        reader,
+        rows,
+        continuation,
+        baselines=baselines,
+        batch_size=arguments.batch_size,
+        tokenizer=tokenizer,
+        excluded_words=arguments.excluded_words,
+        processes=processes,
+    )
+    return show(report, arguments)
 
 
 def _written(arguments: argparse.Namespace) -> int:
@@ -245,11 +306,29 @@ def _warn_of_missing_scores(report: Report, arguments: argparse.Namespace, where
             warn(f"the judge gave {missing} of {row.counts['qa_examples']} answers{where} of {row.method} no score")
 
 
+def whole_documents(path: Path) -> Iterator[str]:
+    """The documents of a file or a folder as `file_documents` takes them, in its order, none cut or held out.
+
+    Raises:
+        FileNotFoundError, ValueError: as `file_documents`.
+    """
+    from gistkit.formats.files import suffix_of
+    from gistkit.train.document_files import ROWS, Rows, files_in
+    from gistkit.train.documents import articles
+
+    if not path.exists():
+        raise FileNotFoundError(f"text: expected a file or a folder, got {path}, which does not exist")
+    chosen = files_in(path) if path.is_dir() else [path]
+    if suffix_of(chosen[0]) in ROWS:
+        yield from (content.decode() for _, content in articles(Rows(chosen)))
+    else:
+        yield from (file.read_text(encoding="utf-8") for file in chosen)
+
+
 def _documents(arguments: argparse.Namespace, tokenizer: Any, length: int) -> list[Example]:
     """The first documents of a text, each without what is beyond `length` tokens."""
     from gistkit.compress.tokens import text_ids
     from gistkit.evaluate import Example
-    from gistkit.train.document_files import whole_documents
 
     rows = (text_ids(text, tokenizer)[:length] for text in whole_documents(arguments.text))
     return [Example(row) for row in islice(filter(None, rows), arguments.examples)]

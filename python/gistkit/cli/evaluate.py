@@ -22,7 +22,6 @@ EXAMPLES = """\
 example: gistkit evaluate --model smollm2 --compressor runs/small/compressor --out runs/small/evaluation.json
 example: gistkit evaluate --model ./llama --compressor runs/first/compressor --text book.txt --context 1020 --tasks lm
 example: gistkit evaluate --model ./llama --compressor runs/qa/compressor --questions dev.jsonl --baselines full
-example: gistkit evaluate --model smollm2 --compressor runs/reader/compressor --tau 128 --context 960 --continuation 60
 example: accelerate launch --num_processes 4 -m gistkit.cli evaluate --model ./llama --compressor runs/qa/compressor \\
              --questions dev.jsonl --out runs/qa/dev.json"""
 
@@ -64,17 +63,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--baselines", type=names("none", "full", "summary", "recent", empty=True),
         help="some of none,full, or ''; with the lab also summary: the model reads its own summary, as short as the "
-        "compressor's memory (default: none,full). With --tau some of recent,full; recent: only the last tokens, as "
-        "many as the reader keeps states (default: recent,full)",
+        "compressor's memory (default: none,full)",
     )  # fmt: skip
-    parser.add_argument(
-        "--tau", type=positive, metavar="N",
-        help="evaluate the language model that sees its last N tokens, and only nuggets (dodo) or means (avgpool) of "
-        "earlier ones: the perplexity of continuations, and how many states it keeps",
-    )  # fmt: skip
-    parser.add_argument(
-        "--segment", type=positive, metavar="N", help="tokens that share the start of the --tau window (default: 32)"
-    )
     parser.add_argument("--batch-size", type=positive, default=8, metavar="N", help="default: %(default)s")
     parser.add_argument(
         "--max-new-tokens",
@@ -104,12 +94,14 @@ def _run(arguments: argparse.Namespace) -> int:
     for plugin in arguments.plugins:
         if plugin.asked(arguments):
             return int(plugin.run(arguments))
-    if arguments.tau is not None or arguments.segment is not None:
-        return _read_on(arguments)
     check_data(arguments)
     processes = launched()
     device_name = processes.on(device(arguments.device))
-    baselines = chosen_baselines(arguments, "none", "full")
+    baselines = ["none", "full"] if arguments.baselines is None else arguments.baselines
+    if unknown := sorted({*baselines} - {"none", "full"}):
+        raise ValueError(
+            f"--baselines: expected some of none, full, got {unknown[0]}; pip install ./lab provides others"
+        )
 
     from gistkit import evaluate
     from gistkit.formats import question_sets
@@ -143,66 +135,10 @@ def refuse(arguments: argparse.Namespace, beside: str, **plain: Any) -> None:
             raise ValueError(f"--{word}: not allowed with {beside}, got {getattr(arguments, name)}")
 
 
-def chosen_baselines(arguments: argparse.Namespace, *known: str) -> list[str]:
-    """The baselines of the options, some of `known`; without the option the first and the last of these."""
-    if arguments.baselines is None:
-        return [known[0], known[-1]]
-    if unknown := sorted({*arguments.baselines} - {*known}):
-        where = "without" if arguments.tau is None else "with"
-        more = "; pip install ./lab provides summary" if unknown == ["summary"] and arguments.tau is None else ""
-        raise ValueError(f"--baselines: expected some of {', '.join(known)} {where} --tau, got {unknown[0]}{more}")
-    return list(arguments.baselines)
-
-
 def measuring(arguments: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `gistkit.evaluate.run` that say how to measure."""
     names = ("tasks", "batch_size", "max_new_tokens", "excluded_words")
     return {**{name: getattr(arguments, name) for name in names}, "processes": launched()}
-
-
-def _read_on(arguments: argparse.Namespace) -> int:
-    """A language model that reads with the compressor."""
-    if arguments.tau is None:
-        raise ValueError(f"--segment: not allowed without --tau, got {arguments.segment}")
-    refuse(arguments, "--tau", questions=None, tasks=None, max_new_tokens=None, keep_examples=False)
-    baselines = chosen_baselines(arguments, "recent", "full")
-    processes = launched()
-    device_name = processes.on(device(arguments.device))
-
-    import torch
-
-    from gistkit import evaluate
-    from gistkit.compress import MixedResolution, language_model
-
-    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, needs=MEASURES)
-    compressor: Any = chosen_compressor(arguments, model)
-    reader = language_model(compressor, arguments.tau, arguments.segment)
-    context = arguments.context or CONTEXT
-    continuation = arguments.continuation or context
-    corpus = _corpus(arguments, tokenizer, held_out_only=False)
-    rows = _passages(arguments, corpus, context + continuation)
-    if arguments.tau >= len(rows[0]):
-        raise ValueError(f"--tau: expected less than a passage, {len(rows[0])} tokens, got {arguments.tau}")
-    if (
-        isinstance(reader, MixedResolution)
-        and compressor.samples_threshold
-        and compressor.settings["threshold"] is None
-    ):
-        # After training on whole contexts there is no threshold: training text determines it.
-        corpus.check(context + continuation)
-        sampled = torch.Generator().manual_seed(0)
-        reader.calibrate(corpus.batch(arguments.batch_size, context + continuation, sampled) for _ in range(4))
-    report = evaluate.read_on(
-        reader,
-        rows,
-        continuation,
-        baselines=baselines,
-        batch_size=arguments.batch_size,
-        tokenizer=tokenizer,
-        excluded_words=arguments.excluded_words,
-        processes=processes,
-    )
-    return show(report, arguments)
 
 
 def show(report: Report | Any, arguments: argparse.Namespace) -> int:
@@ -235,25 +171,25 @@ def text_examples(arguments: argparse.Namespace, tokenizer: Any, compressor: Com
     from gistkit import evaluate
 
     context = context_of(arguments, compressor)
-    corpus = _corpus(arguments, tokenizer, held_out_only=True)
-    rows = _passages(arguments, corpus, context + (arguments.continuation or context))
+    corpus = corpus_of(arguments, tokenizer, held_out_only=True)
+    rows = passages_of(arguments, corpus, context + (arguments.continuation or context))
     return [evaluate.Example(row[:context], row[context:]) for row in rows]
 
 
-def _corpus(arguments: argparse.Namespace, tokenizer: Any, *, held_out_only: bool) -> Corpus:
+def corpus_of(arguments: argparse.Namespace, tokenizer: Any, *, held_out_only: bool) -> Corpus:
     from gistkit import train
     from gistkit.train.data import CACHE
 
     cache = arguments.out.parent / CACHE
     # Of texts the first split that is held out is the default.
     split = None if arguments.split == "validation" else arguments.split
-    return train.load_corpus(
+    return train.loadcorpus_of(
         arguments.text, tokenizer=tokenizer, cache=cache, held_out_only=held_out_only, split=split,
         progress=launched().is_first,
     )  # fmt: skip
 
 
-def _passages(arguments: argparse.Namespace, corpus: Corpus, length: int) -> list[list[int]]:
+def passages_of(arguments: argparse.Namespace, corpus: Corpus, length: int) -> list[list[int]]:
     """Held-out passages of `length` tokens."""
     rows: list[list[int]] = corpus.chunks(length, count=arguments.examples).tolist()
     if not rows:

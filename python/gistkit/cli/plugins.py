@@ -22,7 +22,9 @@ BROUGHT = {
 # The options that ask for each evaluation.
 EVALUATIONS = {
     "presses": ("--against",),
-    "protocols": ("--judge", "--writer", "--images", "--prompt", "--documents", "--trained-on", "--tested-on"),
+    "protocols": (
+        *("--judge", "--writer", "--images", "--prompt", "--documents", "--tau", "--trained-on", "--tested-on"),
+    ),
 }
 
 

@@ -18,11 +18,9 @@ from gistkit.evaluate.metrics import (
     token_f1,
 )
 from gistkit.evaluate.prompts import INST, Markers, Prompt, chat_markers
-from gistkit.evaluate.reading import read_on
 from gistkit.evaluate.report import ExampleResult as Result
 from gistkit.evaluate.report import Report, Row
 from gistkit.evaluate.run import run
-from gistkit.evaluate.token_losses import token_losses
 from gistkit.evaluate.token_texts import token_texts
 from gistkit.evaluate.words import WordLoss, word_loss
 
@@ -50,13 +48,11 @@ __all__ = [
     "normalise_answer",
     "normalise_output",
     "perplexity",
-    "read_on",
     "rouge1_f1",
     "rouge2_f1",
     "rougel_f1",
     "run",
     "token_f1",
-    "token_losses",
     "token_texts",
     "word_loss",
 ]

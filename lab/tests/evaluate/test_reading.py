@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from gistkit.compress import AvgPool, MixedResolution, Recent
-from gistkit.evaluate import read_on
-from gistkit.evaluate.reading import last_tokens
 from gistkit.evaluate.report import Report
+from gistkit_lab.evaluate.reading import last_tokens, read_on
+from tests.evaluate.test_words import TEXT, by_hand, plain_nats
 from tests.helpers import streams
-from tests.helpers.models import tiny
+from tests.helpers.models import byte_tokenizer, tiny
 from tests.helpers.train_worker import make_compressive, make_model, make_reader
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -127,3 +127,23 @@ def test_recent_wants_a_method_that_compresses_in_place():
 def test_what_cannot_be_measured_is_named(asked, count, name):
     with pytest.raises(ValueError, match=f"{name}: expected at least 1, got 0"):
         last_tokens(make_compressive(), texts()[:count], asked)
+
+
+def test_the_words_that_a_language_model_reads_on():
+    tokenizer, model = byte_tokenizer(), make_reader(selection="strided")
+    ids = tokenizer(TEXT)["input_ids"]
+    settings = {"baselines": ["full"], "tokenizer": tokenizer, "excluded_words": ["<unk>"], "progress": False}
+    report = read_on(model, [ids, ids[:50]], 40, **settings)
+    # The plain model has BOS, 0, before a text.
+    nats = plain_nats(make_model(), [0, *ids])
+    start = len(ids) - 40
+    whole, part = by_hand(TEXT, nats, start, ("<unk>",)), by_hand(TEXT.encode()[:50].decode(), nats, 10, ("<unk>",))
+    total, words, excluded = (a + b for a, b in zip(whole, part, strict=True))
+    full = report["FullContext"]
+    assert (full.counts["lm_words"], full.counts["lm_excluded_words"]) == (words, excluded) and words > 9 and excluded
+    assert full.metrics["lm_word_perplexity"] == pytest.approx(math.exp(total / words), rel=1e-4)
+    assert report.rows[0].counts["lm_words"] == words
+    assert report.rows[0].metrics["lm_word_perplexity"] != pytest.approx(math.exp(total / words), rel=1e-3)
+    assert "LM word PPL" in report.table()
+    with pytest.raises(ValueError, match="excluded_words: not allowed without a tokenizer, got some"):
+        read_on(model, [ids], 40, excluded_words=[], progress=False)
