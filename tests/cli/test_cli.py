@@ -626,33 +626,6 @@ def test_untrained_methods_that_compress_in_place(run, tmp_path):
         (["train", "--device", "tpu"], "--device: expected cpu or cuda, got 'tpu'"),
         (["evaluate", "--questions", "x", "--context", "9"], "--context: not allowed with --questions, got 9"),
         (["evaluate", "--questions", "{tmp}/none"], "none"),
-        (["evaluate", "--baselines", "recent"], "--baselines: expected some of none, full without --tau, got recent"),
-        (["evaluate", "--segment", "4"], "--segment: not allowed without --tau, got 4"),
-        (["evaluate", "--tau", "4", "--keep-examples"], "--keep-examples: not allowed with --tau, got True"),
-        (["evaluate", "--tau", "4", "--tasks", "lm"], "--tasks: not allowed with --tau, got ['lm']"),
-        (["evaluate", "--tau", "4", "--baselines", "none"], "--baselines: expected some of recent, full with --tau"),
-        (
-            ["evaluate", "--tau", "4"],
-            "compressor: expected dodo or avgpool, which language models read with, got select",
-        ),
-        # Those read a text before they know.
-        pytest.param(
-            [
-                "evaluate",
-                "--tau",
-                "64",
-                "--method",
-                "avgpool",
-                "--ratio",
-                "4",
-                "--context",
-                "40",
-                "--continuation",
-                "9",
-            ],
-            "--tau: expected less than a passage, 49 tokens, got 64",
-            marks=pytest.mark.slow,
-        ),
         pytest.param(
             ["evaluate", "--context", "900000"],
             "--context: expected at most the held-out part of pydoc_data.topics ",

@@ -163,8 +163,9 @@ def _read_on(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--segment: not allowed without --tau, got {arguments.segment}")
     plain: dict[str, Any] = dict.fromkeys(("questions", "images", "tasks", "max_new_tokens", *SETS, *JUDGE))
     refuse(
-        arguments, "--tau", documents=False, prompt="plain", keep_examples=False, split="validation", **plain
+        arguments, "--tau", documents=False, prompt="plain", keep_examples=False, **plain
     )  # fmt: skip
+    check_data(arguments)
     baselines = ["recent", "full"] if arguments.baselines is None else arguments.baselines
     if unknown := sorted({*baselines} - {"recent", "full"}):
         raise ValueError(f"--baselines: expected some of recent, full with --tau, got {unknown[0]}")
