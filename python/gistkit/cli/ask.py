@@ -114,7 +114,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--sources: expected none with --task {arguments.task}, which has no question")
     in_terminal = arguments.task == "qa" and not arguments.questions and sys.stdin.isatty() and sys.stdout.isatty()
     if arguments.texts and not (arguments.sources or in_terminal):
-        raise ValueError("--text: expected --sources beside it, got none")
+        raise ValueError("--text: expected --sources with it, got none")
 
     import torch
 
@@ -248,7 +248,7 @@ def _image_prompts(compressor: Any, processor: Any) -> Prompts:
             ) from error
         if context["input_ids"] != before["input_ids"]:
             raise ValueError(
-                "QUESTION: expected a text without image tokens, in a chat template that puts it behind the image and "
+                "QUESTION: expected a text without image tokens, in a chat template that puts it after the image and "
                 f"its gap, got {question!r}"
             )
         return text  # type: ignore[no-any-return]
@@ -280,7 +280,7 @@ def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: M
         return new_compressor(model, source.method, **kind.sizes(source.chunk, source.memory_tokens), **source.options)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"MEMORY: expected one whose compressor can be made again, got {source.method}: {error}"
+            f"MEMORY: its compressor ({source.method}) cannot be made from the file; pass --compressor: {error}"
         ) from error
 
 

@@ -123,7 +123,7 @@ def _run(arguments: argparse.Namespace) -> int:
     images = sources[0].is_image
     for source in sources:
         if source.is_image != images:
-            raise ValueError(f"TEXT: expected texts alone or images alone, got {sources[0].name} and {source.name}")
+            raise ValueError(f"TEXT: expected only texts or only images, got {sources[0].name} and {source.name}")
         check_file("-o", source.target)
     if images and arguments.refine is not None:
         raise ValueError("--refine: expected texts, got images")
@@ -257,7 +257,7 @@ class Total:
             small = "small images" if self.kind == "image" else "short texts"
             warn(
                 f"{self.grown[0]}{more}: the memory has more tokens than the {self.kind}; {unit} has "
-                f"{compressor.memory_tokens} memory tokens, so that {small} grow"
+                f"{compressor.memory_tokens} memory tokens, so {small} grow"
             )
 
     def line(self, count: int, seconds: float) -> str:

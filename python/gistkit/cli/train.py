@@ -327,7 +327,7 @@ def _run(arguments: argparse.Namespace) -> int:
     model, tokenizer = load_model(arguments.model, arguments.dtype, "cpu", images)
     if settings.pop("end_token", False):
         if images:
-            raise ValueError("--end-token: expected none with --images, whose answers have one already")
+            raise ValueError("--end-token: expected none with --images, because those answers already have one")
         if tokenizer.eos_token_id is None:
             raise ValueError("--end-token: expected a tokenizer with an end token, got one without")
         settings["end_token"] = tokenizer.eos_token_id

@@ -141,7 +141,7 @@ def _write(compressor: Any, folder: Path, fingerprints: tuple[str, str] | None) 
     if adapters is None:
         if (adapter := first_adapter(trained)) is not None:
             raise ValueError(
-                f"{'encoder' if has_encoder else 'model'}: expected no adapters in a model whose own weights were "
+                f"{'encoder' if has_encoder else 'model'}: expected no adapters in a model with its own weights "
                 f"trained, got one at {adapter}"
             )
         trained.save_pretrained(folder / MODEL)
@@ -222,7 +222,7 @@ def load_compressor(
     config = _config(kind, settings, folder)
     # One that settings name only in passing would be opened without being looked at.
     if (named := getattr(config, "encoder", None)) is not None and beside is None:
-        raise ValueError(f"{folder / SETTINGS}: expected what tells the encoder {shown(named)} from others, got none")
+        raise ValueError(f"{folder / SETTINGS}: expected the identity of the encoder {shown(named)}, got none")
     own = _load_model(folder) if adapters is None else None
     model = own if model is None else model
     _check_model("model", cast(PreTrainedModel, model), settings, folder)
@@ -416,15 +416,15 @@ def _found_encoder(
         return cast(PreTrainedModel, config.compressor.load_encoder(given or name, model))
     if not _on_hub(name):
         raise ValueError(
-            f"encoder: expected that of {folder}, {shown(name)}, which is no name of the hub, as a model or as the "
-            "name of its folder, got None"
+            f"encoder: {folder} was saved with {shown(name)}, which is not on the hub; pass the model, or its folder, "
+            "as encoder"
         )
     # A stranger chose it, so it is read as a model in the folder is.
     try:
         found = load_model(Path(snapshot_download(name, allow_patterns=_FETCHED)))
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"encoder: expected that of {folder}, {shown(name)}, as a plain model on the hub: {one_line(error)}"
+            f"encoder: {shown(name)}, the encoder of {folder}, cannot be loaded from the hub: {one_line(error)}"
         ) from error
     found.name_or_path = name
     return found.to(model.device, model.dtype)

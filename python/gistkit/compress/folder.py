@@ -179,7 +179,7 @@ def read_lora(folder: Path, name: str, allow_regex: bool) -> LoraConfig:
     try:
         return LoraConfig(**chosen)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: expected fields that go together, got {one_line(error)}") from error
+        raise ValueError(f"{path}: expected consistent fields, got {one_line(error)}") from error
 
 
 def check_adapters(paths: Sequence[Path], configs: Sequence[LoraConfig], model: nn.Module) -> None:
@@ -238,7 +238,7 @@ def load_model(folder: Path) -> PreTrainedModel:
     config_path = inside(folder, "config.json")
     for refused in (ADAPTER_CONFIG, "config.py"):
         if (folder / refused).exists():
-            raise ValueError(f"{folder}: expected a model by itself, got {refused} beside it")
+            raise ValueError(f"{folder}: expected only a model, got {refused} too")
     raw = read_json(config_path, "the configuration of a model")
     _check_config(config_path, raw)
     shapes: dict[str, tuple[int, ...]] = {}

@@ -98,7 +98,7 @@ def check_projects(model: nn.Module) -> None:
     reason = None if rope_modules(decoder)[1] else traits_of(decoder, _attached).projects
     if reason is not None:
         raise TypeError(
-            "model: expected a family whose layers make keys of any hidden states at any positions, got "
+            "model: expected layers that compute keys of any hidden states at any positions, got "
             f"{type(decoder).__name__}: {reason}"
         )
 
@@ -334,7 +334,7 @@ def _check_and_place(
             )
     if kwargs.get("output_attentions", getattr(decoder.config, "output_attentions", False)):
         raise ValueError(
-            "output_attentions: expected False under gistkit.hf.attach, whose attention makes no weights, got True; "
+            "output_attentions: expected False under gistkit.hf.attach, which stores no attention weights, got True; "
             "gistkit.inspect.AttentionRecorder records attention maps"
         )
     plan, memory, cache = kwargs.get("plan"), kwargs.get("memory"), cache_of(kwargs)
@@ -347,7 +347,7 @@ def _check_and_place(
         if value is not None and checkpoints_reentrantly(decoder):
             raise ValueError(
                 f"{name}: expected gradient checkpointing with use_reentrant=False, got use_reentrant=True, which "
-                "loses the gradients of what layers share beside their hidden states"
+                "loses the gradients of what layers share in addition to hidden states"
             )
     if plan is None:
         if getattr(cache, "is_compileable", False):

@@ -262,7 +262,7 @@ def _check_pass(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
     if checkpoints_reentrantly(model):
         raise ValueError(
             "position: expected gradient checkpointing with use_reentrant=False, got use_reentrant=True, which "
-            "loses the gradients of what layers share beside their hidden states"
+            "loses the gradients of what layers share in addition to hidden states"
         )
     keep, extend = kwargs.get("keep"), kwargs.get("extend")
     for name, value, asks in (
@@ -337,7 +337,7 @@ def _prepare_images(position: PositionEncoding) -> Callable[..., tuple[Any, dict
         _check_pass(model, kwargs)
         if kwargs.get("output_attentions", getattr(model.config, "output_attentions", False)):
             raise ValueError(
-                "output_attentions: expected False under gistkit.hf.encode_positions, whose attention makes no "
+                "output_attentions: expected False under gistkit.hf.encode_positions, which stores no attention "
                 "weights, got True"
             )
         pixels = args[0] if args else kwargs.get("pixel_values")
@@ -421,7 +421,7 @@ def _key_positions(position_ids: Tensor, keys: int) -> Tensor:
         return position_ids
     if bool((position_ids.diff() != 1).any()):
         raise ValueError(
-            "position_ids: expected to grow by 1 behind a cache for an encoding with a bias of each key, got "
+            "position_ids: expected to grow by 1 after a cache for an encoding with a bias of each key, got "
             f"{position_ids.tolist()}"
         )
     steps = torch.arange(-earlier, 0, device=position_ids.device)

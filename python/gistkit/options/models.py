@@ -357,7 +357,7 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, pro
         folder = default_for(arguments.model)
         own = set() if folder is None else settings.keys() - _free(folder) - {"ratio"}
         if folder is not None and own:
-            warn(f"--{min(own)}: a new select instead of {folder}, whose training it is part of")
+            warn(f"--{min(own)}: using an untrained select, because {folder} was trained without this option")
             folder = None
     if folder is None:
         if processor is not None:

@@ -70,7 +70,7 @@ class Recipe:
         if self.max_length < self.min_length:
             raise ValueError(f"max_length: expected at least min_length, {self.min_length}, got {self.max_length}")
         if self.decay != 1 and self.schedule == "constant":
-            raise ValueError(f"decay: expected a schedule that falls beside it, linear or cosine, got {self.decay}")
+            raise ValueError(f"decay: expected schedule linear or cosine with it, got constant and decay {self.decay}")
 
     def for_rows(self, rows: int | None) -> Recipe:
         """The recipe with steps in place of epochs: as many as read `rows` rows so many times, the last one in full.

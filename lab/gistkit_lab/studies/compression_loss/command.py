@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 UNITS = (
-    "Losses in nats a byte; in brackets, a loss that pretraining did not include. Tuned: after fine-tuning on only that "
-    "loss. Time: of pretraining, relative to the setting without CL."
+    "Losses in nats a byte, in brackets one that was not pretrained on. Tuned: after fine-tuning on that loss alone. "
+    "Time: of pretraining, as a ratio to that without CL."
 )
 GAPS = (
-    "Nats a byte after fine-tuning on AE, on held-out text. At equal time: when the faster of the two ends. Times are "
-    "compared only between runs of one machine and commit."
+    "Nats a byte after fine-tuning on AE, on held-out text; at equal time: where the sooner of two ends. Times are "
+    "compared in seeds whose runs are all of one machine and commit."
 )
 
 
@@ -38,7 +38,7 @@ class CompressionLoss(Study):
     train_run = staticmethod(train)
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        add_names(parser, "--settings", list(SETTINGS), list(SETTINGS), "; without-ae-cl: only the continuation loss")
+        add_names(parser, "--settings", list(SETTINGS), list(SETTINGS), "; without-ae-cl: the continuation loss alone")
         add_text(parser)
         add_runs(parser, Recipe.steps)
 
@@ -74,7 +74,7 @@ class CompressionLoss(Study):
             )
             timed = _seeds_of_one_machine(group)
             table = format_table(report.table_rows(runs(group), timed=timed))
-            tables.append(f"{table}\n\nText not used for tuning, {how}. {UNITS} {machine_caption(group)}.")
+            tables.append(f"{table}\n\nText on which nothing was chosen, {how}. {UNITS} {machine_caption(group)}.")
             if len(gaps := report.gap_rows(runs(group), timed)) > 1:
                 tables.append(f"{format_table(gaps)}\n\n{GAPS} {report.NAMES}")
         return "\n\n".join(tables)

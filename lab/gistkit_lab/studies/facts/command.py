@@ -78,7 +78,7 @@ def _page(group: Sequence[SavedRun]) -> str:
     if len(sign_rows) == 1:
         return text
     return (
-        f"{text}\n\n{format_table(sign_rows)}\n\nThousandths of a nat an answer, with random nuggets, before the "
+        f"{text}\n\n{format_table(sign_rows)}\n\nThousandths of a nat an answer, behind random nuggets, before the "
         "scorer learns. Gradient: of a nugget's score; below 0 the scorer learns to keep such tokens. Swap: the "
         "change of the loss when a nugget gives way to such a token; below 0 such tokens are worth more."
     )

@@ -16,7 +16,7 @@ from gistkit_lab.studies.greedy.study import SwapSearch
 PAPER = {"overlap": 0.753, "perplexity_before": 7.74, "perplexity_after": 7.13, "texts": 1000}
 CAPTION = (
     "Stayed: share of the compressor's nuggets that no swap replaced, mean over texts; in brackets without the last "
-    "token,\nwhich always stays. Perplexity of the tokens asked in all texts, with its own nuggets and with those found."
+    "token,\nwhich always stays. Perplexity of the tokens asked in all texts, behind its own nuggets and those found."
 )
 
 

@@ -73,7 +73,7 @@ class InPlaceStudy(Study):
                 f"{recipe.steps} steps of {recipe.batch} contexts of {recipe.min_length} to {recipe.max_length} tokens"
             )
             tables.append(
-                f"{self.table(runs(group), recipe)}\n\n{model_line(recipe)}; test split, not used for tuning; "
+                f"{self.table(runs(group), recipe)}\n\n{model_line(recipe)}; test split, on which nothing was chosen; "
                 f"{how}. {machine_caption(group)}."
             )
         return "\n\n".join(tables)

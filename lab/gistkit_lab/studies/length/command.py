@@ -75,7 +75,7 @@ class LengthStudy(Study):
             recipe = group[0].recipe
             how = f"{recipe.steps} steps of {recipe.batch} x {recipe.length} bytes"
             table = format_table(drop_column(report.table_rows(runs(group)), "training"))
-            tables.append(f"{table}\n\nText not used for tuning, {how}. {machine_caption(group)}.")
+            tables.append(f"{table}\n\nText on which nothing was chosen, {how}. {machine_caption(group)}.")
         return "\n\n".join([*tables, format_table(report.paper_rows())])
 
     def figures(self, runs: Sequence[Run], recipe: Recipe) -> Mapping[str, Figure]:

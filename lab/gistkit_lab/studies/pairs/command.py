@@ -87,7 +87,7 @@ class PairsStudy(Study):
             )
             tables.append(
                 f"{self.table(runs(group), recipe)}\n\nLoss in nats an answer among {recipe.values}, and the share of "
-                f"right answers, on contexts not used for tuning; {length} tokens; {recipe.steps} steps of "
+                f"right answers, on contexts on which nothing was chosen; {length} tokens; {recipe.steps} steps of "
                 f"{recipe.batch} after {recipe.base_steps} on the full context that the arms share"
                 f"{', layers with gates' if recipe.gated else ''}{'' if recipe.alone else ', keys in one text'}. "
                 f"{machine_caption(group)}."

@@ -113,7 +113,7 @@ class ResolutionStudy(Study):
                 rows[0][0] += " on a canvas (ours)"
                 how += f", in which {recipe.image_size(0)} x {recipe.image_size(0)} are the image's at every size"
             tables.append(
-                f"{format_table(rows)}\n\nAccuracy in percent, images not used for tuning; {how}. "
+                f"{format_table(rows)}\n\nAccuracy in percent, images on which nothing was chosen; {how}. "
                 f"{machine_caption(group)}."
             )
         return "\n\n".join([*tables, *map(format_table, paper)])

@@ -128,7 +128,7 @@ def _stages(recipe: Recipe) -> str:
         return ""
     return (
         f"; contexts of {', '.join(map(str, recipe.lengths))} tokens one after another, with as many tokens a step; "
-        f"{recipe.compression_steps} steps of only the compression loss"
+        f"{recipe.compression_steps} steps of the compression loss alone"
     )
 
 

@@ -116,7 +116,7 @@ class VoCoStudy(Study):
             recipe: Recipe = group[0].recipe
             rows = drop_column(report.table_rows(runs(group), recipe), "training")
             how = (
-                f"mosaics of {recipe.side} x {recipe.side}, {group[0].source}, not used for tuning; "
+                f"mosaics of {recipe.side} x {recipe.side}, {group[0].source}, on which nothing was chosen; "
                 f"{recipe.steps} steps of {recipe.batch} mosaics and {recipe.questions} questions each, after "
                 f"{recipe.base_steps} with all vision tokens"
             )

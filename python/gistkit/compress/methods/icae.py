@@ -73,7 +73,9 @@ class ChunkConfig(Config):
         super().__post_init__()
         self._set("ratio", self.chunk / check_divides(self.chunk, self.ratio))
         if self.shared_lora and self.lora is None:
-            raise ValueError("shared_lora: expected False without LoRA, where encoder and decoder are one, got True")
+            raise ValueError(
+                "shared_lora: expected False without LoRA, because encoder and decoder are then the same, got True"
+            )
 
     @property
     def memory_tokens(self) -> int:

@@ -37,7 +37,9 @@ class KVDistillConfig(DodoConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lora is None:
-            raise ValueError("lora: expected a rank or a peft.LoraConfig, as the base model stays as it is, got None")
+            raise ValueError(
+                "lora: expected a rank or a peft.LoraConfig, because the base model stays frozen, got None"
+            )
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -87,7 +87,9 @@ class SeparateEncoderConfig(RatioConfig):
         if not isinstance(self.encoder, nn.Module | str | None):
             raise TypeError(f"encoder: expected a model or its name, got {type(self.encoder).__name__}")
         if self.encoder is None and self.lora is None:
-            raise ValueError("lora: expected a rank where the model itself encodes, as the reader is frozen, got None")
+            raise ValueError(
+                "lora: expected a rank if the model itself encodes, because the reader is frozen, got None"
+            )
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -116,8 +116,8 @@ class VoCoConfig(Config):
             )
         if vision.family.bidirectional and (self.gap or self.separators):
             raise ValueError(
-                f"{'gap' if self.gap else 'separators'}: expected none for {vision.name}, whose images see the whole "
-                f"of themselves, got {self.gap or [*self.separators]}"
+                f"{'gap' if self.gap else 'separators'}: expected none for {vision.name}, whose image tokens see "
+                f"each other, got {self.gap or [*self.separators]}"
             )
 
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
@@ -244,7 +244,7 @@ class VoCo(Compressor, config=VoCoConfig):
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
         """[B, 0, d]: text follows the memory directly. Refused for the task "ae": text cannot reconstruct an image."""
         if task == "ae":
-            raise ValueError("task: expected lm or qa for voco, whose memory is of images, got 'ae'")
+            raise ValueError("task: expected lm or qa for voco, which compresses images, got 'ae'")
         return self.embed.weight.new_zeros(memory.batch_size, 0, self.lm.width)
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:

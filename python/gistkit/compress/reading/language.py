@@ -70,7 +70,7 @@ class LanguageModel(ABC):
         compressor.lm.refuse_foreign_checkpointing()
         if compressor.training and compressor.train_ratios:
             raise ValueError(
-                "train_ratios: expected none to train a language model, which has the compressor's own ratio, got "
+                "train_ratios: expected none to train a language model, which uses the compressor's own ratio, got "
                 f"{compressor.train_ratios}"
             )
         rows = self.rows(input_ids, attention_mask)
