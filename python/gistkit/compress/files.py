@@ -31,7 +31,6 @@ from gistkit.common.trained import find
 from gistkit.compress.config import OF_ADAPTERS, REGISTRY, Config
 from gistkit.compress.folder import (
     ADAPTER_CONFIG,
-    ADAPTER_WEIGHTS,
     ENCODER_TOKENIZER,
     TOKENIZER,
     check_adapters,
@@ -40,6 +39,7 @@ from gistkit.compress.folder import (
     inside,
     load_model,
     read_lora,
+    weights_of,
 )
 from gistkit.compress.losses import HEAD
 from gistkit.compress.model import first_adapter, of_models
@@ -245,6 +245,7 @@ def load_compressor(
         trained.load_state_dict(weights)
     if beside is not None:
         compressor.shares_tokens = beside.get("shares_tokens")
+        compressor.named_by_folder = encoder is None
     compressor.trained_length = settings["trained_length"]
     compressor.languages = None if settings["languages"] is None else tuple(settings["languages"])
     if settings["fingerprint"] is not None:
@@ -370,7 +371,7 @@ def _settings_errors(folder: Path, others: tuple[str, ...] = ()) -> Iterator[Non
 
 def _lora(folder: Path, adapters: dict[str, str], model: Any, allow_regex: bool) -> LoraConfig:
     configs = {name: read_lora(folder, name, allow_regex) for name in adapters.values()}
-    check_adapters([inside(folder, name, ADAPTER_WEIGHTS) for name in configs], [*configs.values()], model)
+    check_adapters([weights_of(folder, name) for name in configs], [*configs.values()], model)
     # The adapters of all roles have the same configuration.
     config = next(iter(configs.values()))
     config.inference_mode = False
@@ -462,7 +463,7 @@ def _load_tensors(compressor: Any, folder: Path, adapters: dict[str, str] | None
         peft = compressor.adapters.peft
         for role, name in compressor.adapters.names.items():
             own = get_peft_model_state_dict(peft, adapter_name=name, save_embedding_layers=False)
-            weights[name] = _read_like(inside(folder, adapters[role], ADAPTER_WEIGHTS), own)
+            weights[name] = _read_like(weights_of(folder, adapters[role]), own)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[name])

@@ -160,6 +160,8 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
         options = self.options = replace(options, encoder=self.encoder)
         self._encoder_lm = self.lm if self.encoder is None else _shared(self.encoder)
         self._encoder_tokenizer: Any = None
+        # Whether a folder's settings, which may be anybody's, chose the encoder.
+        self.named_by_folder = False
         # Whether the reader's token ids are the encoder's too; None: not looked at yet.
         self.shares_tokens: bool | None = None
         lora = adapter_config(
@@ -185,7 +187,9 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
         where it was loaded from.
         """
         if self._encoder_tokenizer is None:
-            self._encoder_tokenizer = texts.load_tokenizer(self._home, self.encoder, ENCODER_TOKENIZER)
+            self._encoder_tokenizer = texts.load_tokenizer(
+                self._home, self.encoder, ENCODER_TOKENIZER, checked=self.named_by_folder
+            )
         return self._encoder_tokenizer
 
     @encoder_tokenizer.setter
