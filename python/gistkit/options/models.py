@@ -221,8 +221,8 @@ def add_trained(parser: Any, default: str) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--encoder", metavar="MODEL",
-        help="of a separate_encoder, the second model: smollm2, or a folder or hub name (default: what the compressor "
-        "names; of a new one, the model itself)",
+        help="second model of a separate_encoder: smollm2, or a folder or hub name (default: the one that the "
+        "compressor names; for a new compressor, the model itself)",
     )  # fmt: skip
 
 
