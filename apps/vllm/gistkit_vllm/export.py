@@ -36,7 +36,7 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--out", type=path, required=True, metavar="FOLDER",
-        help="folder for the reader and memories; memories of the same reader may be added later, even while servers run",
+        help="folder for the reader and memories; you can add memories of the same reader later, also while it serves",
     )  # fmt: skip
     parser.add_argument(
         "--merged", action="store_true", help="write a whole model with the reader's adapter merged into its weights, "
