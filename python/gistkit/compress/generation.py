@@ -90,7 +90,7 @@ def generate(
 ) -> Any:
     """Generates tokens after [memory][task token, if any][prompt]; the memory is not changed.
 
-    The loop is transformers' own, `GenerationMixin.generate`. It is greedy by default, even if the model's
+    The loop is transformers' own, `GenerationMixin.generate`. It decodes greedily by default, even if the model's
     generation_config samples; pass `generation_config=model.generation_config` to use that.
 
     In eval mode, answers of 8 tokens or more are prepared: the reader's LoRA adapter is merged into its weights, as in

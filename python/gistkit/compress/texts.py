@@ -25,8 +25,8 @@ _FILES = ["*.json", "*.jinja"]
 def tokenizer(compressor: Any) -> Any:
     """The model's own tokenizer, for `compress` and `ask`; it may be set.
 
-    The default is the tokenizer of the folder that the compressor was loaded from, else that of the base model, if the
-    model knows where it was loaded from.
+    The default is the tokenizer in the folder that the compressor was loaded from, or else the base model's, if the
+    model records where it was loaded from.
 
     Raises:
         ValueError: if there is none.

@@ -25,7 +25,7 @@ from gistkit.layouts.dodo import check_segment
 
 
 class LanguageModel(ABC):
-    """A language model that sees its recent tokens, and of its past what a subclass keeps.
+    """A language model that sees its recent tokens, and those states of its past that a subclass keeps.
 
     All parameters are the compressor's.
 
