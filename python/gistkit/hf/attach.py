@@ -220,12 +220,12 @@ def attach(model: Model) -> Iterator[Model]:
         model: a transformers decoder, with or without its language model head, or a module with one in it, such as a
             PEFT model. Llama, Mistral, Qwen2, Qwen3, Gemma2, Gemma3 and families built like them run on gistkit's
             attention and RoPE, GPT-2 and others that follow transformers' attention interface on gistkit's attention
-            and their own positions. A small copy of the model shows first whether it obeys plans (`gistkit.hf.probe`).
+            and their own positions. A small copy of the model is tested first (`gistkit.hf.probe`).
 
     Raises:
         TypeError: if the model is an encoder-decoder, not causal or does not follow the attention interface, or if a
-            small copy of it does not obey plans; from `model(...)`, if an argument of another name is a plan, a keeper
-            or a function, which the model would ignore.
+            small copy of it does not follow plans; from `model(...)`, if a plan, a keeper or a function has the name of
+            no argument, so that the model would ignore it.
         ValueError: from `model(...)`, for output_attentions: `gistkit.inspect.AttentionRecorder` records maps.
     """
     decoder = decoder_of(model)
