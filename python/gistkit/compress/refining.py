@@ -103,7 +103,7 @@ def refine(
     control_tokens: bool = False,
     progress: Callable[[float], None] | None = None,
 ) -> Refined:
-    """Trains a memory for its text, starting from the given memory, as Cartridges do (Eyuboglu et al., arXiv 2506.06266).
+    """Trains a memory for its text, starting from the given one, as Cartridges do (Eyuboglu et al., arXiv 2506.06266).
 
     The teacher is the model with the full text. It recites passages, continues the text, and answers questions that it
     wrote itself about passages. The memory's keys and values, or embeddings, are trained so that the model predicts the
