@@ -275,7 +275,9 @@ def test_an_empty_question_asks_what_the_template_says(tmp_path):
     asked = "\nPlease summarize the above document in one sentence.>"
     assert example == Example("<Long article.", question=asked, answers=("Summary.",))
     assert prepare([example], byte_tokenizer(), ["qa"])[0].answers == ("Summary.",)
-    with pytest.raises(ValueError, match="line 1, 'question': expected a text where the template has no other, got ''"):
+    with pytest.raises(
+        ValueError, match="line 1, 'question': expected a text, because the template has no other, got ''"
+    ):
         load_questions(path, template="{context}{question}")
 
 

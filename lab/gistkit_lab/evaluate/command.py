@@ -352,8 +352,11 @@ def _tokenizer(name: str) -> Any:
         return load_smollm2()[1]
     from transformers import AutoTokenizer
 
+    from gistkit.options.hub import hub_or_cache
+
     try:
-        return AutoTokenizer.from_pretrained(str(Path(name).expanduser()))
+        with hub_or_cache(name):
+            return AutoTokenizer.from_pretrained(str(Path(name).expanduser()))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines() or [repr(error)]
         raise ValueError(
