@@ -67,7 +67,7 @@ def test_evaluate_against_presses_writes_rows_tables_and_a_picture_and_goes_on(r
     ("words", "message"),
     [
         (["--by", "kvzip"], "--by: expected none without --against, got ['kvzip']"),
-        (["--against", "presses", "--tau", "4"], "--tau: expected none beside --against, got 4"),
+        (["--against", "presses", "--tau", "4"], "--tau: expected none with --against, got 4"),
     ],
 )
 def test_options_that_do_not_go_together_are_named(words, message, run):

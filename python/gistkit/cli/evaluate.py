@@ -177,13 +177,14 @@ def text_examples(arguments: argparse.Namespace, tokenizer: Any, compressor: Com
 
 
 def corpus_of(arguments: argparse.Namespace, tokenizer: Any, *, held_out_only: bool) -> Corpus:
+    """The text of the options; `held_out_only` as of `gistkit.train.load_corpus`."""
     from gistkit import train
     from gistkit.train.data import CACHE
 
     cache = arguments.out.parent / CACHE
     # Of texts the first split that is held out is the default.
     split = None if arguments.split == "validation" else arguments.split
-    return train.loadcorpus_of(
+    return train.load_corpus(
         arguments.text, tokenizer=tokenizer, cache=cache, held_out_only=held_out_only, split=split,
         progress=launched().is_first,
     )  # fmt: skip
