@@ -89,9 +89,7 @@ def test_the_start_token_of_no_context():
     assert NoContext(tiny_llama(bos_token_id=4, eos_token_id=5)).start_token == 4
     assert NoContext(tiny_llama(eos_token_id=[6, 7])).start_token == 6
     assert NoContext(tiny_llama(bos_token_id=0)).start_token == 0
-    with pytest.raises(
-        ValueError, match="start_token: expected a token id, because the model's configuration has no"
-    ):
+    with pytest.raises(ValueError, match="start_token: expected a token id, because the model's configuration has no"):
         NoContext(tiny_llama())
     with pytest.raises(ValueError, match=r"start_token: expected a token id in \[0, 50\), got 50"):
         NoContext(tiny_llama(), start_token=50)

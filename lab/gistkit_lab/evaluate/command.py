@@ -86,14 +86,22 @@ def add(parser: Any) -> None:
 
 def asked(arguments: argparse.Namespace) -> bool:
     """Whether the arguments ask for what the library alone does not do."""
-    from gistkit.formats import question_sets
-
     return (
         any(getattr(arguments, name) is not None for name in ("images", "tau", "segment", *SETS, *JUDGE, *WRITER))
         or any((arguments.documents, arguments.cut, arguments.prompt != "plain"))
         or not {"summary", "recent"}.isdisjoint(arguments.baselines or ())
-        or len(question_sets(arguments.questions or [])) > 1
+        or _several(arguments.questions or [])
     )
+
+
+def _several(questions: list[Path]) -> bool:
+    """Whether these are several sets; what is wrong with them is told by whoever reads them."""
+    from gistkit.formats import question_sets
+
+    try:
+        return len(question_sets(questions)) > 1
+    except (OSError, ValueError):
+        return False
 
 
 def run(arguments: argparse.Namespace) -> int:
