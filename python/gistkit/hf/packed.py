@@ -43,7 +43,7 @@ class _Block(NamedTuple):
 
 
 class PackedLayers:
-    """What `attach` takes as `memory` where heads keep different numbers of keys; every query sees all of its head's.
+    """A memory for `attach` whose heads keep different numbers of keys; a query sees all keys of its head.
 
     Each row and key head is a row of one call of `ops.attention`, which sees its own keys among all of the layer.
 
