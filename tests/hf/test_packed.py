@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gistkit.hf import PackedLayers, attach
+from gistkit.hf import CACHE, PackedLayers, attach, empty_cache
+from gistkit.inspect import AttentionRecorder
 from gistkit.layouts import Plan, causal_plan
 from tests.helpers.models import tiny, tiny_llama
 
@@ -130,6 +131,22 @@ def test_what_cannot_be_packed_is_refused():
             model(ids, memory=three, use_cache=False)
     with attach(tiny("mistral", sliding_window=2)) as model, pytest.raises(ValueError, match="sliding_window: exp"):
         model(ids, memory=memory, use_cache=False)
+
+
+def test_a_growing_text_behind_a_memory_is_read_by_one_call_a_layer(monkeypatch):
+    monkeypatch.setattr("gistkit.hf.cache.LEAST_ROOM", 2)
+    layers = [(numbers(5, DIM, seed=layer), numbers(5, DIM, seed=layer + 9)) for layer in range(2)]
+    counts, biases = [torch.tensor([[1, 4]]), torch.tensor([[5, 0]])], [numbers(5), numbers(5, seed=1)]
+    ids, parts = torch.randint(3, 50, (2, 12), generator=torch.Generator().manual_seed(1)), []
+    packed = PackedLayers.of(layers, counts, biases)
+    cache = empty_cache(2, 0, packed=packed)
+    with attach(tiny_llama()) as model, torch.no_grad():
+        expected = model(ids, memory=PackedLayers.of(layers, counts, biases), use_cache=False).logits
+        with AttentionRecorder(rows=[0]) as recorder:
+            for part in ids.split((3, 1, 1, 1, 2, 1, 1, 1, 1), 1):
+                parts.append(model(part, memory=packed, use_cache=True, **{CACHE: cache}).logits)
+    torch.testing.assert_close(torch.cat(parts, 1), expected)
+    assert recorder.calls == 2 * len(parts)
 
 
 def test_dropout_is_that_of_all_weights_together():
