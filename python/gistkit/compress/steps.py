@@ -165,7 +165,7 @@ class Step:
                 self.packed = PackedLayers(first, torch.zeros(batch, sum(heads), 2), heads)
             elif shape.biased:
                 self.biases = [_zeros(keys, batch, count, room) for (keys, _), count in zip(layers, heads, strict=True)]
-            self.layers = []
+            self.layers: list[_Layer] = []
             for index, (count, (keys, values)) in enumerate(zip(heads, layers, strict=True)):
                 if self.packed is not None:
                     biases = _zeros(keys, len(keys)) if shape.biased else None

@@ -286,7 +286,7 @@ def empty_cache(
         logical_length, capacity: as for `memory_cache`.
         packed: a memory that passes read besides; nobody else keeps a text behind it.
     """
-    rooms = [_room_alone if packed is None else partial(packed.room, layer) for layer in range(num_layers)]
+    rooms: list[Room] = [_room_alone if packed is None else partial(packed.room, layer) for layer in range(num_layers)]
     cache = MemoryCache(layers=[MemoryLayer(None, None, logical_length, capacity, room) for room in rooms])
     cache.packed = packed
     return cache

@@ -116,9 +116,9 @@ class PackedLayers:
         """`room` in tensors that begin with a layer's keys, values and biases."""
         heads = rows * self.heads[layer]
         first = len(keys) - heads * room
-        wide = (part[None, None].expand(heads, -1, -1, -1) for part in (keys, values))
+        wide = [part[None, None].expand(heads, -1, -1, -1) for part in (keys, values)]
         bias = None if biases is None else biases[None, None]
-        self._blocks[layer] = _Block(*wide, bias, (rows, room), keys[first:].data_ptr())
+        self._blocks[layer] = _Block(wide[0], wide[1], bias, (rows, room), keys[first:].data_ptr())
         # Held once.
         self.layers[layer] = keys[:first], values[:first]
         self._starts_of(rows, room)

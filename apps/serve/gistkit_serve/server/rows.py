@@ -331,10 +331,10 @@ def _alone(rows: int, room: int, key: Tensor, value: Tensor) -> tuple[Tensor, Te
 
 def _together(memories: Sequence[Memory]) -> PackedLayers:
     """Packed memories one after another, seen by nobody yet."""
-    layers = [
-        cast("tuple[Tensor, Tensor]", tuple(map(torch.cat, zip(*layer, strict=True))))
-        for layer in zip(*(memory.layers or () for memory in memories), strict=True)
-    ]
+    layers = []
+    for layer in zip(*(memory.layers or () for memory in memories), strict=True):
+        keys, values = zip(*layer, strict=True)
+        layers.append((torch.cat(keys), torch.cat(values)))
     heads = [own.shape[1] for own in memories[0].counts or ()]
     biases = None
     if any(memory.key_bias is not None for memory in memories):
