@@ -42,7 +42,7 @@ def compile_batch(
     if len(axes) > 1:
         raise ValueError(f"compile_batch: expected positions with the same number of axes, got {sorted(axes)}")
     if aligned and (queries is not None or not grouped):
-        raise ValueError("aligned: expected grouped=True and queries=None beside it, got other values")
+        raise ValueError("aligned: expected grouped=True and queries=None with it, got other values")
     parts = [layout.compile_arrays(window, queries, grouped) for layout in layouts]
     slots = [_Slots(layout) for layout in layouts] if aligned else []
     lengths = np.array([len(order) for order, *_ in parts])
