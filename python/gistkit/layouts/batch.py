@@ -58,10 +58,9 @@ def compile_batch(
             # Padding takes the indices that are left, which keeps the order a permutation wherever all are queries.
             order[row] = len(row_order) + np.cumsum(np.bincount(to, minlength=rows) == 0) - 1
         order[row, to] = row_order
+    slices = parts[0][3] if all(part[3] == parts[0][3] for part in parts) else None
     if aligned:
         slices = {r: slice(int(bounds[r]), int(bounds[r + 1])) for r in Role if widest[r]}
-    else:
-        slices = parts[0][3] if all(part[3] == parts[0][3] for part in parts) else None
 
     def padded(spans: list[NDArray[np.int32]]) -> torch.Tensor:
         if aligned:
