@@ -261,6 +261,18 @@ def test_a_long_context_is_compressed_in_its_first_tokens():
     assert memory.positions[0, -1] == 9
 
 
+@pytest.mark.parametrize("bos", [(), (BOS,)])
+def test_nuggets_of_joined_documents_stand_for_their_own_tokens(bos):
+    compressor = make()
+    documents = [[*bos, *tokens(count).tolist()] for count in (10, 7)]
+    memories = [compressor.encode([ids]) for ids in documents]
+    joined = compressor.join(memories)
+    assert joined.starts == (18,) and joined.positions[0, 5:].tolist() == (memories[1].positions[0, 1:] + 10).tolist()
+    first, second = (compressor.context_spans(memory)[0] for memory in memories)
+    expected = torch.cat([first, second[1:] + len(documents[0])])
+    assert torch.equal(compressor.context_spans(joined)[0], expected)
+
+
 def test_files_of_memory_and_compressor(tmp_path):
     compressor = make(threshold=0.25)
     ids, text = tokens(2, 13), tokens(2, 5)

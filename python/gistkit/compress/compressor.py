@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from gistkit.common.checks import check_int
 from gistkit.compress import decode as reading
-from gistkit.compress import files, generation, identity, memory_join, texts, training
+from gistkit.compress import files, generation, identity, memory_join, parts, texts, training
 from gistkit.compress.config import Config
 from gistkit.compress.identity import Identity
 from gistkit.compress.memory import Memory, Source
@@ -140,6 +140,9 @@ class Compressor(nn.Module, Method):
     ) -> Memory:
         """Compresses a batch of contexts in one pass over all their chunks.
 
+        Methods in place read a context in parts, and join these, if it is longer than those that they were trained on:
+        see the setting `part`.
+
         If the model's RoPE frequencies depend on the length of a pass (dynamic, longrope), rows are encoded one at a
         time, so that a memory depends only on its own text.
 
@@ -165,9 +168,9 @@ class Compressor(nn.Module, Method):
             self.identity.forget()
         # Not inference mode, whose tensors no later graph could use.
         with torch.set_grad_enabled(gradient and torch.is_grad_enabled()):
-            memory, _, compressed = at_ratio.compress_rows(self.contexts(input_ids, attention_mask))
+            memory, compressed = parts.encode_in_parts(at_ratio, self.contexts(input_ids, attention_mask))
         if self.trained_length is not None or self.languages is not None:
-            training.warn_of_unlike(self, compressed)
+            training.warn_of_unlike(at_ratio, compressed)
         fingerprint, maker = self.fingerprints()
         return replace(memory, fingerprint=fingerprint, maker=maker, model=self.identity.model)
 
@@ -185,9 +188,9 @@ class Compressor(nn.Module, Method):
         # Where RoPE's frequencies depend on the length of a pass, that length is a row's own.
         if rows.batch_size > 1 and type(rows) is Rows and self.lm.changing_rope:
             alone = [pad([row], rows.ids.device) for row in rows.lists()]
-            memories, states, parts = zip(*map(self.compress_rows, alone), strict=True)
+            memories, states, compressed_rows = zip(*map(self.compress_rows, alone), strict=True)
             hidden_states = None if None in states else pad_sequence([state[0] for state in states], batch_first=True)
-            compressed = pad([*chain(*(part.lists() for part in parts))], rows.ids.device)
+            compressed = pad([*chain(*(part.lists() for part in compressed_rows))], rows.ids.device)
             return memories[0].stack(memories), hidden_states, compressed
         rows, remainder = self.cut(rows)
         memory, hidden_states = self.encode_rows(rows)
@@ -205,6 +208,7 @@ class Compressor(nn.Module, Method):
     reading_plan = reading.reading_plan
     check_readable = reading.check_readable
     join = memory_join.join
+    encode_parts = parts.encode_parts
     forward = training.forward
     set_losses = training.set_losses
     add_compression_head = training.add_compression_head

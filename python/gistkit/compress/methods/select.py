@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, cast
 
 import numpy as np
@@ -21,6 +21,7 @@ from gistkit.compress.matching import QUERIES, References, matched
 from gistkit.compress.memory import Memory, last_places
 from gistkit.compress.memory_join import join_selected
 from gistkit.compress.methods.in_place import TEXT, InPlace, InPlaceConfig
+from gistkit.compress.parts import equal_ends, moves
 from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.scores import SCORES, Heads, Score, description, score_of
 from gistkit.compress.scores.kvzip import KVzip, Repetition
@@ -59,9 +60,8 @@ class SelectConfig(InPlaceConfig):
             each has a fifth of an equal share at least (AdaKV, Feng et al., arXiv 2407.11550). "all": the heads of all
             layers do, as KVzip's. "pyramid": the heads of a layer keep as many, and lower layers more than upper ones
             (Cai et al., arXiv 2406.02069; PyramidKV with the score "snapkv").
-        part: tokens of a longer context that one pass reads. Each part is read by itself, from position 0 on, and keeps
-            its share of what the context keeps, at least a token; `join` then moves it behind the parts before. None:
-            the trained length, or else what the model's positions have room for, twice as many tokens with KVzip.
+        part: as in `InPlaceConfig`; each part keeps its share of what the context keeps, at least a token. Without a
+            trained length, None is what the model's positions have room for, twice as many tokens with KVzip.
         positions: "kept": the text goes on behind the whole context. "closed": kept tokens move together, by rotation
             of their keys, and the text follows them.
         fit: kept keys get biases, and new values, with which they give what all keys give when the model repeats the
@@ -80,7 +80,6 @@ class SelectConfig(InPlaceConfig):
     question: str | None = setting(None, before=None)
     budget: int | None = setting(None, least=1)
     shares: Literal["equal", "heads", "all", "pyramid"] = setting("equal", among=SHARES, before="equal")
-    part: int | None = setting(None, least=1, before=None, in_memory=False)
     positions: Literal["kept", "closed"] = setting("kept", among=("kept", "closed"))
     fit: bool = setting(False, before=False, in_memory=False)
 
@@ -139,6 +138,7 @@ class SelectConfig(InPlaceConfig):
 
     def check_model(self, model: nn.Module) -> None:
         """See `Config.check_model`."""
+        super().check_model(model)
         if self.shares != "equal" and hf.sliding_windows(model):
             raise ValueError(f"shares: expected equal for a model with sliding windows, got {self.shares}")
         if cast(Score, self.by).needs_rope:
@@ -167,12 +167,11 @@ class Select(InPlace, config=SelectConfig):
     def _follow(self) -> None:
         self.score, self.budget = cast(Score, self.options.by), self.options.budget
         self.closed, self.question = self.options.positions == "closed", self.options.question
-        self.shares, self.part, self.fit = self.options.shares, self.options.part, self.options.fit
+        self.shares, self.fit = self.options.shares, self.options.fit
 
     def changed(self, **settings: Any) -> Self:
         """See `Compressor.changed`."""
         other = super().changed(**settings)
-        other.options.check_model(other.model)
         other._follow()
         return other
 
@@ -189,54 +188,35 @@ class Select(InPlace, config=SelectConfig):
 
     def size(self, context: int) -> int:
         """See `Compressor.size`."""
-        return max(min(context, self.kept(context + 1)), self._parts(context))
-
-    def _parts(self, context: int) -> int:
-        """In how many parts a context of this many tokens is read."""
-        reach = self.reach
-        if reach is None or self.training or self.window is not None or context <= reach or not self._moves:
-            return 1
-        return -(-context // reach)
+        return max(min(context, self.kept(context + 1)), len(equal_ends(context, self.reach)))
 
     @property
     def reach(self) -> int | None:
-        """Tokens of a context that one pass reads, see `part`; None: all."""
-        if self.part is not None or self.trained_length is not None:
-            return self.part or self.trained_length
-        limit = getattr(self.config, "max_position_embeddings", None)
+        """See `Compressor.reach`."""
+        found, limit = super().reach, getattr(self.config, "max_position_embeddings", None)
+        if found is not None or self.options.part == 0 or self.training or limit is None or not moves(self.model):
+            return found
         # KVzip's request, and questions, are read behind the text.
-        return limit and max(1, (limit - min(ROOM, limit // 8)) // (2 if self._repeats else 1))
+        return max(1, (limit - min(ROOM, limit // 8)) // (2 if self._repeats else 1))
+
+    def part_ends(self, row: Sequence[int]) -> list[int]:
+        """See `Compressor.part_ends`."""
+        return equal_ends(len(row), self.reach)
 
     @property
     def _repeats(self) -> bool:
         """Whether the text is read again."""
         return self.score.reads_again or self.fit
 
-    def compress_rows(self, rows: Rows) -> tuple[Memory, Tensor | None, Rows]:
-        """See `Compressor.compress_rows`; rows longer than `reach` are read in parts, and these are joined."""
-        if self._parts(max(rows.lengths)) == 1:
-            return super().compress_rows(rows)
-        memories = []
-        for row in rows.lists():
-            count, kept = self._parts(len(row)), self.kept(len(row) + 1)
-            ends = [len(row) * index // count for index in range(count + 1)]
-            shares = [kept * end // len(row) - kept * start // len(row) for start, end in pairwise(ends)]
-            if min(shares) < 1:
-                shares = [max(1, kept * (index + 1) // count - kept * index // count) for index in range(count)]
-            parts = [
-                self.encode_rows(pad([row[start:end]], self.device), share)
-                for (start, end), share in zip(pairwise(ends), shares, strict=True)
-            ]
-            memories.append(self.join([memory for memory, _ in parts]))
-        return Memory.stack(memories), None, rows
-
-    @property
-    def _moves(self) -> bool:
-        try:
-            hf.check_moves(self.model)
-        except TypeError:
-            return False
-        return True
+    def encode_parts(self, parts: Sequence[Sequence[int]]) -> list[Memory]:
+        """See `Compressor.encode_parts`; each keeps its share of what the context keeps."""
+        ends, count = [0, *accumulate(map(len, parts))], len(parts)
+        length, kept = ends[-1], self.kept(ends[-1] + 1)
+        shares = [kept * end // length - kept * start // length for start, end in pairwise(ends)]
+        if min(shares) < 1:
+            shares = [max(1, kept * (index + 1) // count - kept * index // count) for index in range(count)]
+        found = zip(parts, shares, strict=True)
+        return [self.encode_rows(pad([part], self.device), share)[0] for part, share in found]
 
     def encode_rows(self, rows: Rows, count: int | None = None) -> tuple[Memory, Tensor]:
         """One pass over BOS and contexts, and for some scores passes that read them again.
