@@ -105,8 +105,8 @@ def test_the_scores_change_no_value_to_the_bit():
     with torch.no_grad():
         plain = compressor.decode(compressor.encode(ids), "lm", text)
     memory, _, _ = compressor.compress_rows(compressor.contexts(ids))
-    assert memory.key_bias is not None
-    assert not memory.key_bias.any()
+    assert memory.straight_through is not None
+    assert not memory.straight_through.any()
     assert torch.equal(compressor.decode(memory, "lm", text), plain)
 
 
@@ -179,7 +179,7 @@ def test_rows_taken_stacked_and_repeated_pass_the_gradient_of_the_scores_on():
 def test_a_frozen_scorer_gets_no_gradient_and_no_bias():
     compressor = make(train_scorer=False)
     memory, _, _ = compressor.compress_rows(compressor.contexts(tokens(1, 9)))
-    assert memory.key_bias is None
+    assert memory.straight_through is None
     assert not any(name.startswith("scorer") for name, _ in compressor.trainable())
     assert any(name.startswith("scorer") for name, _ in make().trainable())
 
@@ -240,8 +240,8 @@ def test_another_selection_for_a_while():
     assert torch.equal(compressor.encode(ids).positions, before)
     with compressor.selecting(scorer_rests=True):
         assert torch.equal(compressor.encode(ids).positions, before)
-        assert compressor.compress_rows(compressor.contexts(ids))[0].key_bias is None
-    assert compressor.compress_rows(compressor.contexts(ids))[0].key_bias.requires_grad
+        assert compressor.compress_rows(compressor.contexts(ids))[0].straight_through is None
+    assert compressor.compress_rows(compressor.contexts(ids))[0].straight_through.requires_grad
     for found, arguments, message in [
         (compressor, {"rule": "best"}, "rule: expected one of learned, .*, got 'best'"),
         (compressor, {"ratio": 0}, "ratio: expected a whole number >= 1, got 0"),

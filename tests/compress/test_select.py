@@ -14,7 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from gistkit import hf
 from gistkit.compress import Memory, Select
 from gistkit.compress.config import draw_like
-from gistkit.compress.memory import packed, unpacked
+from gistkit.compress.memory_files import packed, unpacked
 from gistkit.compress.scores import SCORES, ExpectedAttention, KVzip, Score, SnapKV, Streaming
 from gistkit.compress.tokens import QUESTION
 from gistkit.hf import CACHE
@@ -258,7 +258,7 @@ def test_heads_share_what_they_keep(by, shares, tmp_path):
     tensors, header = packed(memory[0])
     tensors["layers.1.counts"][0, 0] = 2**40
     with pytest.raises(ValueError, match=r"m\.gist: expected the contents of a memory, got .* rows for heads of"):
-        unpacked("m.gist", header, tensors, verify=False)
+        unpacked(Memory, "m.gist", header, tensors, verify=False)
     joined = compressor.join([memory[0], memory[1]])
     assert joined.nbytes == memory[0].nbytes + memory[1].nbytes
     with torch.no_grad(), double_angles(model):

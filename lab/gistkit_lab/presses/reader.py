@@ -14,9 +14,9 @@ from gistkit import hf
 from gistkit.compress import AvgPool, Compressor, Memory, Select
 from gistkit.compress.matching import References
 from gistkit.compress.methods.in_place import TEXT
-from gistkit.compress.methods.select import Repeated, Selection
 from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.scores import Even, Heads, Score
+from gistkit.compress.selection import Repeated, Selection
 from gistkit.compress.tokens import pad
 from gistkit.hf.keep import Layers
 

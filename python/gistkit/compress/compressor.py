@@ -18,9 +18,10 @@ from gistkit.compress import decode as reading
 from gistkit.compress import files, generation, identity, memory_join, parts, texts, training
 from gistkit.compress.config import Config
 from gistkit.compress.identity import Identity
-from gistkit.compress.memory import Memory, Source
+from gistkit.compress.memory import Memory
 from gistkit.compress.method import Method
 from gistkit.compress.model import Adapters, Copies, SharedModel, Use
+from gistkit.compress.source import Source
 from gistkit.compress.tokens import Rows, as_rows, pad
 from gistkit.compress.training import check_base
 

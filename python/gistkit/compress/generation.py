@@ -239,7 +239,7 @@ def to_cache(compressor: MemoryReader, memory: Memory, task: Task = "lm") -> Mem
     if memory.counts is not None or compressor.key_biases(memory) is not None:
         raise ValueError(
             "memory: expected one whose heads keep as many tokens each, as the model's own attention reads a cache, "
-            f"got one {'whose heads share them' if memory.fitted is None else 'with fitted biases'}; generate takes "
+            f"got one {'whose heads share them' if memory.key_bias is None else 'with fitted biases'}; generate takes "
             "any"
         )
     next_places, narrowest = compressor.ordinals(memory)[1], min(compressor.lm.windows, default=POSITIONS)

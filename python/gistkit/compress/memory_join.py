@@ -79,9 +79,9 @@ def join_in_place(compressor: MemoryReader, memories: Sequence[Memory]) -> Memor
             _together(first, second),
             positions=_columns_after(first.positions, second.positions + delta, first, second),
             starts=tuple(start - 1 for start in _sum(first.starts, second.starts)),
-            key_bias=None
-            if first.key_bias is None or second.key_bias is None
-            else _columns_after(first.key_bias, second.key_bias, first, second),
+            straight_through=None
+            if first.straight_through is None or second.straight_through is None
+            else _columns_after(first.straight_through, second.straight_through, first, second),
             layers=_layers_after(compressor, first, second, delta),
         )
     return result
@@ -93,7 +93,7 @@ def _without_bos(memory: Memory) -> Memory:
         memory,
         lengths=tuple(length - 1 for length in memory.lengths),
         positions=memory.positions[:, 1:],
-        key_bias=None if memory.key_bias is None else memory.key_bias[:, 1:],
+        straight_through=None if memory.straight_through is None else memory.straight_through[:, 1:],
         layers=tuple((key[:, :, 1:], value[:, :, 1:]) for key, value in memory.layers or ()),
     )
 

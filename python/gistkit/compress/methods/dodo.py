@@ -317,7 +317,7 @@ class Dodo(InPlace, config=DodoConfig):
             starts=input_rows.lengths,
             layers=tuple(layers),
             last=hidden_states.take_along_dim(last, 1)[:, 0],
-            key_bias=bias,
+            straight_through=bias,
         )
         return memory, hidden_states
 
