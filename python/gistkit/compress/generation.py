@@ -238,9 +238,9 @@ def to_cache(compressor: MemoryReader, memory: Memory, task: Task = "lm") -> Mem
             )
     if memory.counts is not None or compressor.key_biases(memory) is not None:
         raise ValueError(
-            "memory: expected one whose heads keep as many tokens each, as the model's own attention reads a cache, "
-            f"got one {'whose heads share them' if memory.key_bias is None else 'with fitted biases'}; generate takes "
-            "any"
+            "memory: expected one whose heads keep as many tokens each, without fitted biases, as the model's own "
+            f"attention reads a cache, got one {'with fitted biases' if memory.counts is None else 'whose heads share'}"
+            "; compressor.changed(shares='equal', fit=False) makes such memories, and generate takes any"
         )
     next_places, narrowest = compressor.ordinals(memory)[1], min(compressor.lm.windows, default=POSITIONS)
     if next_places != memory.lengths and max(next_places) >= narrowest:
