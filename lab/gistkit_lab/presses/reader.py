@@ -127,6 +127,10 @@ class PressReader:
     def asked(self, text: Text, by: str, question: Sequence[int], count: int) -> Memory:
         """The context's tokens that a score chooses for a question, which has read the context."""
         select, length = self.select, text.length
+        one = self.scores[by]
+        if one.score.reads_again:
+            found = one.read_again(text.layers, [(slice(0, length), one.answered(text.layers, question))])
+            return self._chosen(text, count, lambda layer: found.scores[layer])
         row = ReadingRow(length, b"", np.arange(length).tobytes(), length, length, (len(question),))
         plan = decoder_plan((row,), length, (len(question),), True, select.lm.windows, str(select.device))
         keep = _Kept(self.select.frequencies, {})

@@ -78,7 +78,7 @@ def add(commands: Any) -> None:
         "Hugging Face hub",
     )  # fmt: skip
     parser.add_argument(
-        "--question", help="keep what this question attends to (scores such as snapkv); the memory then serves other "
+        "--question", help="keep what this question and the model's answer attend to; the memory then serves other "
         "questions less well",
     )  # fmt: skip
     parser.add_argument(

@@ -17,6 +17,7 @@ from gistkit import hf
 from gistkit.common.checks import placed
 from gistkit.compress.compressor import check_base
 from gistkit.compress.config import draw_like, register, setting
+from gistkit.compress.generation import stop_ids
 from gistkit.compress.matching import QUERIES, References
 from gistkit.compress.memory import Memory, last_places
 from gistkit.compress.memory_join import join_selected
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 # The role of questions and answers where they have an adapter of their own.
 READER = "reader"
+# Tokens of an answer that is drafted to see what it reads.
+ANSWER = 32
 # Positions left for what is read behind a text.
 ROOM = 128
 # How heads share what is kept, with what a title says of it.
@@ -53,9 +56,10 @@ class SelectConfig(InPlaceConfig):
             what is kept, while the one that reads contexts, and thus their memories, stay as they are.
         ratio: tokens of the context, BOS among them, for each that is kept, a whole number >= 1.
         by: the score: a name of `gistkit.compress.scores.SCORES`, a mapping with its "name" and arguments, or a
-            `Score`. None: "kvzip", or with a question "snapkv".
+            `Score`. None: "kvzip".
         question: what will be asked: keys are kept that it attends to, as it is read behind the text in `ask`'s
-            template. Other questions find less. It needs a score that reads it.
+            template; with "kvzip" also those that the model's answer attends to. Other questions find less. It needs a
+            score that reads it.
         budget: how many tokens of any longer context are kept, in place of a share of them.
         shares: "equal": each head keeps as many. "heads": those of a layer share what they keep, by their scores, and
             each has a fifth of an equal share at least (AdaKV, Feng et al., arXiv 2407.11550). "all": the heads of all
@@ -87,7 +91,7 @@ class SelectConfig(InPlaceConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         question = self.question
-        score = score_of(("kvzip" if question is None else "snapkv") if self.by is None else self.by)
+        score = score_of("kvzip" if self.by is None else self.by)
         if question is not None and (not isinstance(question, str) or not question.strip()):
             raise ValueError(f"question: expected a text, got {question!r}")
         if question is not None and not score.reads_question:
@@ -229,12 +233,13 @@ class Select(InPlace, config=SelectConfig):
         lengths = input_rows.lengths
         counts = tuple(self.kept(length) if count is None else min(count, length) for length in lengths)
         asked = [] if self.question is None else filled_ids(QUESTION, "{question}", self.question, self.tokenizer)
-        if asked:
-            input_rows = join_rows(input_rows, pad([asked] * rows.batch_size, self.device))
+        behind = [] if self.score.reads_again else asked
+        if behind:
+            input_rows = join_rows(input_rows, pad([behind] * rows.batch_size, self.device))
         self.lm.check_positions("input_ids", max(input_rows.lengths) - 1)
         kind = Whole if self._repeats or self.shares == "all" else Selection
         depth = self.config.num_hidden_layers
-        keep = kind(lengths, counts, self.score, self.closed, self.frequencies, len(asked), self.shares, depth)
+        keep = kind(lengths, counts, self.score, self.closed, self.frequencies, len(behind), self.shares, depth)
         out = self.lm.run(
             TEXT,
             inputs_embeds=self.lm.embedded(TEXT, input_rows.ids),
@@ -242,7 +247,7 @@ class Select(InPlace, config=SelectConfig):
             keep=keep,
         )
         if isinstance(keep, Whole):
-            keep.select(partial(self.repetition, context, keep.layers) if self._repeats else None)
+            keep.select(partial(self.repetition, context, keep.layers, asked=asked) if self._repeats else None)
         # A BOS of the context's own is one of its tokens.
         own_bos = torch.tensor(self._begins_with_bos(rows))
         memory = self.memory_of(keep, rows.lengths, out.last_hidden_state, own_bos)
@@ -309,22 +314,54 @@ class Select(InPlace, config=SelectConfig):
         return None if inv_freqs is None else inv_freqs[layer]
 
     @torch.no_grad()
-    def repetition(self, rows: Rows, layers: Layers, row: int) -> Repeated:
-        """What passes that repeat the text of a row find."""
-        again = self.score.reads_again
-        score: Any = self.score if again else KVzip()
-        name = f"by: {score.name}" if again else "fit: it"
+    def repetition(self, rows: Rows, layers: Layers, row: int, asked: Sequence[int] = ()) -> Repeated:
+        """What passes find that repeat the text of a row, or answer what is asked about it."""
         ids = rows.lists()[row]
         alone = slice(row, row + 1), slice(None), slice(len(ids))
         own = [(key[alone].detach(), value[alone].detach()) for key, value in layers]
+        if asked and self.score.reads_again:
+            return self.read_again(own, [(slice(0, len(ids)), self.answered(own, asked))])
+        score: Any = self.score if self.score.reads_again else KVzip()
+        return self.read_again(own, list(score.repetitions(ids, self.tokenizer)))
+
+    def answered(self, layers: Layers, asked: Sequence[int]) -> list[int]:
+        """A question and what the model answers with a whole text: one line, without the token that ends it."""
+        length = layers[0][0].shape[2]
+        places = torch.arange(length)[None]
+        whole = Memory(
+            source=self.source,
+            lengths=(length,),
+            context_lengths=(length,),
+            positions=places,
+            ordinals=places,
+            starts=(length,),
+            layers=tuple(layers),
+            # Of what follows the text at once, which is the question.
+            last=layers[0][0].new_zeros(1, self.lm.width),
+        )
+        ends = {*stop_ids(self.lm, None), self.tokenizer.eos_token_id} - {None}
+        options: Any = {"stop_tokens": ends, "stop_strings": ["\n"], "tokenizer": self.tokenizer}
+        answer = self.generate(whole, [list(asked)], task="qa", max_new_tokens=ANSWER, **options)
+        return [*asked, *answer[0, :-1].tolist()]
+
+    @torch.no_grad()
+    def read_again(self, own: Layers, passes: Sequence[tuple[slice, list[int]]]) -> Repeated:
+        """What passes over a text's keys and values [1, Hk, n, D] find.
+
+        Args:
+            own: of each layer.
+            passes: of each the part of the text that it scores, and the token ids that are read.
+        """
+        length = own[0][0].shape[2]
+        name = f"by: {self.score.name}" if self.score.reads_again else "fit: it"
+        score: Any = self.score if self.score.reads_again else KVzip()
         parts: list[Repetition] = []
-        repetitions = list(score.repetitions(ids, self.tokenizer))
-        for part, words in repetitions:
-            self.lm.check_positions(f"{name} reads the text twice", len(ids) + len(words) - 1)
-            ordinals = np.arange(len(ids)).tobytes()
-            reading = ReadingRow(len(ids), b"", ordinals, len(ids), len(ids), (len(words),))
-            plan = decoder_plan((reading,), len(ids), (len(words),), True, self.lm.windows, str(self.device))
-            keep = Repetition(own, part, score.sinks, QUERIES // len(repetitions) if self.fit else 0)
+        for part, words in passes:
+            self.lm.check_positions(f"{name} reads the text twice", length + len(words) - 1)
+            ordinals = np.arange(length).tobytes()
+            reading = ReadingRow(length, b"", ordinals, length, length, (len(words),))
+            plan = decoder_plan((reading,), length, (len(words),), True, self.lm.windows, str(self.device))
+            keep = Repetition(own, part, score.sinks, QUERIES // len(passes) if self.fit else 0)
             inputs = self.lm.embedded(TEXT, placed([words], self.device))
             self.lm.run(TEXT, inputs_embeds=inputs, plan=plan, memory=own, keep=keep)
             parts.append(keep)
