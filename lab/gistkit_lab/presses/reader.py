@@ -129,7 +129,7 @@ class PressReader:
         select, length = self.select, text.length
         one = self.scores[by]
         if one.score.reads_again:
-            found = one.read_again(text.layers, [(slice(0, length), one.answered(text.layers, question))])
+            found = one.read_again(text.layers, [(slice(0, length), one.answered(text.layers, question))], one.reader)
             return self._chosen(text, count, lambda layer: found.scores[layer])
         row = ReadingRow(length, b"", np.arange(length).tobytes(), length, length, (len(question),))
         plan = decoder_plan((row,), length, (len(question),), True, select.lm.windows, str(select.device))

@@ -319,10 +319,14 @@ class Select(InPlace, config=SelectConfig):
         ids = rows.lists()[row]
         alone = slice(row, row + 1), slice(None), slice(len(ids))
         own = [(key[alone].detach(), value[alone].detach()) for key, value in layers]
-        if asked and self.score.reads_again:
-            return self.read_again(own, [(slice(0, len(ids)), self.answered(own, asked))])
         score: Any = self.score if self.score.reads_again else KVzip()
-        return self.read_again(own, list(score.repetitions(ids, self.tokenizer)))
+        of_question, found = bool(asked) and self.score.reads_again, Repeated({}, {})
+        if self.fit or not of_question:
+            found = self.read_again(own, list(score.repetitions(ids, self.tokenizer)))
+        if of_question:
+            answer = slice(0, len(ids)), self.answered(own, asked)
+            found = found._replace(scores=self.read_again(own, [answer], self.reader).scores)
+        return found
 
     def answered(self, layers: Layers, asked: Sequence[int]) -> list[int]:
         """A question and what the model answers with a whole text: one line, without the token that ends it."""
@@ -345,12 +349,13 @@ class Select(InPlace, config=SelectConfig):
         return [*asked, *answer[0, :-1].tolist()]
 
     @torch.no_grad()
-    def read_again(self, own: Layers, passes: Sequence[tuple[slice, list[int]]]) -> Repeated:
+    def read_again(self, own: Layers, passes: Sequence[tuple[slice, list[int]]], role: str | None = TEXT) -> Repeated:
         """What passes over a text's keys and values [1, Hk, n, D] find.
 
         Args:
             own: of each layer.
             passes: of each the part of the text that it scores, and the token ids that are read.
+            role: whose adapter reads them.
         """
         length = own[0][0].shape[2]
         name = f"by: {self.score.name}" if self.score.reads_again else "fit: it"
@@ -362,8 +367,8 @@ class Select(InPlace, config=SelectConfig):
             reading = ReadingRow(length, b"", ordinals, length, length, (len(words),))
             plan = decoder_plan((reading,), length, (len(words),), True, self.lm.windows, str(self.device))
             keep = Repetition(own, part, score.sinks, QUERIES // len(passes) if self.fit else 0)
-            inputs = self.lm.embedded(TEXT, placed([words], self.device))
-            self.lm.run(TEXT, inputs_embeds=inputs, plan=plan, memory=own, keep=keep)
+            inputs = self.lm.embedded(role, placed([words], self.device))
+            self.lm.run(role, inputs_embeds=inputs, plan=plan, memory=own, keep=keep)
             parts.append(keep)
         scores = {layer: torch.cat([part.scores[layer] for part in parts], -1) for layer in parts[0].scores}
         for layer_scores in scores.values():
