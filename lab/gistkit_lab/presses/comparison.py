@@ -21,7 +21,6 @@ from gistkit.common.checks import check_int
 from gistkit.common.files import write_text
 from gistkit.compress import Compressor, Memory
 from gistkit.compress.methods.in_place import TEXT
-from gistkit.compress.parts import encode_in_parts
 from gistkit.compress.scores import SCORES
 from gistkit.compress.tokens import pad
 from gistkit.evaluate.data import Example, Prepared, prepare, words_of
@@ -323,7 +322,7 @@ class Measure:
         """The memory of a context, for a question if the entry is aware of it."""
         presses, text, context = self.presses, self.texts[owner], self.asked.contexts[owner].context
         if self.pooled is not None:
-            return encode_in_parts(self.pooled, self.pooled.contexts([context]))[0]
+            return self.pooled.encode_contexts(self.pooled.contexts([context]))[0]
         count = kept(text.length - 1, self.entry.ratio or 1)
         if self.entry.memory == NEWEST:
             newest = presses.read(context[len(context) - (count - 1) :], scored=False)

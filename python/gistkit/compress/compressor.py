@@ -169,7 +169,7 @@ class Compressor(nn.Module, Method):
             self.identity.forget()
         # Not inference mode, whose tensors no later graph could use.
         with torch.set_grad_enabled(gradient and torch.is_grad_enabled()):
-            memory, compressed = parts.encode_in_parts(at_ratio, self.contexts(input_ids, attention_mask))
+            memory, compressed = at_ratio.encode_contexts(self.contexts(input_ids, attention_mask))
         if self.trained_length is not None or self.languages is not None:
             training.warn_of_unlike(at_ratio, compressed)
         fingerprint, maker = self.fingerprints()
@@ -182,6 +182,13 @@ class Compressor(nn.Module, Method):
     def contexts(self, input_ids: Any, attention_mask: Any = None) -> Rows:
         """`rows` of contexts; each row needs at least one token."""
         return self.rows("input_ids", input_ids, attention_mask, shortest=1)
+
+    def encode_contexts(self, rows: Rows) -> tuple[Memory, Rows]:
+        """The memory, with those contexts read in parts that are longer than `reach`; and what was compressed."""
+        if (reach := self.reach) is not None and max(rows.lengths) > reach:
+            return parts.encode_in_parts(self, rows)
+        memory, _, compressed = self.compress_rows(rows)
+        return memory, compressed
 
     def compress_rows(self, rows: Rows) -> tuple[Memory, Tensor | None, Rows]:
         """The memory, the hidden states [B, K, d] at the memory tokens or None, and the tokens that were compressed."""

@@ -121,8 +121,8 @@ def unpacked(
     try:
         return _checked(kind(**_fields(json.loads(header["memory"]), tensors)))  # type: ignore[no-any-return]
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
-        kind = "none for " if isinstance(error, KeyError) else ""
-        raise ValueError(f"{path}: expected the contents of a memory, got {kind}{one_line(error)}") from error
+        missing = "none for " if isinstance(error, KeyError) else ""
+        raise ValueError(f"{path}: expected the contents of a memory, got {missing}{one_line(error)}") from error
 
 
 def _numbers(values: Tensor | None) -> list[int]:

@@ -138,7 +138,7 @@ class Method(ABC):
             raise TypeError(f"{taken[0]}: expected some of {', '.join(sorted(self.options.free))}, got {taken[0]}")
         other = copy.copy(self)
         other.options = self.options.changed(**settings)
-        other.options.check_model(self.lm.model)
+        other.options.check_model(cast(Any, self).lm.model)
         return other
 
     def within(self, contexts: Rows, budget: int) -> Self:

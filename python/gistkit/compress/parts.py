@@ -18,10 +18,7 @@ PART = {"cpu": 1024, "cuda": 8192}
 
 
 def encode_in_parts(compressor: Any, rows: Rows) -> tuple[Memory, Rows]:
-    """The memory of contexts, in which those with several `part_ends` are joined; and what was compressed of them."""
-    if compressor.reach is None or max(rows.lengths) <= compressor.reach:
-        memory, _, compressed = compressor.compress_rows(rows)
-        return memory, compressed
+    """The memory of contexts, each read in its parts, which are joined; and what was compressed of them."""
     compressed, rest = compressor.cut(rows)
     ends, memories = [compressor.part_ends(row) for row in compressed.lists()], []
     for row, bounds in zip(compressed.lists(), ends, strict=True):

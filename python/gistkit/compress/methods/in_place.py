@@ -252,9 +252,8 @@ class InPlace(Compressor):
     @property
     def reach(self) -> int | None:
         """See `Compressor.reach`."""
-        if self.options.part == 0 or self.training or not moves(self.model):
-            return None
-        return self.options.part or self.trained_length
+        length = self.trained_length if self.options.part is None else self.options.part
+        return length if length and not self.training and moves(self.model) else None
 
     def part_ends(self, row: Sequence[int]) -> list[int]:
         """See `Compressor.part_ends`; parts are whole numbers of chunks."""
