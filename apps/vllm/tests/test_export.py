@@ -136,7 +136,7 @@ def test_selections_that_no_cache_holds_are_refused_with_the_way_out(made, setti
     words = (*words_of(compressor, place), "--memories", place / "shared.gist")
     with pytest.raises(ValueError, match=f"shared: expected a memory whose heads keep as many .* got one {got}: "):
         exported(*words)
-    with pytest.raises(ValueError, match=r"changed\(shares='equal', fit=False\) makes such memories"):
+    with pytest.raises(ValueError, match=r"make it with compressor.changed\(shares='equal', fit=False\)"):
         shared.to_cache(shared.compress(TEXT))
     # As the message says; the options need not be repeated to export what was made with them.
     recipe = shared.changed(shares="equal", fit=False)
