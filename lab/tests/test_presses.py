@@ -76,14 +76,15 @@ def test_a_memory_of_one_pass_is_what_select_makes_by_itself(family):
             assert (alone.lengths, alone.starts) == (mine.lengths, mine.starts)
 
 
-def test_a_memory_for_a_question_is_what_select_makes_for_it():
+@pytest.mark.parametrize("by", ["snapkv", "kvzip"])
+def test_a_memory_for_a_question_is_what_select_makes_for_it(by):
     model, context, question = tiny_llama(**SIZES), ids(CONTEXT), " Who has the key?"
-    reader = PressReader(model, byte_tokenizer(), {"snapkv": SCORES["snapkv"]()})
+    reader = PressReader(model, byte_tokenizer(), {by: SCORES[by]()})
     with evaluating(reader.select):
         text = reader.read(context)
-        mine = reader.asked(text, "snapkv", ids(QUESTION.format(question=question)), 12)
-        without = reader.scored(text, "snapkv", 12)
-    select = Select(model, budget=12, question=question).eval()
+        mine = reader.asked(text, by, ids(QUESTION.format(question=question)), 12)
+        without = reader.scored(text, by, 12)
+    select = Select(model, budget=12, by=by, question=question).eval()
     select.tokenizer = byte_tokenizer()
     alone = select.encode([context])
     for one, other in zip(alone.tensors, mine.tensors, strict=True):

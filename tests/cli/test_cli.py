@@ -275,7 +275,9 @@ def test_a_model_without_a_trained_compressor_selects(folder, run, report):
     chosen = ("--option", "by=snapkv", "--option", "budget=9")
     assert "to 9 memory tokens (Select snapkv 9)" in run("compress", report, *chosen)[1]
     assert "(Select kvzip 4x, fitted)" in run("compress", report, "--fit")[1]
-    assert "(Select snapkv 4x, for a question)" in run("compress", report, "--question", "Who?")[1]
+    in_parts = run("compress", report, "--option", f"part={tokens - 1}")[1]
+    assert f"{tokens} tokens to {(tokens + 1) // 4} memory tokens, read in 2 parts\n" in in_parts
+    assert "(Select kvzip 4x, for a question)" in run("compress", report, "--question", "Who?")[1]
     assert run("ask", memory, "Who?", "--max-new-tokens", 3)[0] == 0
     assert Memory.load(memory).source.options["question"] == "Who?"
 

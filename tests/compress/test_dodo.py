@@ -105,8 +105,8 @@ def test_the_scores_change_no_value_to_the_bit():
     with torch.no_grad():
         plain = compressor.decode(compressor.encode(ids), "lm", text)
     memory, _, _ = compressor.compress_rows(compressor.contexts(ids))
-    assert memory.key_bias is not None
-    assert not memory.key_bias.any()
+    assert memory.straight_through is not None
+    assert not memory.straight_through.any()
     assert torch.equal(compressor.decode(memory, "lm", text), plain)
 
 
@@ -179,7 +179,7 @@ def test_rows_taken_stacked_and_repeated_pass_the_gradient_of_the_scores_on():
 def test_a_frozen_scorer_gets_no_gradient_and_no_bias():
     compressor = make(train_scorer=False)
     memory, _, _ = compressor.compress_rows(compressor.contexts(tokens(1, 9)))
-    assert memory.key_bias is None
+    assert memory.straight_through is None
     assert not any(name.startswith("scorer") for name, _ in compressor.trainable())
     assert any(name.startswith("scorer") for name, _ in make().trainable())
 
@@ -240,8 +240,8 @@ def test_another_selection_for_a_while():
     assert torch.equal(compressor.encode(ids).positions, before)
     with compressor.selecting(scorer_rests=True):
         assert torch.equal(compressor.encode(ids).positions, before)
-        assert compressor.compress_rows(compressor.contexts(ids))[0].key_bias is None
-    assert compressor.compress_rows(compressor.contexts(ids))[0].key_bias.requires_grad
+        assert compressor.compress_rows(compressor.contexts(ids))[0].straight_through is None
+    assert compressor.compress_rows(compressor.contexts(ids))[0].straight_through.requires_grad
     for found, arguments, message in [
         (compressor, {"rule": "best"}, "rule: expected one of learned, .*, got 'best'"),
         (compressor, {"ratio": 0}, "ratio: expected a whole number >= 1, got 0"),
@@ -259,6 +259,18 @@ def test_a_long_context_is_compressed_in_its_first_tokens():
     assert memory.context_lengths == (9,)
     assert memory.rest == (tuple(ids[0, 9:].tolist()),)
     assert memory.positions[0, -1] == 9
+
+
+@pytest.mark.parametrize("bos", [(), (BOS,)])
+def test_nuggets_of_joined_documents_stand_for_their_own_tokens(bos):
+    compressor = make()
+    documents = [[*bos, *tokens(count).tolist()] for count in (10, 7)]
+    memories = [compressor.encode([ids]) for ids in documents]
+    joined = compressor.join(memories)
+    assert joined.starts == (18,) and joined.positions[0, 5:].tolist() == (memories[1].positions[0, 1:] + 10).tolist()
+    first, second = (compressor.context_spans(memory)[0] for memory in memories)
+    expected = torch.cat([first, second[1:] + len(documents[0])])
+    assert torch.equal(compressor.context_spans(joined)[0], expected)
 
 
 def test_files_of_memory_and_compressor(tmp_path):

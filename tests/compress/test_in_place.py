@@ -62,6 +62,78 @@ def test_reading_a_memory_equals_the_method_written_out(name, lora):
     torch.testing.assert_close(ours, states(compressor, ids[0].tolist(), text[0].tolist()), **TOLERANCE)
 
 
+@pytest.mark.parametrize("name", tiers(VARIANTS, ["gist", "gist, own counter", "avgpool", "gistpool"]))
+def test_documents_are_joined_behind_one_first_token(name):
+    compressor = make(name)
+    # Of which one begins with a first token of its own.
+    documents = [[tokens(13).tolist(), tokens(4).tolist()], [tokens(7).tolist(), tokens(8).tolist()]]
+    for rows in documents:
+        rows[1] = [BOS, *rows[1]]
+    first, second = memories = [compressor.encode(rows) for rows in documents]
+    joined = compressor.join(memories)
+    inv_freq = compressor.model.model.rotary_emb.inv_freq.double()
+    half = len(inv_freq)
+    for row in range(2):
+        n, m, behind = first.lengths[row], second.lengths[row] - 1, first.starts[row] - 1
+        assert joined.lengths[row] == n + m and joined.starts[row] == behind + second.starts[row]
+        expected = torch.cat([first.positions[row, :n], second.positions[row, 1 : m + 1] + behind])
+        assert torch.equal(joined.positions[row, : n + m], expected)
+        angles = torch.cat([behind * inv_freq, behind * inv_freq])
+        for (key, value), (own, own_value), (other, other_value) in zip(
+            joined.layers, first.layers, second.layers, strict=True
+        ):
+            other = other[row, :, 1 : m + 1]
+            turned = other * angles.cos() + torch.cat([-other[..., half:], other[..., :half]], -1) * angles.sin()
+            torch.testing.assert_close(key[row, :, : n + m], torch.cat([own[row, :, :n], turned], 1), **TOLERANCE)
+            assert torch.equal(value[row, :, :n], own_value[row, :, :n])
+            assert torch.equal(value[row, :, n : n + m], other_value[row, :, 1 : m + 1])
+        spans = torch.cat([compressor.context_spans(first[row])[0], compressor.context_spans(second[row])[0, 1:]])
+        spans[n:] += len(documents[0][row])
+        assert torch.equal(compressor.context_spans(joined)[row, : n + m], spans)
+    assert compressor.generate(joined, tokens(2, 3), max_new_tokens=2).shape == (2, 2)
+
+
+# In one pass the other one has too few gists.
+@pytest.mark.parametrize("name", tiers([*VARIANTS][:3] + [*VARIANTS][4:], ["gist", "gist, own counter", "avgpool"]))
+def test_long_contexts_are_read_in_parts(name):
+    compressor = make(name, part=10).eval()
+    # At most 9 tokens each, of whole windows: 6, 9 and 8.
+    context = tokens(23).tolist()
+    memory = compressor.encode([[BOS, *context], context[:4]])
+    expected = compressor.join([compressor.encode([part]) for part in (context[:6], context[6:15], context[15:])])
+    assert memory.lengths == (9, 3) and memory.starts[0] == expected.starts[0]
+    for one, other in zip(memory[0].tensors, expected.tensors, strict=True):
+        torch.testing.assert_close(one, other, **TOLERANCE)
+    whole = compressor.changed(part=0)
+    assert compressor.size(23) == whole.size(23) == 8
+    alone = whole.encode([[BOS, *context]])
+    assert memory[0].documents == alone.documents and memory[0].starts == alone.starts
+    assert torch.equal(compressor.context_spans(memory)[:1], compressor.context_spans(alone))
+    assert not torch.allclose(memory[0].layers[1][1], alone.layers[1][1])
+    # What training reads is one pass, and so is a part.
+    compressor.train()
+    assert torch.equal(compressor.encode([[BOS, *context]]).layers[1][1], alone.layers[1][1])
+
+
+def test_the_parts_of_a_trained_compressor_are_as_long_as_what_it_was_trained_on():
+    compressor = make("avgpool").eval()
+    context = tokens(1, 20)
+    whole = compressor.encode(context)
+    compressor.trained_length = 12
+    with pytest.warns(UserWarning, match="expected at most 12 tokens, .* got 20, which are read in 2 parts: answers"):
+        memory = compressor.encode(context)
+    with pytest.warns(UserWarning, match="read in 3 parts"):
+        assert not torch.allclose(compressor.changed(part=9).encode(context).layers[1][1], memory.layers[1][1])
+    assert not torch.allclose(memory.layers[1][1], whole.layers[1][1]) and memory.lengths == whole.lengths
+    # A table of positions has no keys to move.
+    compressor = make("gist", tiny("gpt2")).eval()
+    compressor.trained_length = 12
+    with pytest.warns(UserWarning, match="got 20: answers"):
+        compressor.encode(context)
+    with pytest.raises(TypeError, match="model: expected"):
+        compressor.changed(part=12)
+
+
 @pytest.mark.parametrize("name", ["gist", "avgpool", "gistpool, seen"])
 def test_a_context_shorter_than_the_ratio_becomes_one_token(name):
     compressor = make(name, ratio=4)
@@ -420,8 +492,6 @@ def test_odd_arguments_say_what_was_expected():
     with pytest.raises(ValueError, match=r"input_ids: expected contexts of at most 2 gists x 3 tokens, got 3 gists"):
         compressor.encode(tokens(1, 7))
     memory = compressor.encode(tokens(1, 6))
-    with pytest.raises(ValueError, match="memories: expected those of a method that compresses chunks by themselves"):
-        compressor.join([memory])
     with pytest.raises(ValueError, match="memory: expected one made with"):
         make("gistpool, one window").decode(memory, "qa", tokens(1, 2))
 

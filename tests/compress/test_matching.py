@@ -6,10 +6,9 @@ import math
 import pytest
 import torch
 
-from gistkit.compress import Memory, Select, refine
+from gistkit.compress import Memory, Select, refine, selection
 from gistkit.compress.matching import BIAS_RIDGE, RIDGE, References, matched
-from gistkit.compress.memory import packed, unpacked
-from gistkit.compress.methods import select
+from gistkit.compress.memory_files import packed, unpacked
 from tests.compress.test_select import BOS, IDS, cached, layers, made, model_of, rotated
 from tests.helpers.models import byte_tokenizer, double_angles, tiny
 
@@ -214,7 +213,7 @@ def test_files_with_biases_are_of_a_version_that_older_releases_refuse():
     assert header["version"] == "3" and packed(made("kvzip").encode([IDS]))[1]["version"] == "2"
     for wrong in (tensors["key_bias"][:, :2], tensors["key_bias"] * math.inf, tensors["key_bias"].long()):
         with pytest.raises(ValueError, match=r"m\.gist: expected the contents of a memory, got key_bias"):
-            unpacked("m.gist", header, tensors | {"key_bias": wrong}, verify=False)
+            unpacked(Memory, "m.gist", header, tensors | {"key_bias": wrong}, verify=False)
 
 
 @pytest.mark.parametrize("positions", ["kept", "closed"])
@@ -285,7 +284,7 @@ def test_the_references_of_one_row_are_alive_at_a_time(monkeypatch, shares):
         alive.append(sum(isinstance(one, References) for one in gc.get_objects()))
         return matched(*arguments)
 
-    monkeypatch.setattr(select, "matched", counted)
+    monkeypatch.setattr(selection, "matched", counted)
     compressor = made("kvzip", fit=True, shares=shares)
     compressor.encode([IDS[:30], IDS[20:60], IDS[:9]])
     assert set(alive) == {compressor.config.num_hidden_layers}

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from gistkit.compress import ICAE, FiveHundredX, Memory
-from gistkit.compress.memory import _checksum
+from gistkit.compress.memory_files import _checksum
 from tests.helpers.hostile import changed_json
 from tests.helpers.models import tiny_llama
 

@@ -14,7 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from gistkit import hf
 from gistkit.compress import Memory, Select
 from gistkit.compress.config import draw_like
-from gistkit.compress.memory import packed, unpacked
+from gistkit.compress.memory_files import packed, unpacked
 from gistkit.compress.scores import SCORES, ExpectedAttention, KVzip, Score, SnapKV, Streaming
 from gistkit.compress.tokens import QUESTION
 from gistkit.hf import CACHE
@@ -258,7 +258,7 @@ def test_heads_share_what_they_keep(by, shares, tmp_path):
     tensors, header = packed(memory[0])
     tensors["layers.1.counts"][0, 0] = 2**40
     with pytest.raises(ValueError, match=r"m\.gist: expected the contents of a memory, got .* rows for heads of"):
-        unpacked("m.gist", header, tensors, verify=False)
+        unpacked(Memory, "m.gist", header, tensors, verify=False)
     joined = compressor.join([memory[0], memory[1]])
     assert joined.nbytes == memory[0].nbytes + memory[1].nbytes
     with torch.no_grad(), double_angles(model):
@@ -315,7 +315,7 @@ def dense_reading(model, memory, text):
 
 def test_a_question_decides_what_is_kept(tmp_path):
     question, model = "Who?", model_of()
-    compressor = made(None, model, question=question)
+    compressor = made("snapkv", model, question=question)
     assert compressor.title == "Select snapkv 3x, for a question"
     whole = [BOS, *IDS, *byte_tokenizer()(QUESTION.format(question=question))["input_ids"]]
     assert len(whole) == len(IDS) + 1 + 32
@@ -327,11 +327,43 @@ def test_a_question_decides_what_is_kept(tmp_path):
             torch.testing.assert_close(memory.layers[layer][1][0, head], value[head, own], rtol=1e-9, atol=1e-9)
     # Another compressor reads it only if it is for that question.
     memory.save(tmp_path / "m.gist")
-    again = made(None, model, question=question)
+    again = made("snapkv", model, question=question)
     assert torch.equal(again.generate(Memory.load(tmp_path / "m.gist"), max_new_tokens=3),
                        compressor.generate(memory, max_new_tokens=3))  # fmt: skip
     with pytest.raises(ValueError, match="memory: expected one made with"):
         made("snapkv", model).generate(memory)
+
+
+@pytest.mark.parametrize("fit", [False, True])
+def test_kvzip_keeps_what_a_question_and_its_answer_read(fit):
+    question, model = "Who?", model_of()
+    compressor = made(None, model, question=question, fit=fit)
+    assert compressor.title == f"Select kvzip 3x{', fitted' * fit}, for a question"
+    ids, words = [BOS, *IDS], byte_tokenizer()(QUESTION.format(question=question))["input_ids"]
+    # What the model answers with all of the text, by transformers.
+    said = list(words)
+    for _ in range(32):
+        token = int(model(torch.tensor([ids + said])).logits[0, -1].argmax())
+        if token == model.config.eos_token_id or "\n" in byte_tokenizer().decode([token]):
+            break
+        said.append(token)
+    else:
+        said.pop()
+    memory = compressor.encode([IDS])
+    n, inv_freq = len(ids), model.model.rotary_emb.inv_freq
+    for layer, (query, key, value) in enumerate(cached(model, ids + said)):
+        scores, group = torch.zeros(len(key), n).double(), len(query) // len(key)
+        for head, own in enumerate(query):
+            for place in range(n, n + len(said)):
+                q = rotated(own[place], place, inv_freq)
+                weights = (key[head // group, : place + 1] @ q / q.shape[0] ** 0.5).softmax(0)[:n]
+                scores[head // group] = torch.maximum(scores[head // group], weights)
+        scores[:, :4] = math.inf
+        for head, own in enumerate(chosen(scores.tolist(), n // 3)):
+            torch.testing.assert_close(memory.layers[layer][0][0, head], key[head, own], rtol=1e-9, atol=1e-9)
+            same = torch.allclose(memory.layers[layer][1][0, head], value[head, own])
+            assert same != fit
+    assert compressor.generate(memory, [words], task="qa", max_new_tokens=2).shape == (1, 2)
 
 
 def test_kvzip_repeats_long_texts_in_parts():
@@ -496,7 +528,7 @@ def test_a_users_adapter_stays_active():
         ({"by": 3}, "by: expected one of"),
         ({"positions": "both"}, "positions: expected one of kept, closed, got 'both'"),
         ({"budget": 0}, "budget: expected"),
-        ({"by": "kvzip", "question": "Who?"}, "question: expected by snapkv, which reads it, got by kvzip"),
+        ({"by": "even", "question": "Who?"}, "question: expected by kvzip, snapkv, which reads it, got by even"),
         ({"shares": "layers"}, "shares: expected one of equal, heads, all, pyramid, got 'layers'"),
         ({"question": ""}, "question: expected a text, got ''"),
         ({"losses": ("kl",)}, "losses: expected LoRA with 'kl'"),

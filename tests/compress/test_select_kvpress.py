@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gistkit.compress import Select
-from gistkit.compress.methods.select import pyramid
 from gistkit.compress.scores import SnapKV
+from gistkit.compress.selection import pyramid
 from tests.compress.test_select import BOS, IDS, cached
 from tests.helpers.models import byte_tokenizer, tiny_llama
 

@@ -110,17 +110,6 @@ def test_a_document_behind_the_window_is_read_last(folder, store, monkeypatch, c
 
 
 @pytest.mark.slow
-def test_a_method_that_joins_nothing_reads_the_nearest(run, made, tmp_path):
-    words = ("--index", "--method", "avgpool", "--ratio", 2)
-    assert run("compress", made / "texts", "-o", tmp_path / "store", *words)[0] == 0
-    question = (tmp_path / "store", VIOLIN, "--max-new-tokens", 4)
-    one, several = run("ask", *question), run("ask", *question, "--nearest", 2)
-    assert one[0] == several[0] == 0 and one[1] == several[1]
-    assert "2 documents cannot be read as one context (memories: expected those of a method that" in several[2]
-    assert "nearest: 2026/march.md (" in several[2] and "garden" not in several[2]
-
-
-@pytest.mark.slow
 def test_the_index_follows_the_store(store, run, words, tmp_path):
     (tmp_path / "texts" / "new.txt").write_text("A zebra slept beside the well.")
     assert run("compress", tmp_path / "texts", "-o", store, *words[:2])[0] == 0

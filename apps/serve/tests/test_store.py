@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 import torch
 
-from gistkit.compress.memory import packed
+from gistkit.compress.memory_files import packed
 from gistkit_serve.store import Store, StoreWriter, compress_documents, index_documents
 from tests.helpers.launched import command, fill, launch
 from tests.helpers.models import byte_tokenizer

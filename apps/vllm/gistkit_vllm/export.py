@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gistkit.cli.plugins import missing, stores
 from gistkit.options.arguments import add_command, device, path
-from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
+from gistkit.options.models import add_compressor, add_model, as_made, chosen_compressor, load_model
 from gistkit_vllm.template import chat_template
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ def _run(arguments: argparse.Namespace) -> int:
     template = chat_template(tokenizer, arguments.template, arguments.chat)
     count = 0
     for memory_name, memory in _memories(arguments.memories):
-        values = _values(compressor, memory, arguments)
+        _check_heads(memory_name, memory)
+        values = _values(as_made(compressor, memory), memory, arguments)
         memory_files.add(
             arguments.out / memory_files.MEMORIES, memory_name, values,
             tokens=values.shape[0 if values.dim() == 2 else 2],
@@ -154,6 +155,16 @@ def _store(folder: Path) -> Mapping[str, Memory]:
     if (plugin := stores()) is None:
         raise missing("--memories: a store", "apps/serve")
     return plugin.open_store(folder)  # type: ignore[no-any-return]
+
+
+def _check_heads(name: str, memory: Memory) -> None:
+    """Refuses a selection that no cache of one length and without biases holds."""
+    if memory.counts is not None or memory.key_bias is not None:
+        got = "with fitted biases" if memory.counts is None else "whose heads keep different numbers"
+        raise ValueError(
+            f"{name}: expected a memory whose heads keep as many tokens each, without fitted biases, as vLLM's cache "
+            f"holds them, got one {got}: compress the text again with --option shares=equal --option fit=false"
+        )
 
 
 def _values(compressor: Compressor, memory: Memory, arguments: argparse.Namespace) -> torch.Tensor:

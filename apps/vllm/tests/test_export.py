@@ -121,6 +121,34 @@ def test_embeddings_before_a_prompt_are_read_as_the_memory(made):
     assert read_on(plain, prompt, embeddings=values) == want
 
 
+@pytest.mark.parametrize("made", ["select"], indirect=True)
+@pytest.mark.parametrize(
+    ("settings", "got"),
+    [
+        ({"shares": "all", "by": "key_diff"}, "whose heads keep different numbers"),
+        ({"fit": True}, "with fitted biases"),
+    ],
+)
+def test_selections_that_no_cache_holds_are_refused_with_the_way_out(made, settings, got, capsys):
+    compressor, _, place = made
+    shared = compressor.changed(**settings)
+    shared.compress(TEXT).save(place / "shared.gist")
+    words = (*words_of(compressor, place), "--memories", place / "shared.gist")
+    with pytest.raises(ValueError, match=f"shared: expected a memory whose heads keep as many .* got one {got}: "):
+        exported(*words)
+    with pytest.raises(ValueError, match=r"make it with compressor.changed\(shares='equal', fit=False\)"):
+        shared.to_cache(shared.compress(TEXT))
+    # As the message says; the options need not be repeated to export what was made with them.
+    recipe = shared.changed(shares="equal", fit=False)
+    recipe.compress(TEXT).save(place / "equal.gist")
+    exported(*words[:-1], place / "equal.gist")
+    values = memory_files.values(
+        *(store := (place / "out" / "memories", "equal")), memory_files.about(*store)[0].digest
+    )
+    layers = recipe.to_cache(recipe.compress(TEXT)).held
+    torch.testing.assert_close(values[:, 1].transpose(1, 2), torch.stack([value[0] for _, value in layers]))
+
+
 @pytest.mark.parametrize("made", ["x500"], indirect=True)
 def test_embeddings_are_refused_of_keys_and_values(made):
     compressor, _, place = made

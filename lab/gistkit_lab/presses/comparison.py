@@ -322,7 +322,7 @@ class Measure:
         """The memory of a context, for a question if the entry is aware of it."""
         presses, text, context = self.presses, self.texts[owner], self.asked.contexts[owner].context
         if self.pooled is not None:
-            return self.pooled.compress_rows(self.pooled.contexts([context]))[0]
+            return self.pooled.encode_contexts(self.pooled.contexts([context]))[0]
         count = kept(text.length - 1, self.entry.ratio or 1)
         if self.entry.memory == NEWEST:
             newest = presses.read(context[len(context) - (count - 1) :], scored=False)

@@ -14,9 +14,9 @@ from gistkit import hf
 from gistkit.compress import AvgPool, Compressor, Memory, Select
 from gistkit.compress.matching import References
 from gistkit.compress.methods.in_place import TEXT
-from gistkit.compress.methods.select import Repeated, Selection
 from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.scores import Even, Heads, Score
+from gistkit.compress.selection import Repeated, Selection
 from gistkit.compress.tokens import pad
 from gistkit.hf.keep import Layers
 
@@ -127,6 +127,10 @@ class PressReader:
     def asked(self, text: Text, by: str, question: Sequence[int], count: int) -> Memory:
         """The context's tokens that a score chooses for a question, which has read the context."""
         select, length = self.select, text.length
+        one = self.scores[by]
+        if one.score.reads_again:
+            found = one.read_again(text.layers, [(slice(0, length), one.answered(text.layers, question))], one.reader)
+            return self._chosen(text, count, lambda layer: found.scores[layer])
         row = ReadingRow(length, b"", np.arange(length).tobytes(), length, length, (len(question),))
         plan = decoder_plan((row,), length, (len(question),), True, select.lm.windows, str(select.device))
         keep = _Kept(self.select.frequencies, {})

@@ -49,25 +49,18 @@ def sources(conversation: Conversation, count: int = 3, length: int = 64) -> lis
 
 def context_attention(conversation: Conversation) -> list[Tensor]:
     """Attention of the last answer to each token of each document, float64 [tokens], see `sources`."""
-    memories, context_spans = conversation.memories, conversation.compressor.context_spans
-    by_head = context_spans(memories[0]).dim() == 4
-    if by_head:
-        # Of heads with different numbers of keys, those of a second document have no columns of their own.
-        memories = (conversation.memory,)
-    spans = [context_spans(memory)[0] for memory in memories]
+    memory = conversation.memory
+    spans = conversation.compressor.context_spans(memory)[0]
+    by_head = spans.dim() == 3
     attention = conversation.attention(by_head=by_head)
     attention = attention if by_head else attention[:, None]
-    column, found = 0, []
-    for memory, memory_spans in zip(memories, spans, strict=True):
-        start, end = (bound.reshape(len(memory_spans), -1) for bound in memory_spans.unbind(-1))
-        size = (end - start).clamp(min=1)
-        share = (attention[column : column + len(size)] / size * (end > start)).flatten()
-        change = torch.zeros(memory.context_lengths[0] + 1, dtype=torch.float64)
-        change.index_add_(0, start.flatten(), share).index_add_(0, end.flatten(), -share)
-        found.append(change.cumsum(0)[:-1].clamp(min=0))
-        column += len(size)
-    if by_head:
-        found = list(found[0].split([memory.context_lengths[0] for memory in conversation.memories]))
+    start, end = (bound.reshape(len(spans), -1) for bound in spans.unbind(-1))
+    size = (end - start).clamp(min=1)
+    share = (attention[: len(size)] / size * (end > start)).flatten()
+    change = torch.zeros(memory.context_lengths[0] + 1, dtype=torch.float64)
+    change.index_add_(0, start.flatten(), share).index_add_(0, end.flatten(), -share)
+    together = change.cumsum(0)[:-1].clamp(min=0)
+    found = list(together.split([one.context_lengths[0] for one in conversation.memories]))
     # What stood behind the compressor's window is read as it is.
     rest = conversation.rest
     found[-1] = torch.cat([found[-1], attention[rest].sum(-1)])

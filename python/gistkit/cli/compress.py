@@ -77,7 +77,7 @@ def add(commands: Any) -> None:
         "a sentence-transformers model, as a folder or hub name",
     )  # fmt: skip
     parser.add_argument(
-        "--question", help="keep what this question attends to (scores such as snapkv); the memory then answers other "
+        "--question", help="keep what this question and the model's answer attend to; the memory then answers other "
         "questions less well",
     )  # fmt: skip
     parser.add_argument(
@@ -152,7 +152,8 @@ def _run(arguments: argparse.Namespace) -> int:
                 made, gained = _refined(compressor, made, rows[index], arguments.refine, sources[index].name)
             memory = made.to(dtype=memory_dtype(arguments.memory_dtype, model))
             memory.save(sources[index].target)
-            lines[index] = total.add(sources[index], tokens, memory) + gained
+            parts = 1 if images else len(compressor.part_ends(rows[index]))
+            lines[index] = total.add(sources[index], tokens, memory, parts) + gained
     print("\n".join(lines))
     print(total.line(len(sources), time.perf_counter() - start))
     total.warn_of_growth(compressor)
@@ -234,7 +235,7 @@ class Total:
         self.tokens = self.memory_tokens = self.nbytes = self.full = 0
         self.grown: list[str] = []
 
-    def add(self, text: Source, tokens: int, memory: Memory) -> str:
+    def add(self, text: Source, tokens: int, memory: Memory, parts: int) -> str:
         """Counts one memory and returns its line."""
         uncompressed = len(memory.rest[0])
         full = memory.full_cache_bytes
@@ -243,6 +244,7 @@ class Total:
         self.nbytes += memory.nbytes
         self.full += full
         remainder = f" and {uncompressed} kept as they are" if uncompressed else ""
+        remainder += f", read in {parts} parts" if parts > 1 else ""
         if memory.sizes[0] + uncompressed > tokens:
             self.grown.append(text.name)
             remainder += ", more than it has"

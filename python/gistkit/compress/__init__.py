@@ -4,7 +4,7 @@ from gistkit.common.trained import trained
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import REGISTRY, Config, register, setting
 from gistkit.compress.losses import CompressionHead, JointHead, token_loss
-from gistkit.compress.memory import Memory, Source
+from gistkit.compress.memory import Memory
 from gistkit.compress.methods.avgpool import AvgPool, NoContext
 from gistkit.compress.methods.dodo import Dodo
 from gistkit.compress.methods.gist import Gist, GistPool
@@ -21,6 +21,7 @@ from gistkit.compress.reading.language import LanguageModel
 from gistkit.compress.reading.mixed import MixedResolution
 from gistkit.compress.reading.recent import Recent
 from gistkit.compress.refining import Refined, refine
+from gistkit.compress.source import Source
 
 METHODS: dict[str, type[Compressor]] = {name: config.compressor for name, config in REGISTRY.items()}
 

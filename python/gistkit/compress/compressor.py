@@ -15,12 +15,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from gistkit.common.checks import check_int
 from gistkit.compress import decode as reading
-from gistkit.compress import files, generation, identity, memory_join, texts, training
+from gistkit.compress import files, generation, identity, memory_join, parts, texts, training
 from gistkit.compress.config import Config
 from gistkit.compress.identity import Identity
-from gistkit.compress.memory import Memory, Source
+from gistkit.compress.memory import Memory
 from gistkit.compress.method import Method
 from gistkit.compress.model import Adapters, Copies, SharedModel, Use
+from gistkit.compress.source import Source
 from gistkit.compress.tokens import Rows, as_rows, pad
 from gistkit.compress.training import check_base
 
@@ -140,6 +141,9 @@ class Compressor(nn.Module, Method):
     ) -> Memory:
         """Compresses a batch of contexts in one pass over all their chunks.
 
+        Methods in place read a context in parts, and join these, if it is longer than those that they were trained on:
+        see the setting `part`.
+
         If the model's RoPE frequencies depend on the length of a pass (dynamic, longrope), rows are encoded one at a
         time, so that a memory depends only on its own text.
 
@@ -165,9 +169,9 @@ class Compressor(nn.Module, Method):
             self.identity.forget()
         # Not inference mode, whose tensors no later graph could use.
         with torch.set_grad_enabled(gradient and torch.is_grad_enabled()):
-            memory, _, compressed = at_ratio.compress_rows(self.contexts(input_ids, attention_mask))
+            memory, compressed = at_ratio.encode_contexts(self.contexts(input_ids, attention_mask))
         if self.trained_length is not None or self.languages is not None:
-            training.warn_of_unlike(self, compressed)
+            training.warn_of_unlike(at_ratio, compressed)
         fingerprint, maker = self.fingerprints()
         return replace(memory, fingerprint=fingerprint, maker=maker, model=self.identity.model)
 
@@ -179,15 +183,22 @@ class Compressor(nn.Module, Method):
         """`rows` of contexts; each row needs at least one token."""
         return self.rows("input_ids", input_ids, attention_mask, shortest=1)
 
+    def encode_contexts(self, rows: Rows) -> tuple[Memory, Rows]:
+        """The memory, with those contexts read in parts that are longer than `reach`; and what was compressed."""
+        if (reach := self.reach) is not None and max(rows.lengths) > reach:
+            return parts.encode_in_parts(self, rows)
+        memory, _, compressed = self.compress_rows(rows)
+        return memory, compressed
+
     def compress_rows(self, rows: Rows) -> tuple[Memory, Tensor | None, Rows]:
         """The memory, the hidden states [B, K, d] at the memory tokens or None, and the tokens that were compressed."""
         self.lm.refuse_foreign_checkpointing()
         # Where RoPE's frequencies depend on the length of a pass, that length is a row's own.
         if rows.batch_size > 1 and type(rows) is Rows and self.lm.changing_rope:
             alone = [pad([row], rows.ids.device) for row in rows.lists()]
-            memories, states, parts = zip(*map(self.compress_rows, alone), strict=True)
+            memories, states, compressed_rows = zip(*map(self.compress_rows, alone), strict=True)
             hidden_states = None if None in states else pad_sequence([state[0] for state in states], batch_first=True)
-            compressed = pad([*chain(*(part.lists() for part in parts))], rows.ids.device)
+            compressed = pad([*chain(*(part.lists() for part in compressed_rows))], rows.ids.device)
             return memories[0].stack(memories), hidden_states, compressed
         rows, remainder = self.cut(rows)
         memory, hidden_states = self.encode_rows(rows)
@@ -205,6 +216,7 @@ class Compressor(nn.Module, Method):
     reading_plan = reading.reading_plan
     check_readable = reading.check_readable
     join = memory_join.join
+    encode_parts = parts.encode_parts
     forward = training.forward
     set_losses = training.set_losses
     add_compression_head = training.add_compression_head

@@ -47,9 +47,9 @@ def read(compressor: Any, memory: Memory, task: Task, rows: Rows, plan: Plan | N
     hidden_states = inputs
     if inputs.shape[1]:
         bias: Any = compressor.key_biases(memory)
-        if memory.key_bias is not None and memory.fitted is None and torch.is_grad_enabled():
+        if memory.straight_through is not None and torch.is_grad_enabled():
             # The text's keys have none. Without gradients it is zeros.
-            bias = F.pad(memory.key_bias, (0, inputs.shape[1]))[:, None]
+            bias = F.pad(memory.straight_through, (0, inputs.shape[1]))[:, None]
         out = lm.run(reader, inputs_embeds=inputs, plan=plan, memory=memory.read_as, key_bias=bias)
         hidden_states = out.last_hidden_state[:, skip:]
     if tokens == remainder.ids.shape[1] + rows.ids.shape[1]:

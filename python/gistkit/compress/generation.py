@@ -239,8 +239,8 @@ def to_cache(compressor: MemoryReader, memory: Memory, task: Task = "lm") -> Mem
     if memory.counts is not None or compressor.key_biases(memory) is not None:
         raise ValueError(
             "memory: expected the same number of tokens in each head and no fitted biases, as the model's own "
-            f"attention needs, got {'heads that share tokens' if memory.fitted is None else 'fitted biases'}; use "
-            "generate, which takes any"
+            f"attention needs, got {'fitted biases' if memory.counts is None else 'heads that share tokens'}; use "
+            "generate, which takes any, or make it with compressor.changed(shares='equal', fit=False)"
         )
     next_places, narrowest = compressor.ordinals(memory)[1], min(compressor.lm.windows, default=POSITIONS)
     if next_places != memory.lengths and max(next_places) >= narrowest:

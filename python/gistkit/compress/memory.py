@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import warnings
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -14,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from gistkit.common.checks import POSITIONS
 from gistkit.common.files import read_tensors, write_tensors
-from gistkit.common.messages import one_line
+from gistkit.compress.memory_files import packed, unpacked
+from gistkit.compress.source import Source
 from gistkit.hf.fingerprint import differing
 from gistkit.hf.packed import PackedLayers
 
@@ -24,65 +21,7 @@ T = TypeVar("T")
 # The purpose of reading a memory: to reconstruct the context, to continue it, or to answer questions about it.
 Task = Literal["ae", "lm", "qa"]
 TASKS = ("ae", "lm", "qa")
-FORMAT = "gistkit-memory"
-# That of memories with biases of keys, which earlier releases would not see, is higher.
-VERSION, BIASED = 2, 3
-# Whose files are read.
-VERSIONS = ("1", "2", "3")
-CHECKSUM = "checksum"
 _NO_CACHE = "cache: expected compressor.to_cache(memory), got the Memory itself, whose keys stand elsewhere"
-# The header of files that have no checksum.
-_UNSIGNED = {"format", "version", "memory"}
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a memory comes from; only a compressor with an equal source can read it.
-
-    Args:
-        method: the compressor's `method`, such as "icae" or "gistpool".
-        carrier: "embedding" or "kv".
-        options: the method's arguments that change its memories, by name; JSON values.
-        chunk: chunk size L in tokens.
-        memory_tokens: memory tokens M per chunk, without BOS.
-        structure: the base model's shape, `gistkit.hf.structure`.
-        cache_width: numbers in the model's full KV cache per token, over all layers.
-    """
-
-    method: str
-    carrier: str
-    options: Mapping[str, Any] = field(hash=False)
-    chunk: int
-    memory_tokens: int
-    structure: str
-    cache_width: int
-
-    @property
-    def ratio(self) -> float:
-        """Context tokens per memory token, L / M."""
-        return self.chunk / self.memory_tokens
-
-    @property
-    def layout(self) -> str | None:
-        """The position layout, "dpl", "upl", "cpl" or "epl", of a method that has these."""
-        return self.options.get("layout")
-
-    @property
-    def consistent(self) -> bool:
-        """Whether the decoder's tokens keep the position ids of the uncompressed sequence (CPL, EPL)."""
-        return self.layout in ("cpl", "epl")
-
-    @staticmethod
-    def of(content: Mapping[str, Any]) -> Source:
-        """The source that a file describes; of files of version 1 too, whose `layout` is a name or options as JSON."""
-        content = dict(content)
-        if isinstance(content.get("layout"), str):
-            layout = content.pop("layout")
-            content["options"] = json.loads(layout) if layout.startswith("{") else {"layout": layout}
-        source = Source(**content)
-        if any(type(getattr(source, name)) is not kind for name, kind in _KINDS.items()):
-            raise ValueError(f"{source}")
-        return source
 
 
 def _no_cache(cls: type[T]) -> type[T]:
@@ -124,9 +63,10 @@ class Memory:
         ordinals: int64 [B, K] on the CPU, ascending in each row: the places of the memory tokens in the logical order
             of the pass that made them, which sliding windows count by. The text's places follow the last one. None: the
             method derives them (VoCo cannot, because images differ in size).
-        key_bias: float32 or float64, added to the logits of the memory's keys. In `Select` [B, K, A], fitted ones of A
-            layers and key heads, with `counts` [T of all layers]. In Dodo [B, K], zeros through which the scores of
-            nuggets get gradients; not saved.
+        key_bias: float32 or float64 [B, K, A], fitted biases on the logits of the keys of A layers and key heads, in
+            `Select`; with `counts` [T of all layers].
+        straight_through: [B, K], zeros on the logits of the keys of all layers and heads, through which the scores of
+            nuggets get gradients, in Dodo. It is not saved.
         documents: the compressed context tokens of each document of each row; several where memories were joined.
         rest: token ids of each row after the compressor's window, which the decoder reads uncompressed. (The file
             format has the names `rest` and `maker`.)
@@ -147,6 +87,7 @@ class Memory:
     last: Tensor | None = None
     ordinals: Tensor | None = None
     key_bias: Tensor | None = None
+    straight_through: Tensor | None = None
     documents: tuple[tuple[int, ...], ...] = field(default=())
     rest: tuple[tuple[int, ...], ...] = field(default=())
     fingerprint: str | None = None
@@ -202,15 +143,10 @@ class Memory:
     def nbytes(self) -> int:
         """Bytes of `tensors` and fitted biases, without padding."""
         if self.counts is not None:
-            return sum(tensor.nbytes for tensor in [*self.tensors, *([] if self.fitted is None else [self.fitted])])
-        size, more = self.tensors[0].element_size(), 0 if self.fitted is None else self.fitted.element_size()
+            return sum(tensor.nbytes for tensor in [*self.tensors, *([] if self.key_bias is None else [self.key_bias])])
+        size, more = self.tensors[0].element_size(), 0 if self.key_bias is None else self.key_bias.element_size()
         numbers = sum(tensor.numel() for tensor in self.tensors) // (self.batch_size * max(self.num_tokens, 1))
         return sum(self.lengths) * (numbers * size + (more * self.positions.shape[-1] if more else 0))
-
-    @property
-    def fitted(self) -> Tensor | None:
-        """`key_bias` where it is fitted, as in `Select`."""
-        return None if self.key_bias is None or self.key_bias.dim() == 2 else self.key_bias
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -259,6 +195,7 @@ class Memory:
             frequencies=_each(self.frequencies, lambda f: f.to(device)),
             last=None if self.last is None else self.last.to(device=device, dtype=dtype),
             key_bias=None if self.key_bias is None else self.key_bias.to(device),
+            straight_through=None if self.straight_through is None else self.straight_through.to(device),
         )
 
     def __getitem__(self, rows: int | slice | Sequence[int]) -> Memory:
@@ -299,6 +236,9 @@ class Memory:
             key_bias=picked.key_bias
             if packed or self.key_bias is None
             else self.key_bias.index_select(0, index)[:, :width],
+            straight_through=None
+            if self.straight_through is None
+            else self.straight_through.index_select(0, index)[:, :width],
         )
 
     def repeat(self, count: int) -> Memory:
@@ -331,6 +271,7 @@ class Memory:
             key_bias=self.key_bias
             if packed or self.key_bias is None
             else self.key_bias.expand(count, *self.key_bias.shape[1:]),
+            straight_through=None if self.straight_through is None else self.straight_through.expand(count, -1),
         )
 
     @staticmethod
@@ -346,7 +287,7 @@ class Memory:
             if memory.fingerprint != first.fingerprint:
                 one, other = differing(first.model, memory.model)
                 raise ValueError(f"stack: expected memories of one base model, got {one} and {other}: other weights")
-            for name in ("last", "key_bias", "ordinals", "counts"):
+            for name in ("last", "key_bias", "straight_through", "ordinals", "counts"):
                 if (getattr(memory, name) is None) != (getattr(first, name) is None):
                     raise ValueError(
                         f"stack: expected `{name}` in all memories or in none, got some with it and some without"
@@ -390,6 +331,9 @@ class Memory:
             else tuple(torch.cat(f) for f in zip(*(m.frequencies or () for m in memories), strict=True)),
             last=None if first.last is None else torch.cat([m.last for m in memories if m.last is not None]),
             key_bias=torch.cat(biases) if biases else None,
+            straight_through=None
+            if first.straight_through is None
+            else torch.cat([pad_columns(m.straight_through) for m in memories if m.straight_through is not None]),
             embeddings=None
             if first.embeddings is None
             else joined(*(m.embeddings for m in memories if m.embeddings is not None)),
@@ -448,13 +392,13 @@ class Memory:
             )
 
         if (
-            self.fitted is not None
+            self.key_bias is not None
             and self.counts is None
-            and self.fitted.shape[2] != sum(heads for heads, _ in head_shapes)
+            and self.key_bias.shape[2] != sum(heads for heads, _ in head_shapes)
         ):
             raise ValueError(
                 f"memory: expected biases of {sum(heads for heads, _ in head_shapes)} layers and heads, got "
-                f"{self.fitted.shape[2]}"
+                f"{self.key_bias.shape[2]}"
             )
         if self.last is not None and tuple(self.last.shape) != (rows, hidden_size):
             raise ValueError(f"memory: expected last of shape {(rows, hidden_size)}, got {tuple(self.last.shape)}")
@@ -484,7 +428,7 @@ class Memory:
             ValueError: if it is cut short, damaged, not a memory, or of another version.
         """
         content = read_tensors(Path(path), "a memory file", "one that is cut short or no safetensors")
-        return unpacked(str(path), *content, verify=verify).to(device, dtype)
+        return unpacked(Memory, str(path), *content, verify=verify).to(device, dtype)
 
     def without_padding(self) -> Memory:
         """The memory of `Select` with `counts`: what has no position is left out."""
@@ -498,7 +442,7 @@ class Memory:
         return replace(
             self,
             positions=self.positions.mT[held].int(),
-            key_bias=None if self.fitted is None else self.fitted.mT[held.to(self.device)],
+            key_bias=None if self.key_bias is None else self.key_bias.mT[held.to(self.device)],
             counts=tuple(own.sum(-1) for own in parts),
             layers=tuple((pick(key, own), pick(value, own)) for (key, value), own in zip(layers, parts, strict=True)),
         )
@@ -547,200 +491,3 @@ def check_memory(memory: object) -> None:
     """Raises a TypeError for anything but a memory."""
     if not isinstance(memory, Memory):
         raise TypeError(f"memory: expected a Memory as encode returns, got {type(memory).__name__}")
-
-
-_BIASES = (torch.float32, torch.float64)
-# Files are safetensors, with a JSON header that says what they are. Nothing is pickled.
-_KINDS = {field.name: {"str": str, "int": int}.get(str(field.type), dict) for field in fields(Source)}
-
-
-def packed(memory: Memory) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the header of a memory's file."""
-    memory = memory.of_each_row()
-    tensors = {"positions": memory.positions}
-    if memory.embeddings is not None:
-        tensors["embeddings"] = memory.embeddings
-    if memory.last is not None:
-        tensors["last"] = memory.last
-    if memory.ordinals is not None:
-        tensors["ordinals"] = memory.ordinals
-    if memory.fitted is not None:
-        tensors["key_bias"] = memory.fitted
-    for index, (key, value) in enumerate(memory.layers or ()):
-        tensors |= {f"layers.{index}.key": key, f"layers.{index}.value": value}
-    for index, frequencies in enumerate(memory.frequencies or ()):
-        # Layers may share one tensor, which safetensors does not write.
-        tensors[f"layers.{index}.frequencies"] = frequencies.clone()
-    content = {
-        "source": asdict(memory.source),
-        "lengths": memory.lengths,
-        "context_lengths": memory.context_lengths,
-        "starts": memory.starts,
-        "documents": memory.documents,
-        "rest": memory.rest,
-        "fingerprint": memory.fingerprint,
-        "maker": memory.maker,
-        "model": None if memory.model is None else dict(memory.model),
-        "layers": len(memory.layers or ()),
-    }
-    for index, own in enumerate(memory.counts or ()):
-        tensors[f"layers.{index}.counts"] = own
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    version = VERSION if memory.fitted is None else BIASED
-    header = {"format": FORMAT, "version": str(version), "memory": json.dumps(content)}
-    return tensors, header | {CHECKSUM: _checksum(header["memory"], tensors)}
-
-
-def _checksum(content: str, tensors: dict[str, Tensor]) -> str:
-    """The CRC-32 of a memory's values, and of the names, dtypes and shapes of its tensors, in order of their names.
-
-    It finds every change of one bit and of one run of 32, and all but one in 4 billion of the others, at twice the
-    speed of SHA-256; whoever forges a file can write its checksum as well.
-    """
-    names = sorted(tensors)
-    kinds = [[name, str(tensors[name].dtype), list(tensors[name].shape)] for name in names]
-    total = zlib.crc32(json.dumps([content, kinds]).encode())
-    for name in names:
-        values: Any = tensors[name].flatten().view(torch.uint8).numpy()
-        total = zlib.crc32(values, total)
-    return f"crc32:{total:08x}"
-
-
-def _verify(path: str, header: dict[str, str], tensors: dict[str, Tensor]) -> None:
-    """Refuses contents that differ from their checksum, and warns where there is none."""
-    if not header.keys() - _UNSIGNED:
-        warnings.warn(
-            f"{path}: this file of an earlier release has no checksum, so damage cannot be detected; save it again "
-            "with Memory.save",
-            stacklevel=4,
-        )
-        return
-    found = _checksum(header["memory"], tensors)
-    if header.get(CHECKSUM) != found:
-        raise ValueError(
-            f"{path}: expected contents of the checksum {header.get(CHECKSUM)}, got {found}: the file is damaged; "
-            "verify=False reads it all the same"
-        )
-
-
-def unpacked(path: str, header: dict[str, str], tensors: dict[str, Tensor], *, verify: bool) -> Memory:
-    """The memory of a file's header and tensors, see `Memory.load`; `path` names it in errors."""
-    if header.get("format") != FORMAT:
-        raise ValueError(f"{path}: expected a file of format {FORMAT}, got format {header.get('format')}")
-    if header.get("version") not in VERSIONS:
-        raise ValueError(
-            f"{path}: expected version {' or '.join(VERSIONS)} of {FORMAT}, got version {header.get('version')}"
-        )
-    if "memory" not in header:
-        raise ValueError(f"{path}: expected the contents of a memory, got none for memory")
-    if verify:
-        _verify(path, header, tensors)
-    try:
-        return _build(json.loads(header["memory"]), tensors)
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
-        kind = "none for " if isinstance(error, KeyError) else ""
-        raise ValueError(f"{path}: expected the contents of a memory, got {kind}{one_line(error)}") from error
-
-
-def _numbers(values: Tensor | None) -> list[int]:
-    return [] if values is None else values.flatten().tolist()
-
-
-def _check_counts(memory: Memory) -> None:
-    """Refuses counts that a file's keys, values, positions or lengths do not have."""
-    counts, batch = memory.counts or (), memory.batch_size
-    for own in counts:
-        if own.dim() != 2 or len(own) != batch or own.dtype != torch.int64 or not own.numel():
-            raise ValueError(f"counts {own.dtype} of shape {tuple(own.shape)} for {batch} rows")
-    for tensor, own in [
-        (memory.positions, torch.cat(counts, 1)),
-        *((tensor, own) for layer, own in zip(memory.layers or (), counts, strict=True) for tensor in layer),
-    ]:
-        # No sum of those below the tensor's length is too large for its dtype.
-        if int(own.min()) < 0 or int(own.max()) > len(tensor) or int(own.sum()) != len(tensor):
-            raise ValueError(f"{len(tensor)} rows for heads of {int(own.min())} to {int(own.max())} keys")
-    for tensor in memory.tensors:
-        if tensor.dim() != 2 or not tensor.is_floating_point():
-            raise ValueError(f"a tensor {tensor.dtype} of shape {tuple(tensor.shape)} for heads of different lengths")
-    if bool((torch.cat(counts, 1).amax(1) > torch.tensor(memory.lengths)).any()):
-        raise ValueError(f"lengths {memory.lengths} for heads of more keys")
-
-
-def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
-    layers = tuple(
-        (tensors[f"layers.{index}.key"], tensors[f"layers.{index}.value"]) for index in range(content["layers"])
-    )
-    counts = tuple(tensors[name] for index in range(content["layers"]) if (name := f"layers.{index}.counts") in tensors)
-    # Files of earlier releases have none.
-    frequencies = tuple(
-        tensors[name] for index in range(content["layers"]) if (name := f"layers.{index}.frequencies") in tensors
-    )
-    memory = Memory(
-        source=Source.of(content["source"]),
-        lengths=tuple(map(int, content["lengths"])),
-        context_lengths=tuple(map(int, content["context_lengths"])),
-        positions=tensors["positions"],
-        starts=tuple(map(int, content["starts"])),
-        embeddings=tensors.get("embeddings"),
-        layers=layers or None,
-        counts=counts or None,
-        frequencies=frequencies or None,
-        last=tensors.get("last"),
-        ordinals=tensors.get("ordinals"),
-        key_bias=tensors.get("key_bias"),
-        # Files of earlier releases have none.
-        documents=tuple(tuple(map(int, row)) for row in content.get("documents", ())),
-        rest=tuple(tuple(map(int, row)) for row in content["rest"]),
-        fingerprint=content["fingerprint"],
-        maker=content.get("maker"),
-        model=content.get("model"),
-    )
-    # Packed, positions are as wide as keys are many.
-    dims, kinds = ((1,), (torch.int32,)) if counts else ((2, 3), (torch.int64, torch.float64))
-    if memory.positions.dim() not in dims or not memory.positions.shape[-1]:
-        raise ValueError(f"positions of shape {tuple(memory.positions.shape)}")
-    batch, width = (len(memory.lengths), memory.num_tokens) if counts else memory.positions.shape[:2]
-    rows = (memory.lengths, memory.context_lengths, memory.starts, memory.documents, memory.rest)
-    if any(len(values) != batch for values in rows) or memory.positions.dtype not in kinds:
-        raise ValueError(f"rows that disagree with {batch} rows of positions")
-    ordinals = memory.ordinals
-    if ordinals is not None and (ordinals.shape != (batch, width) or ordinals.dtype != torch.int64):
-        raise ValueError(f"ordinals of shape {tuple(ordinals.shape)} for {batch} rows of {width} memory tokens")
-    if not memory.tensors or (memory.layers is None) == (memory.embeddings is None):
-        raise ValueError("neither embeddings nor layers, or both")
-    if counts:
-        _check_counts(memory)
-    for tensor in memory.tensors if not counts else ():
-        if tensor.shape[0] != batch or tensor.shape[-2] != width or not tensor.is_floating_point():
-            raise ValueError(f"a tensor of shape {tuple(tensor.shape)} for {batch} rows of {width} memory tokens")
-    for layer in frequencies:
-        if len(frequencies) != len(layers) or layer.dim() != 2 or len(layer) != batch or not layer.is_floating_point():
-            raise ValueError(f"frequencies of shape {tuple(layer.shape)} for {batch} rows and {len(layers)} layers")
-    bias = memory.key_bias
-    if bias is not None and (bias.shape != memory.positions.shape or bias.dim() == 2 or bias.dtype not in _BIASES):
-        raise ValueError(f"key_bias of shape {tuple(bias.shape)} for positions {tuple(memory.positions.shape)}")
-    if bias is not None and not bool(bias.isfinite().all()):
-        raise ValueError("key_bias that is not finite")
-    last = memory.last
-    if last is not None and (last.dim() != 2 or last.shape[0] != batch or not last.is_floating_point()):
-        raise ValueError(f"a last hidden state of shape {tuple(last.shape)} for {batch} rows")
-    if max(memory.lengths) > width or min(memory.lengths) < 0:
-        raise ValueError(f"lengths {memory.lengths} for {width} memory tokens")
-    for row, length in zip(memory.documents, memory.context_lengths, strict=True):
-        if min(row, default=0) < 1 or sum(row) != length:
-            raise ValueError(f"documents {row!s:.60} of a context of {length} tokens")
-    tokens = (token for row in memory.rest for token in row)
-    numbers = (*memory.context_lengths, *memory.starts, *_numbers(memory.positions), *_numbers(ordinals), *tokens)
-    if not all(0 <= number < POSITIONS for number in numbers):
-        raise ValueError(f"lengths, position ids, ordinals or token ids outside [0, {POSITIONS})")
-    if not all(isinstance(value, str | None) for value in (memory.fingerprint, memory.maker)):
-        raise ValueError("a fingerprint or a maker that is no text")
-    if not isinstance(memory.model, dict | None):
-        raise ValueError(f"model {memory.model!r:.60}")
-    # Rows of texts shorter than a chunk may have fewer memory tokens.
-    chunk, memory_tokens = memory.source.chunk, memory.source.memory_tokens
-    if not 1 <= memory_tokens <= chunk < POSITIONS:
-        raise ValueError(f"chunk {chunk} and memory_tokens {memory_tokens}")
-    # Earlier releases leave nothing out where heads happen to keep as many each.
-    padded = not counts and memory.positions.dim() == 3 and memory.source.options.get("shares", "equal") != "equal"
-    return memory.without_padding() if padded else memory

@@ -49,8 +49,6 @@ def join_selected(compressor: MemoryReader, memories: Sequence[Memory]) -> Memor
             continue
         delta = torch.tensor(result.starts)[:, None]
         context = torch.tensor(result.context_lengths)[:, None, None]
-        moves = delta.to(memory.device).expand(-1, memory.num_tokens)
-        parts = zip(result.layers or (), memory.layers or (), _frequencies(compressor, memory), strict=True)
         positions = (memory.positions + context).where(memory.positions > 1, memory.positions)
         first, second = (compressor.ordinals(one)[0] for one in (result, memory))
         biases = _biases(result, memory)
@@ -60,12 +58,58 @@ def join_selected(compressor: MemoryReader, memories: Sequence[Memory]) -> Memor
             ordinals=_columns_after(first, second + delta, result, memory),
             starts=_sum(result.starts, memory.starts),
             key_bias=_after(*biases, result, memory) if biases else None,
-            layers=tuple(
-                (_after(key, _turned(other_key, moves, f), result, memory), _after(value, other_value, result, memory))
-                for (key, value), (other_key, other_value), f in parts
-            ),
+            layers=_layers_after(compressor, result, memory, delta),
         )
     return result
+
+
+def join_in_place(compressor: MemoryReader, memories: Sequence[Memory]) -> Memory:
+    """`join` of memories that were compressed in place: the first BOS stays, and other keys move behind those before.
+
+    Raises:
+        TypeError: for a model whose keys cannot be moved.
+    """
+    _check(compressor, memories)
+    hf.check_moves(compressor.lm.model)
+    result = memories[0]
+    for memory in memories[1:]:
+        first, second = result, _without_bos(memory)
+        delta = torch.tensor(first.starts)[:, None] - 1
+        result = replace(
+            _together(first, second),
+            positions=_columns_after(first.positions, second.positions + delta, first, second),
+            starts=tuple(start - 1 for start in _sum(first.starts, second.starts)),
+            straight_through=None
+            if first.straight_through is None or second.straight_through is None
+            else _columns_after(first.straight_through, second.straight_through, first, second),
+            layers=_layers_after(compressor, first, second, delta),
+        )
+    return result
+
+
+def _without_bos(memory: Memory) -> Memory:
+    """A memory without its first column."""
+    return replace(
+        memory,
+        lengths=tuple(length - 1 for length in memory.lengths),
+        positions=memory.positions[:, 1:],
+        straight_through=None if memory.straight_through is None else memory.straight_through[:, 1:],
+        layers=tuple((key[:, :, 1:], value[:, :, 1:]) for key, value in memory.layers or ()),
+    )
+
+
+def _layers_after(
+    compressor: MemoryReader, first: Memory, second: Memory, delta: Tensor
+) -> tuple[tuple[Tensor, Tensor], ...]:
+    """The keys and values of the first, and then those of the second, whose keys move by `delta` [B, 1] positions."""
+    keys = [key for key, _ in second.layers or ()]
+    if bool(delta.any()):
+        moves = delta.to(second.device).expand(-1, second.num_tokens)
+        keys = [_turned(key, moves, f) for key, f in zip(keys, _frequencies(compressor, second), strict=True)]
+    return tuple(
+        (_after(key, moved_key, first, second), _after(value, other_value, first, second))
+        for (key, value), moved_key, (_, other_value) in zip(first.layers or (), keys, second.layers or (), strict=True)
+    )
 
 
 def _append_packed(compressor: MemoryReader, first: Memory, second: Memory) -> Memory:
@@ -196,14 +240,7 @@ def _append(compressor: MemoryReader, first: Memory, second: Memory) -> Memory:
     positions = second.positions + delta
     layers = None
     if first.layers is not None and second.layers is not None:
-        keys = [key for key, _ in second.layers]
-        if any(offsets):
-            moves = delta.to(second.device).expand(-1, second.num_tokens)
-            keys = [_turned(key, moves, f) for key, f in zip(keys, _frequencies(compressor, second), strict=True)]
-        layers = tuple(
-            (_after(key, moved_key, first, second), _after(value, other_value, first, second))
-            for (key, value), moved_key, (_, other_value) in zip(first.layers, keys, second.layers, strict=True)
-        )
+        layers = _layers_after(compressor, first, second, delta)
     embeddings = None
     if first.embeddings is not None and second.embeddings is not None:
         embeddings = _after(first.embeddings, second.embeddings, first, second)

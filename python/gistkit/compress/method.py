@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self, cast
 
@@ -126,9 +127,9 @@ class Method(ABC):
     def changed(self, **settings: Any) -> Self:
         """This compressor with other settings, those that its weights do not depend on: `config_class.free`.
 
-        It is a copy with the same weights, as that of `at`. For `Select` these are all but those of adapters, training
-        and tokens, such as `fit`, `shares` and `question`; with a question, a score that does not read it becomes the
-        one that `SelectConfig` takes for it.
+        It is a copy with the same weights, as that of `at`. In methods in place `part` is one of them. For `Select` all
+        but those of adapters, training and tokens are, such as `fit`, `shares` and `question`; with a question, a score
+        that does not read it becomes the one that `SelectConfig` takes for it.
 
         Raises:
             TypeError: for a setting that the weights depend on.
@@ -137,6 +138,7 @@ class Method(ABC):
             raise TypeError(f"{taken[0]}: expected some of {', '.join(sorted(self.options.free))}, got {taken[0]}")
         other = copy.copy(self)
         other.options = self.options.changed(**settings)
+        other.options.check_model(cast(Any, self).lm.model)
         return other
 
     def within(self, contexts: Rows, budget: int) -> Self:
@@ -195,6 +197,15 @@ class Method(ABC):
             ValueError: if the memory is of images.
         """
         raise ValueError(f"memory: expected one of a text, got one of method {memory.source.method!r}")
+
+    @property
+    def reach(self) -> int | None:
+        """Tokens of a context that one pass of `encode` reads; a longer one is read in parts. None: all."""
+        return None
+
+    def part_ends(self, row: Sequence[int]) -> list[int]:
+        """Where the parts end in which a context is read."""
+        return [len(row)]
 
     def size(self, context: int) -> int:
         """Memory tokens that a context of this many tokens becomes at most, neither with BOS."""

@@ -23,7 +23,9 @@ from gistkit.common.checks import check_int
 from gistkit.common.files import Appended, Lines, packed_tensors, read_json, unpacked_tensors, write_text
 from gistkit.common.messages import one_line, shown
 from gistkit.compress.compressor import Compressor
-from gistkit.compress.memory import Memory, Source, packed, unpacked
+from gistkit.compress.memory import Memory
+from gistkit.compress.memory_files import packed, unpacked
+from gistkit.compress.source import Source
 from gistkit_serve.store.nearest import Embed, Nearest
 
 FORMAT = "gistkit-store"
@@ -90,7 +92,7 @@ class Store(Mapping[str, Memory]):
         if len(content) < entry.nbytes:
             raise ValueError(f"{where}: expected a memory of {entry.nbytes} bytes, got {len(content)}")
         header, tensors = unpacked_tensors(where, content, "a memory file", "one that is damaged")
-        return unpacked(where, header, tensors, verify=self.verify)
+        return unpacked(Memory, where, header, tensors, verify=self.verify)
 
     def __contains__(self, name: object) -> bool:
         # A mapping's own would read the memory.

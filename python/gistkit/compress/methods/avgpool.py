@@ -127,6 +127,7 @@ class NoContextConfig(OnePassConfig):
     ratio: ClassVar[int] = 1  # type: ignore[misc]
     train_ratios: ClassVar[tuple[int, ...]] = ()  # type: ignore[misc, assignment]
     window: ClassVar[None] = None  # type: ignore[misc, assignment]
+    part: ClassVar[int] = 0  # type: ignore[misc, assignment]
 
     @property
     def title(self) -> str:

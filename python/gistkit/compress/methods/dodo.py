@@ -317,7 +317,7 @@ class Dodo(InPlace, config=DodoConfig):
             starts=input_rows.lengths,
             layers=tuple(layers),
             last=hidden_states.take_along_dim(last, 1)[:, 0],
-            key_bias=bias,
+            straight_through=bias,
         )
         return memory, hidden_states
 
@@ -334,10 +334,12 @@ class Dodo(InPlace, config=DodoConfig):
         """See `Compressor.context_spans`: a nugget represents itself and the tokens since the previous nugget."""
         spans = torch.zeros(memory.batch_size, memory.num_tokens, 2, dtype=torch.int64)
         for row, length in enumerate(memory.lengths):
-            # Positions count BOS, also where it is no token of the context.
-            own_bos = int(memory.starts[row] == memory.context_lengths[row])
-            ends = memory.positions[row, 1:length] + own_bos
-            spans[row, 1:length] = torch.stack([F.pad(ends[:-1], (1, 0), value=own_bos), ends], -1)
+            bos, lengths = self.documents_of(memory, row)
+            ends = memory.positions[row, 1:length]
+            starts = F.pad(ends[:-1], (1, 0))
+            # Positions count BOS once; the last token of each document is a nugget.
+            own = bos * (1 + torch.bucketize(starts, torch.tensor(lengths).cumsum(0), right=True))
+            spans[row, 1:length] = torch.stack([starts + own, ends + own], -1)
         return spans
 
     @property

@@ -21,6 +21,7 @@ from gistkit.common.checks import check_float
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import Config, draw_like, embedding_statistics, register, setting
 from gistkit.compress.memory import Memory, Task
+from gistkit.compress.parts import PART
 from gistkit.compress.plans import encoder_parts, encoder_pass, encoder_plan
 from gistkit.compress.tokens import Rows
 from gistkit.hf.attach import decoder_of, frequencies_of
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 ENCODER = "encoder"
-# Tokens that a pass of a longer context encodes at most without gradients, where a chunk has no more, by device: a GPU
-# needs more of them to be busy.
-PART = {"cpu": 1024, "cuda": 8192}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +16,9 @@ from gistkit.common.checks import POSITIONS, check_int
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import Config, draw_like, setting
 from gistkit.compress.memory import Memory, Task
+from gistkit.compress.memory_join import join_in_place
 from gistkit.compress.model import active_adapters
+from gistkit.compress.parts import equal_ends, moves
 from gistkit.compress.plans import InPlacePass, check_text, in_place_pass
 from gistkit.compress.tokens import Rows, join_rows
 from gistkit.hf.attach import decoder_of
@@ -105,6 +106,9 @@ class InPlaceConfig(RatioConfig):
             `separate` one for context and text and one for compressed tokens. The base weights are frozen. None: the
             model's own weights train, and with `separate` a copy of its linear maps.
         embedding_lora, train_norms: as in `Config`, for each role that has adapters.
+        part: tokens of a longer context that one pass of `encode` reads: as few parts as there can be, of equal sizes,
+            each by itself from position 0 on. `join` then moves them behind the parts before. None: the trained length,
+            if that is known. 0: one pass reads all, as in `forward`.
         bos_token: id of the first token, which all others see; None: the BOS token, or else the end token, of the
             model's configuration. It is not added to a context that already begins with it.
     """
@@ -112,7 +116,10 @@ class InPlaceConfig(RatioConfig):
     # The linear maps that get LoRA where `lora` is a rank.
     maps: ClassVar[Maps] = "all"
 
+    free: ClassVar[frozenset[str]] = frozenset({"part"})
+
     bos_token: int | None = setting(None, in_memory=False)
+    part: int | None = setting(None, least=0, before=None, in_memory=False)
 
     @property
     def apart(self) -> bool:
@@ -131,6 +138,8 @@ class InPlaceConfig(RatioConfig):
 
     def check_model(self, model: nn.Module) -> None:
         """See `Config.check_model`."""
+        if self.part:
+            hf.check_moves(model)
         if self.apart:
             hf.check_projects(model)
 
@@ -240,12 +249,32 @@ class InPlace(Compressor):
         adapter = None if self.adapters is None else self.adapters.names.get(GISTS)
         return adapter is not None and adapter in name.split(".")
 
+    @property
+    def reach(self) -> int | None:
+        """See `Compressor.reach`."""
+        length = self.trained_length if self.options.part is None else self.options.part
+        return length if length and not self.training and moves(self.model) else None
+
+    def part_ends(self, row: Sequence[int]) -> list[int]:
+        """See `Compressor.part_ends`; parts are whole numbers of chunks."""
+        bos = int(row[0] == self.bos_token)
+        return [bos + end for end in equal_ends(len(row) - bos, self.reach, self.chunk)]
+
     def join(self, memories: Sequence[Memory]) -> Memory:
-        """Refuses: documents that are compressed in place must be read together."""
-        raise ValueError(
-            f"memories: expected those of a method that compresses chunks by themselves, got {self.method}'s; encode "
-            "the documents as one context"
-        )
+        """See `Compressor.join`: each document was read by itself, and its keys are moved behind those before it."""
+        return join_in_place(self, memories)
+
+    def documents_of(self, memory: Memory, row: int) -> tuple[int, list[int]]:
+        """1 if the documents of a row begin with BOS, else 0; and the tokens of each of them besides it."""
+        for bos in (0, 1):
+            lengths = [document - bos for document in memory.documents[row]]
+            if 1 + sum(self.start_behind(memory, tokens) - 1 for tokens in lengths) == memory.starts[row]:
+                return bos, lengths
+        raise ValueError("memory: expected documents that all begin with the first token, or none, got some")
+
+    def start_behind(self, memory: Memory, context: int) -> int:
+        """The position id of the text behind BOS and a context, at a memory's ratio."""
+        return context + 1
 
     def segments(self, compressed: Rows) -> Tensor:
         """See `Compressor.segments`; BOS is in no segment."""
@@ -333,23 +362,33 @@ class OnePass(InPlace):
             return super().ordinals(memory)
         ordinals, options = torch.zeros(memory.positions.shape, dtype=torch.int64), self.options.of(memory)
         text_ordinals = []
-        for row, start in enumerate(memory.starts):
-            # The context has the positions between BOS and the text.
-            layout = options.layout(start - 1)
-            in_memory = np.isin(layout.roles, (Role.BOS, Role.MEMORY))
-            ordinals[row, : int(in_memory.sum())] = torch.from_numpy(layout.ordinals[in_memory])
-            text_ordinals.append(int(layout.ordinals[-1]))
+        for row, places in enumerate(ordinals):
+            column, before = 1, 0
+            for context in self.documents_of(memory, row)[1]:
+                layout = options.layout(context)
+                own = layout.ordinals[layout.roles == Role.MEMORY]
+                places[column : column + len(own)] = before + torch.from_numpy(own)
+                column, before = column + len(own), before + int(layout.ordinals[-1]) - 1
+            text_ordinals.append(before + 1)
         return ordinals, tuple(text_ordinals)
+
+    def start_behind(self, memory: Memory, context: int) -> int:
+        """See `InPlace.start_behind`."""
+        return int(self.options.of(memory).layout(context).positions[-1])
 
     def context_spans(self, memory: Memory) -> Tensor:
         """See `Compressor.context_spans`: a compressed token represents its window; BOS represents nothing."""
         spans = torch.zeros(memory.batch_size, memory.num_tokens, 2, dtype=torch.int64)
-        ratio, options = memory.source.chunk, self.options.of(memory)
-        for row, (length, context) in enumerate(zip(memory.lengths, memory.context_lengths, strict=True)):
-            # The text's first position tells whether BOS was one of the context's tokens.
-            first = int(int(options.layout(context).positions[-1]) != memory.starts[row])
-            starts = first + torch.arange(length - 1) * ratio
-            spans[row, 1:length] = torch.stack([starts, (starts + ratio).clamp(max=context)], -1)
+        ratio = memory.source.chunk
+        for row, length in enumerate(memory.lengths):
+            bos, lengths = self.documents_of(memory, row)
+            found, end = [], 0
+            for context in lengths:
+                starts = end + bos + torch.arange(0, context, ratio)
+                end += bos + context
+                found.append(torch.stack([starts, (starts + ratio).clamp(max=end)], -1))
+            # Without context there is none.
+            spans[row, 1:length] = torch.cat(found)[: length - 1]
         return spans
 
     def _read_by_pass(self, rows: Rows) -> Rows:

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, cast
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gistkit import hf, ops
+from gistkit import hf
 from gistkit.common.checks import placed
 from gistkit.compress.compressor import check_base
 from gistkit.compress.config import draw_like, register, setting
-from gistkit.compress.matching import QUERIES, References, matched
+from gistkit.compress.generation import stop_ids
+from gistkit.compress.matching import QUERIES, References
 from gistkit.compress.memory import Memory, last_places
 from gistkit.compress.memory_join import join_selected
 from gistkit.compress.methods.in_place import TEXT, InPlace, InPlaceConfig
+from gistkit.compress.parts import equal_ends, moves
 from gistkit.compress.plans import ReadingRow, decoder_plan
-from gistkit.compress.scores import SCORES, Heads, Score, description, score_of
+from gistkit.compress.scores import SCORES, Score, description, score_of
 from gistkit.compress.scores.kvzip import KVzip, Repetition
+from gistkit.compress.selection import Repeated, Selection, Whole
 from gistkit.compress.tokens import QUESTION, Rows, filled_ids, join_rows, pad
 from gistkit.hf.attach import decoder_of, frequencies_of
 from gistkit.hf.keep import Layers
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
 # The role of questions and answers where they have an adapter of their own.
 READER = "reader"
+# Tokens of an answer that is drafted to see what it reads.
+ANSWER = 32
 # Positions left for what is read behind a text.
 ROOM = 128
 # How heads share what is kept, with what a title says of it.
@@ -51,17 +56,17 @@ class SelectConfig(InPlaceConfig):
             what is kept, while the one that reads contexts, and thus their memories, stay as they are.
         ratio: tokens of the context, BOS among them, for each that is kept, a whole number >= 1.
         by: the score: a name of `gistkit.compress.scores.SCORES`, a mapping with its "name" and arguments, or a
-            `Score`. None: "kvzip", or with a question "snapkv".
+            `Score`. None: "kvzip".
         question: what will be asked: keys are kept that it attends to, as it is read behind the text in `ask`'s
-            template. Other questions find less. It needs a score that reads it.
+            template; with "kvzip" also those that the model's answer attends to. Other questions find less. It needs a
+            score that reads it.
         budget: how many tokens of any longer context are kept, in place of a share of them.
         shares: "equal": each head keeps as many. "heads": those of a layer share what they keep, by their scores, and
             each has a fifth of an equal share at least (AdaKV, Feng et al., arXiv 2407.11550). "all": the heads of all
             layers do, as KVzip's. "pyramid": the heads of a layer keep as many, and lower layers more than upper ones
             (Cai et al., arXiv 2406.02069; PyramidKV with the score "snapkv").
-        part: tokens of a longer context that one pass reads. Each part is read by itself, from position 0 on, and keeps
-            its share of what the context keeps, at least a token; `join` then moves it behind the parts before. None:
-            the trained length, or else what the model's positions have room for, twice as many tokens with KVzip.
+        part: as in `InPlaceConfig`; each part keeps its share of what the context keeps, at least a token. Without a
+            trained length, None is what the model's positions have room for, twice as many tokens with KVzip.
         positions: "kept": the text goes on behind the whole context. "closed": kept tokens move together, by rotation
             of their keys, and the text follows them.
         fit: kept keys get biases, and new values, with which they give what all keys give when the model repeats the
@@ -80,14 +85,13 @@ class SelectConfig(InPlaceConfig):
     question: str | None = setting(None, before=None)
     budget: int | None = setting(None, least=1)
     shares: Literal["equal", "heads", "all", "pyramid"] = setting("equal", among=SHARES, before="equal")
-    part: int | None = setting(None, least=1, before=None, in_memory=False)
     positions: Literal["kept", "closed"] = setting("kept", among=("kept", "closed"))
     fit: bool = setting(False, before=False, in_memory=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         question = self.question
-        score = score_of(("kvzip" if question is None else "snapkv") if self.by is None else self.by)
+        score = score_of("kvzip" if self.by is None else self.by)
         if question is not None and (not isinstance(question, str) or not question.strip()):
             raise ValueError(f"question: expected a text, got {question!r}")
         if question is not None and not score.reads_question:
@@ -139,6 +143,7 @@ class SelectConfig(InPlaceConfig):
 
     def check_model(self, model: nn.Module) -> None:
         """See `Config.check_model`."""
+        super().check_model(model)
         if self.shares != "equal" and hf.sliding_windows(model):
             raise ValueError(f"shares: expected equal for a model with sliding windows, got {self.shares}")
         if cast(Score, self.by).needs_rope:
@@ -167,12 +172,11 @@ class Select(InPlace, config=SelectConfig):
     def _follow(self) -> None:
         self.score, self.budget = cast(Score, self.options.by), self.options.budget
         self.closed, self.question = self.options.positions == "closed", self.options.question
-        self.shares, self.part, self.fit = self.options.shares, self.options.part, self.options.fit
+        self.shares, self.fit = self.options.shares, self.options.fit
 
     def changed(self, **settings: Any) -> Self:
         """See `Compressor.changed`."""
         other = super().changed(**settings)
-        other.options.check_model(other.model)
         other._follow()
         return other
 
@@ -189,54 +193,35 @@ class Select(InPlace, config=SelectConfig):
 
     def size(self, context: int) -> int:
         """See `Compressor.size`."""
-        return max(min(context, self.kept(context + 1)), self._parts(context))
-
-    def _parts(self, context: int) -> int:
-        """In how many parts a context of this many tokens is read."""
-        reach = self.reach
-        if reach is None or self.training or self.window is not None or context <= reach or not self._moves:
-            return 1
-        return -(-context // reach)
+        return max(min(context, self.kept(context + 1)), len(equal_ends(context, self.reach)))
 
     @property
     def reach(self) -> int | None:
-        """Tokens of a context that one pass reads, see `part`; None: all."""
-        if self.part is not None or self.trained_length is not None:
-            return self.part or self.trained_length
-        limit = getattr(self.config, "max_position_embeddings", None)
+        """See `Compressor.reach`."""
+        found, limit = super().reach, getattr(self.config, "max_position_embeddings", None)
+        if found is not None or self.options.part == 0 or self.training or limit is None or not moves(self.model):
+            return found
         # KVzip's request, and questions, are read behind the text.
-        return limit and max(1, (limit - min(ROOM, limit // 8)) // (2 if self._repeats else 1))
+        return max(1, (limit - min(ROOM, limit // 8)) // (2 if self._repeats else 1))
+
+    def part_ends(self, row: Sequence[int]) -> list[int]:
+        """See `Compressor.part_ends`."""
+        return equal_ends(len(row), self.reach)
 
     @property
     def _repeats(self) -> bool:
         """Whether the text is read again."""
         return self.score.reads_again or self.fit
 
-    def compress_rows(self, rows: Rows) -> tuple[Memory, Tensor | None, Rows]:
-        """See `Compressor.compress_rows`; rows longer than `reach` are read in parts, and these are joined."""
-        if self._parts(max(rows.lengths)) == 1:
-            return super().compress_rows(rows)
-        memories = []
-        for row in rows.lists():
-            count, kept = self._parts(len(row)), self.kept(len(row) + 1)
-            ends = [len(row) * index // count for index in range(count + 1)]
-            shares = [kept * end // len(row) - kept * start // len(row) for start, end in pairwise(ends)]
-            if min(shares) < 1:
-                shares = [max(1, kept * (index + 1) // count - kept * index // count) for index in range(count)]
-            parts = [
-                self.encode_rows(pad([row[start:end]], self.device), share)
-                for (start, end), share in zip(pairwise(ends), shares, strict=True)
-            ]
-            memories.append(self.join([memory for memory, _ in parts]))
-        return Memory.stack(memories), None, rows
-
-    @property
-    def _moves(self) -> bool:
-        try:
-            hf.check_moves(self.model)
-        except TypeError:
-            return False
-        return True
+    def encode_parts(self, parts: Sequence[Sequence[int]]) -> list[Memory]:
+        """See `Compressor.encode_parts`; each keeps its share of what the context keeps."""
+        ends, count = [0, *accumulate(map(len, parts))], len(parts)
+        length, kept = ends[-1], self.kept(ends[-1] + 1)
+        shares = [kept * end // length - kept * start // length for start, end in pairwise(ends)]
+        if min(shares) < 1:
+            shares = [max(1, kept * (index + 1) // count - kept * index // count) for index in range(count)]
+        found = zip(parts, shares, strict=True)
+        return [self.encode_rows(pad([part], self.device), share)[0] for part, share in found]
 
     def encode_rows(self, rows: Rows, count: int | None = None) -> tuple[Memory, Tensor]:
         """One pass over BOS and contexts, and for some scores passes that read them again.
@@ -248,12 +233,13 @@ class Select(InPlace, config=SelectConfig):
         lengths = input_rows.lengths
         counts = tuple(self.kept(length) if count is None else min(count, length) for length in lengths)
         asked = [] if self.question is None else filled_ids(QUESTION, "{question}", self.question, self.tokenizer)
-        if asked:
-            input_rows = join_rows(input_rows, pad([asked] * rows.batch_size, self.device))
+        behind = [] if self.score.reads_again else asked
+        if behind:
+            input_rows = join_rows(input_rows, pad([behind] * rows.batch_size, self.device))
         self.lm.check_positions("input_ids", max(input_rows.lengths) - 1)
         kind = Whole if self._repeats or self.shares == "all" else Selection
         depth = self.config.num_hidden_layers
-        keep = kind(lengths, counts, self.score, self.closed, self.frequencies, len(asked), self.shares, depth)
+        keep = kind(lengths, counts, self.score, self.closed, self.frequencies, len(behind), self.shares, depth)
         out = self.lm.run(
             TEXT,
             inputs_embeds=self.lm.embedded(TEXT, input_rows.ids),
@@ -261,7 +247,7 @@ class Select(InPlace, config=SelectConfig):
             keep=keep,
         )
         if isinstance(keep, Whole):
-            keep.select(partial(self.repetition, context, keep.layers) if self._repeats else None)
+            keep.select(partial(self.repetition, context, keep.layers, asked=asked) if self._repeats else None)
         # A BOS of the context's own is one of its tokens.
         own_bos = torch.tensor(self._begins_with_bos(rows))
         memory = self.memory_of(keep, rows.lengths, out.last_hidden_state, own_bos)
@@ -318,9 +304,9 @@ class Select(InPlace, config=SelectConfig):
 
     def key_biases(self, memory: Memory) -> list[Tensor] | None:
         """See `Compressor.key_biases`: those of the fit, unless they are packed with the keys."""
-        if memory.fitted is None or memory.counts is not None:
+        if memory.key_bias is None or memory.counts is not None:
             return None
-        return list(memory.fitted.mT.split([heads for heads, _ in self.lm.head_shapes], 1))
+        return list(memory.key_bias.mT.split([heads for heads, _ in self.lm.head_shapes], 1))
 
     def frequencies(self, layer: int) -> Tensor | None:
         """Those [R/2] of a layer's RoPE; None where gistkit does not know it."""
@@ -328,24 +314,61 @@ class Select(InPlace, config=SelectConfig):
         return None if inv_freqs is None else inv_freqs[layer]
 
     @torch.no_grad()
-    def repetition(self, rows: Rows, layers: Layers, row: int) -> Repeated:
-        """What passes that repeat the text of a row find."""
-        again = self.score.reads_again
-        score: Any = self.score if again else KVzip()
-        name = f"by: {score.name}" if again else "fit: it"
+    def repetition(self, rows: Rows, layers: Layers, row: int, asked: Sequence[int] = ()) -> Repeated:
+        """What passes find that repeat the text of a row, or answer what is asked about it."""
         ids = rows.lists()[row]
         alone = slice(row, row + 1), slice(None), slice(len(ids))
         own = [(key[alone].detach(), value[alone].detach()) for key, value in layers]
+        score: Any = self.score if self.score.reads_again else KVzip()
+        of_question, found = bool(asked) and self.score.reads_again, Repeated({}, {})
+        if self.fit or not of_question:
+            found = self.read_again(own, list(score.repetitions(ids, self.tokenizer)))
+        if of_question:
+            answer = slice(0, len(ids)), self.answered(own, asked)
+            found = found._replace(scores=self.read_again(own, [answer], self.reader).scores)
+        return found
+
+    def answered(self, layers: Layers, asked: Sequence[int]) -> list[int]:
+        """A question and what the model answers with a whole text: one line, without the token that ends it."""
+        length = layers[0][0].shape[2]
+        places = torch.arange(length)[None]
+        whole = Memory(
+            source=self.source,
+            lengths=(length,),
+            context_lengths=(length,),
+            positions=places,
+            ordinals=places,
+            starts=(length,),
+            layers=tuple(layers),
+            # Of what follows the text at once, which is the question.
+            last=layers[0][0].new_zeros(1, self.lm.width),
+        )
+        ends = {*stop_ids(self.lm, None), self.tokenizer.eos_token_id} - {None}
+        options: Any = {"stop_tokens": ends, "stop_strings": ["\n"], "tokenizer": self.tokenizer}
+        answer = self.generate(whole, [list(asked)], task="qa", max_new_tokens=ANSWER, **options)
+        return [*asked, *answer[0, :-1].tolist()]
+
+    @torch.no_grad()
+    def read_again(self, own: Layers, passes: Sequence[tuple[slice, list[int]]], role: str | None = TEXT) -> Repeated:
+        """What passes over a text's keys and values [1, Hk, n, D] find.
+
+        Args:
+            own: of each layer.
+            passes: of each the part of the text that it scores, and the token ids that are read.
+            role: whose adapter reads them.
+        """
+        length = own[0][0].shape[2]
+        name = f"by: {self.score.name}" if self.score.reads_again else "fit: it"
+        score: Any = self.score if self.score.reads_again else KVzip()
         parts: list[Repetition] = []
-        repetitions = list(score.repetitions(ids, self.tokenizer))
-        for part, words in repetitions:
-            self.lm.check_positions(f"{name} reads the text twice", len(ids) + len(words) - 1)
-            ordinals = np.arange(len(ids)).tobytes()
-            reading = ReadingRow(len(ids), b"", ordinals, len(ids), len(ids), (len(words),))
-            plan = decoder_plan((reading,), len(ids), (len(words),), True, self.lm.windows, str(self.device))
-            keep = Repetition(own, part, score.sinks, QUERIES // len(repetitions) if self.fit else 0)
-            inputs = self.lm.embedded(TEXT, placed([words], self.device))
-            self.lm.run(TEXT, inputs_embeds=inputs, plan=plan, memory=own, keep=keep)
+        for part, words in passes:
+            self.lm.check_positions(f"{name} reads the text twice", length + len(words) - 1)
+            ordinals = np.arange(length).tobytes()
+            reading = ReadingRow(length, b"", ordinals, length, length, (len(words),))
+            plan = decoder_plan((reading,), length, (len(words),), True, self.lm.windows, str(self.device))
+            keep = Repetition(own, part, score.sinks, QUERIES // len(passes) if self.fit else 0)
+            inputs = self.lm.embedded(role, placed([words], self.device))
+            self.lm.run(role, inputs_embeds=inputs, plan=plan, memory=own, keep=keep)
             parts.append(keep)
         scores = {layer: torch.cat([part.scores[layer] for part in parts], -1) for layer in parts[0].scores}
         for layer_scores in scores.values():
@@ -353,261 +376,3 @@ class Select(InPlace, config=SelectConfig):
         references = {layer: References.together([part.references[layer] for part in parts])
                       for layer in parts[0].references}  # fmt: skip
         return Repeated(scores, references)
-
-
-class Repeated(NamedTuple):
-    """What passes that repeat a text find, of each layer.
-
-    Args:
-        scores: [Hk, n], of its keys.
-        references: queries that read it, of layers without a sliding window; {} where nothing is fitted.
-    """
-
-    scores: dict[int, Tensor]
-    references: dict[int, References]
-
-
-def chosen(scores: Sequence[Tensor], count: int, least: int) -> Sequence[Tensor]:
-    """Which keys stay of layers with scores [Hk, n] of each, as bool [Hk, n]: the highest, of equal ones the first.
-
-    Args:
-        count: of a head, on average.
-        least: of each head.
-    """
-    together = torch.cat([*scores])
-    best = torch.sort(together, dim=-1, descending=True, stable=True).indices[:, :least]
-    found = torch.zeros_like(together, dtype=torch.bool).scatter_(1, best, True)
-    others = together.masked_fill(found, -torch.inf).flatten()
-    more = torch.sort(others, descending=True, stable=True).indices[: (count - least) * len(together)]
-    found.view(-1)[more] = True
-    return found.split([len(layer) for layer in scores])
-
-
-def pyramid(count: int, length: int, layers: int, window: int = 1, steepness: int = 20) -> list[int]:
-    """How many of `length` tokens each head of each layer keeps, `count` on average, lower layers more (PyramidKV).
-
-    Args:
-        window: tokens that every layer keeps; if the top layer cannot, all layers keep as many.
-        steepness: the part of an equal share that the top layer has, as 1 / steepness; no layer keeps over `length`.
-    """
-    top = count / steepness
-    bottom = 2 * count - top
-    if bottom >= length - window:
-        bottom = length - window
-        top = 2 * count - bottom
-    if layers == 1 or not length >= bottom >= top >= window:
-        return [count] * layers
-    step = (bottom - top) / (layers - 1)
-    return [round(bottom - layer * step) for layer in range(layers)]
-
-
-@torch.no_grad()
-def _fitted(references: References, key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Biases like `index`, [Hk, K], and the changes [Hk, K, Dv] of the values there, of a row's key and value."""
-    biases = torch.zeros(index.shape, device=index.device)
-    changes = value.new_zeros((*index.shape, value.shape[-1]), dtype=torch.promote_types(value.dtype, torch.float32))
-    for head, places in enumerate(index):
-        kept = places[places >= 0]
-        if 0 < len(kept) < value.shape[1]:
-            biases[head, : len(kept)], values = matched(references, head, key[head], value[head], kept)
-            changes[head, : len(kept)] = values - value[head, kept]
-    return biases, changes
-
-
-def _places(chosen: Sequence[Tensor]) -> Tensor:
-    """int64 [B, Hk, K], the places of what is chosen, bool [Hk, n] of each row, ascending, and then -1."""
-    width = max(int(row.sum(-1).max()) for row in chosen)
-    index = chosen[0].new_full((len(chosen), len(chosen[0]), width), -1, dtype=torch.int64)
-    for row, own in enumerate(chosen):
-        ordered = torch.sort(own.int(), dim=-1, descending=True, stable=True)
-        count = min(width, own.shape[-1])
-        index[row, :, :count] = ordered.indices.where(ordered.values > 0, -1)[:, :count]
-    return index
-
-
-class Selection(hf.Keeper):
-    """Keeps of each layer and key head the keys with the highest scores, in their order.
-
-    Args:
-        lengths: tokens of each row.
-        counts: how many of them are kept.
-        score: of the keys of one row.
-        closed: keys are rotated to positions 0, 1, ..
-        frequencies: of the RoPE of the layer of an index, during the pass; None where gistkit does not know it.
-        question: tokens of a question behind each row, whose keys are not kept.
-        shares: as of `Select`.
-        depth: layers of the model, for a pyramid.
-    """
-
-    def __init__(
-        self,
-        lengths: Sequence[int],
-        counts: Sequence[int],
-        score: Score,
-        closed: bool,
-        frequencies: Callable[[int], Tensor | None],
-        question: int = 0,
-        shares: str = "equal",
-        depth: int = 1,
-    ) -> None:
-        super().__init__()
-        self.question, self.shares, self.depth = question, shares, depth
-        self.lengths, self.counts, self.score = lengths, counts, score
-        self.closed, self.frequencies = closed, frequencies
-        # Of each layer, what was chosen, int64 [B, Hk, K], and -1 behind it in heads with less.
-        self.places: dict[int, Tensor] = {}
-        # Of each row and fitted layer, biases [Hk, K] of what was chosen, and the changes [Hk, K, Dv] of its values.
-        self.fits: list[dict[int, tuple[Tensor, Tensor]]] = []
-
-    def attend(
-        self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
-    ) -> None:
-        """Keeps the chosen rows of key and value."""
-        inv_freq = self.frequencies(layer_idx)
-        if window is not None:
-            index = self._last(key)
-        else:
-            scores = self._scores(layer_idx, query, key, value, scale, inv_freq)
-            counts = self._counts(layer_idx)
-            index = _places([self._chosen([own], count)[0] for own, count in zip(scores, counts, strict=True)])
-        self._take(layer_idx, key, value, index, inv_freq)
-
-    @torch.no_grad()
-    def _scores(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, inv_freq: Tensor | None
-    ) -> list[Tensor]:
-        """[Hk, n] of each row."""
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
-        found = []
-        for row, (length, count) in enumerate(zip(self.lengths, self._counts(layer), strict=True)):
-            q, k, v = (tensor[row, :, : length + self.question] for tensor in (query, key, value))
-            found.append(self.score(Heads(layer, q, k, v, scale, inv_freq, count, self.question))[:, :length])
-        return found
-
-    def _counts(self, layer: int) -> Sequence[int]:
-        """How many tokens of each row a head of a layer keeps, on average."""
-        if self.shares != "pyramid":
-            return self.counts
-        # Those of a question are not kept.
-        window = 1 if self.question else getattr(self.score, "window", 1)
-        rows = zip(self.counts, self.lengths, strict=True)
-        return [pyramid(count, length, self.depth, min(window, length // 2))[layer] for count, length in rows]
-
-    def _chosen(self, scores: Sequence[Tensor], count: int) -> Sequence[Tensor]:
-        # AdaKV's heads have a fifth of an equal share at least.
-        return chosen(scores, count, {"heads": count // 5, "all": 0}.get(self.shares, count))
-
-    def _last(self, key: Tensor) -> Tensor:
-        """int64 [B, Hk, K], the last tokens of each row, and then -1."""
-        count, length = (torch.tensor(numbers)[:, None, None] for numbers in (self.counts, self.lengths))
-        columns = torch.arange(max(self.counts))
-        index = (length - count + columns).where(columns < count, -1)
-        return index.expand(-1, key.shape[1], -1).to(key.device)
-
-    def choose(
-        self,
-        layers: Mapping[int, tuple[Tensor, Tensor]],
-        found: Callable[[int], Repeated],
-        windows: Container[int] = (),
-        inv_freqs: Mapping[int, Tensor | None] | None = None,
-    ) -> None:
-        """Keeps what scores choose of the keys and values that a pass has left, all heads at once.
-
-        Args:
-            layers: key and value of each.
-            found: scores of a row, and references for which values and biases are fitted. Those of one row are alive
-                at a time, as they may take more than its keys and values.
-            windows: layers with a sliding window, which keep the last tokens.
-            inv_freqs: of each layer's RoPE, to close up positions.
-        """
-        full = [layer for layer in sorted(layers) if layer not in windows]
-        pools = [full] if self.shares == "all" else [[layer] for layer in full]
-        stay: dict[int, list[Tensor]] = {layer: [] for layer in full}
-        for row in range(len(self.lengths)):
-            self.fits.append(self._choose_row(row, layers, found(row), pools, stay))
-        for layer, (key, value) in layers.items():
-            index = _places(stay[layer]) if layer in stay else self._last(key)
-            self._take(layer, key, value, index, (inv_freqs or {}).get(layer))
-
-    def _choose_row(
-        self,
-        row: int,
-        layers: Mapping[int, tuple[Tensor, Tensor]],
-        found: Repeated,
-        pools: Sequence[Sequence[int]],
-        stay: Mapping[int, list[Tensor]],
-    ) -> dict[int, tuple[Tensor, Tensor]]:
-        """Adds what stays of a row to `stay`; its fits, of each layer."""
-        for pool in pools:
-            count = self._counts(pool[0])[row]
-            for layer, own in zip(pool, self._chosen([found.scores[layer] for layer in pool], count), strict=True):
-                stay[layer].append(own)
-        fits = {}
-        for layer, references in found.references.items():
-            key, value = (tensor[row, :, : self.lengths[row]] for tensor in layers[layer])
-            fits[layer] = _fitted(references, key, value, _places(stay[layer][-1:])[0])
-        return fits
-
-    def key_bias(self, width: int) -> Tensor | None:
-        """Biases [B, `width`, A] of A layers and heads; None where nothing was fitted."""
-        if not any(self.fits):
-            return None
-        biases = []
-        for layer, index in sorted(self.places.items()):
-            bias = torch.zeros(*index.shape[:2], width, device=index.device)
-            for row, fits in zip(bias, self.fits, strict=True):
-                if layer in fits:
-                    own = fits[layer][0]
-                    row[:, : own.shape[1]] = own
-            biases.append(bias)
-        return torch.cat(biases, 1).mT
-
-    def _take(self, layer_idx: int, key: Tensor, value: Tensor, index: Tensor, inv_freq: Tensor | None) -> None:
-        self.places.setdefault(layer_idx, index)
-        source, none = index.clamp(min=0), (index < 0)[..., None]
-        key, value = (tensor.take_along_dim(source[..., None], 2).masked_fill(none, 0) for tensor in (key, value))
-        if any(layer_idx in fits for fits in self.fits):
-            changes = torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float32))
-            for change, fits in zip(changes, self.fits, strict=True):
-                own = fits[layer_idx][1]
-                change[:, : own.shape[1]] = own
-            value = (value + changes).to(value.dtype)
-        if self.closed and inv_freq is not None:
-            delta = torch.arange(index.shape[-1], device=index.device) - source
-            moved = ops.rerotate(key.flatten(0, 1)[:, None], delta.flatten(0, 1), inv_freq)
-            key = moved[:, 0].unflatten(0, key.shape[:2])
-        self.keep(layer_idx, key, value)
-
-
-class Whole(Selection):
-    """Keeps all keys and values until `select` chooses among them; arguments are those of `Selection`."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        # Window and frequencies of each layer.
-        self._about: dict[int, tuple[int | None, Tensor | None]] = {}
-        # Of each row, those [Hk, n] of layers without a window.
-        self.scores: list[dict[int, Tensor]] = [{} for _ in self.lengths]
-
-    def attend(
-        self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
-    ) -> None:
-        """Keeps key and value whole."""
-        inv_freq = self.frequencies(layer_idx)
-        self._about.setdefault(layer_idx, (window, None if inv_freq is None else inv_freq.clone()))
-        if window is None and not self.score.reads_again:
-            for row, own in zip(self.scores, self._scores(layer_idx, query, key, value, scale, inv_freq), strict=True):
-                row.setdefault(layer_idx, own)
-        self.keep(layer_idx, key, value)
-
-    def select(self, repetition: Callable[[int], Repeated] | None) -> None:
-        """Keeps what the scores of the pass choose, or those of a row's repetition, whose references fit it."""
-
-        def found(row: int) -> Repeated:
-            again = Repeated(self.scores[row], {}) if repetition is None else repetition(row)
-            return again if self.score.reads_again else again._replace(scores=self.scores[row])
-
-        layers, self._layers = self._layers, {}
-        windows = {layer for layer, (window, _) in self._about.items() if window is not None}
-        inv_freqs = {layer: inv_freq for layer, (_, inv_freq) in self._about.items()}
-        self.choose(layers, found, windows, inv_freqs)

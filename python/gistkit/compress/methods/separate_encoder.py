@@ -23,9 +23,10 @@ from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import draw_like, embedding_statistics, register, setting
 from gistkit.compress.folder import ENCODER_TOKENIZER
 from gistkit.compress.memory import Memory
-from gistkit.compress.methods.icae import ENCODER, PART, ChunkCompressor
+from gistkit.compress.methods.icae import ENCODER, ChunkCompressor
 from gistkit.compress.methods.in_place import RatioConfig
 from gistkit.compress.model import SharedModel, freeze_base
+from gistkit.compress.parts import PART
 from gistkit.compress.tokens import Rows, batches, text_ids
 from gistkit.hf import smollm2
 from gistkit.hf.attach import pretrained

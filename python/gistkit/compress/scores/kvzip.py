@@ -28,6 +28,9 @@ class KVzip(Score):
     After the text the model reads a request to repeat it and, in parts, the text once more: two to three times the work
     of a pass. What matters then matters for most questions.
 
+    For a `question` of `Select` keys are kept that the model reads when it reads the question and answers it. (Answers
+    that are drafted from the whole cache to see what is read: Lookahead Q-Cache, Wang et al., arXiv 2505.20334.)
+
     Args:
         chunk: tokens of a part.
         sinks: first tokens, which are kept.
@@ -35,6 +38,7 @@ class KVzip(Score):
 
     name = "kvzip"
     reads_again = True
+    reads_question = True
     chunk: int = 2048
     sinks: int = 4
 
