@@ -14,11 +14,7 @@ pytest.importorskip("matplotlib", reason="the viz extra is not installed")
 
 from gistkit import cli
 from gistkit_lab.cli import view_results
-from gistkit_lab.studies import registry, results, shown
-from gistkit_lab.studies.greedy.report import Run as GreedyRun
-from gistkit_lab.studies.greedy.study import Recipe as GreedyRecipe
-from gistkit_lab.studies.greedy.study import SwapSearch
-from gistkit_lab.studies.retrieval import study as retrieval
+from gistkit_lab.studies import filler, greedy, positions, registry, results, shown
 from tests.helpers.tiers import mostly_slow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,8 +104,8 @@ def test_curves_are_those_of_the_file(tmp_path: Path) -> None:
 def test_a_line_says_all_of_its_run(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     answers = {"128": {"loss": 1 / 3, "exact": 0.75}}
-    runs = [retrieval.Run("nope", seed, [(0, 0.1, 0.0)], answers, answers) for seed in (0, 1)]
-    recipe = retrieval.PRESETS["quick"]
+    runs = [positions.Run("nope", seed, [(0, 0.1, 0.0)], answers, answers) for seed in (0, 1)]
+    recipe = filler.PRESETS["quick"]
     lines = [results.line("retrieval", run, recipe, None, MACHINE) for run in runs]
     results.write(path, lines[:1])
     results.append(path, lines[1])
@@ -157,20 +153,16 @@ def test_processes_that_add_lines_to_one_file_lose_none(tmp_path: Path) -> None:
 
 
 def test_a_search_for_better_nuggets_is_a_row(tmp_path: Path) -> None:
-    nuggets = GreedyRun("Dodo 3x", {}, [SwapSearch((1, 3), (2, 3), 2.0, 1.0, 5)])
-    results.write(tmp_path / "c.jsonl", [results.line("greedy", nuggets, GreedyRecipe(), None, MACHINE)])
+    nuggets = greedy.Run("Dodo 3x", {}, [greedy.SwapSearch((1, 3), (2, 3), 2.0, 1.0, 5)])
+    results.write(tmp_path / "c.jsonl", [results.line("greedy", nuggets, greedy.Recipe(), None, MACHINE)])
     assert "| Dodo 3x         | 50.0% (0.0%) | 7.39 " in shown.table(tmp_path / "c.jsonl")
     assert shown.draw(tmp_path / "c.jsonl") == {}
 
 
-def test_every_study_is_a_command_and_a_folder() -> None:
+def test_every_study_is_a_command() -> None:
     (commands,) = (action for action in cli.parser()._actions if isinstance(action.choices, dict))
     (studies,) = (action for action in commands.choices["study"]._actions if isinstance(action.choices, dict))
     assert tuple(studies.choices) == (*registry.STUDIES, "paper-table")
-    folder = Path(registry.__file__).parent
-    assert {path.parent.name for path in folder.glob("*/command.py")} - {"extrapolation"} == {
-        name.replace("-", "_") for name in registry.STUDIES
-    }
     assert all(registry.find(name).name == name for name in registry.STUDIES)
     with pytest.raises(ValueError, match=r"study: expected one of compression-loss, .*, got 'other'"):
         registry.find("other")

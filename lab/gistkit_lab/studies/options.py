@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Sequence
 
 from gistkit.options.arguments import names, path, positive, whole
-from gistkit_lab.studies.study import Job
 
 # More runs than that are a mistake, and would be listed before the first begins.
 seeds_of = whole(1, 10_000)
@@ -34,8 +33,3 @@ def add_names(
         default=list(default),
         help=f"comma-separated{more} (default: {','.join(default)})",
     )
-
-
-def jobs(arms: Sequence[object], seeds: int) -> list[Job]:
-    """Every arm of seed 0, then of seed 1, ..."""
-    return [Job(arm, seed) for seed in range(seeds) for arm in arms]

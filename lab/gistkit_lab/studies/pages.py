@@ -66,9 +66,3 @@ def model_line(recipe: Any) -> str:
     if recipe.model == "smollm2":
         return "SmolLM2-135M with LoRA"
     return f"A Llama of 0.6M parameters on bytes, after {recipe.base_steps} steps from scratch that the arms share"
-
-
-def drop_column(rows: list[list[str]], column: str) -> list[list[str]]:
-    """Rows without the column of a heading, such as a run's time, which other work on the machine distorts."""
-    dropped = rows[0].index(column)
-    return [row[:dropped] + row[dropped + 1 :] for row in rows]
