@@ -1,7 +1,5 @@
 """The study `compression-loss`: its two stages, their states, its tables, its picture and its command."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -12,30 +10,12 @@ from gistkit.train import load_corpus
 from gistkit_lab.studies.answering import evaluate
 from gistkit_lab.studies.compression_loss import PAPER, SETTINGS, STUDY, Recipe, Run, Texts, build_compressor
 from gistkit_lab.studies.needles import as_batch
-from gistkit_lab.studies.registry import SavedRun
+from gistkit_lab.studies.study import SavedRun
 
-
-@dataclass(frozen=True)
-class Tiny(Recipe):
-    steps: int = 4
-    batch: int = 3
-    warmup: int = 2
-    eval_every: int = 2
-    chunk: int = 20
-    continuation: int = 12
-    eval_chunks: int = 6
-    final_chunks: int = 8
-    hidden_size: int = 32
-    intermediate_size: int = 48
-    tuning_steps: int = 3
-    tuning_eval_every: int = 2
-    cue: int = 4
-    answer: int = 5
-    eval_questions: int = 4
-    final_questions: int = 6
-
-
-RECIPE = Tiny()
+RECIPE = Recipe(
+    steps=4, batch=3, warmup=2, eval_every=2, chunk=20, continuation=12, eval_chunks=6, final_chunks=8, hidden_size=32,
+    intermediate_size=48, tuning_steps=3, tuning_eval_every=2, cue=4, answer=5, eval_questions=4, final_questions=6,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -27,9 +27,8 @@ from gistkit_lab.studies.needles import Needles
 from gistkit_lab.studies.options import add_names, add_text
 from gistkit_lab.studies.pages import machine_caption, runs, seeds
 from gistkit_lab.studies.reconstruction import evaluate, held_out_losses
-from gistkit_lab.studies.registry import SavedRun
 from gistkit_lab.studies.rows import SEEDS, Cell, Rows, figure_of, name_of, spread, tabulate
-from gistkit_lab.studies.study import Study, StudyPlan
+from gistkit_lab.studies.study import SavedRun, Study, StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -24,9 +24,8 @@ from gistkit_lab.studies.options import add_names, add_text
 from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.pages import seeds as seeds_of
 from gistkit_lab.studies.reconstruction import GOAL, ReconstructionRecipe, Run
-from gistkit_lab.studies.registry import SavedRun
 from gistkit_lab.studies.rows import SECONDS, Cell, Rows, figure_of, name_of, spread, tabulate
-from gistkit_lab.studies.study import Study, StudyPlan
+from gistkit_lab.studies.study import SavedRun, Study, StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -31,9 +31,8 @@ from gistkit_lab.studies.fitting import Carried, Session
 from gistkit_lab.studies.options import add_names
 from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.pairs import Pairs, draw, fit, fresh_model, groups, logits
-from gistkit_lab.studies.registry import SavedRun
 from gistkit_lab.studies.rows import SEEDS, Rows, figure_of, name_of, spread, tabulate
-from gistkit_lab.studies.study import Study
+from gistkit_lab.studies.study import SavedRun, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

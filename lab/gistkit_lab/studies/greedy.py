@@ -33,9 +33,8 @@ from gistkit.train.presets import find_preset
 from gistkit.train.streams import token_ids
 from gistkit_lab.studies.fitting import Session
 from gistkit_lab.studies.pages import machine_caption, runs
-from gistkit_lab.studies.registry import SavedRun
 from gistkit_lab.studies.rows import Rows, joined
-from gistkit_lab.studies.study import Job, Study, StudyPlan
+from gistkit_lab.studies.study import Job, SavedRun, Study, StudyPlan
 
 BATCH = 32
 

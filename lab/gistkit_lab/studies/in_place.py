@@ -32,9 +32,8 @@ from gistkit_lab.studies.fitting import Progress, Session, StudyRecipe
 from gistkit_lab.studies.needles import Needles, as_batch
 from gistkit_lab.studies.options import add_names, add_text
 from gistkit_lab.studies.pages import machine_caption, model_line
-from gistkit_lab.studies.registry import SavedRun
 from gistkit_lab.studies.rows import SEEDS, Cell, Rows, figure_of, name_of, tabulate
-from gistkit_lab.studies.study import Study, StudyPlan
+from gistkit_lab.studies.study import SavedRun, Study, StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

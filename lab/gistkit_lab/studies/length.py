@@ -35,9 +35,8 @@ from gistkit_lab.studies.positions import (
     load_part,
     number,
 )
-from gistkit_lab.studies.registry import SavedRun
 from gistkit_lab.studies.rows import Rows
-from gistkit_lab.studies.study import StudyPlan
+from gistkit_lab.studies.study import SavedRun, StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

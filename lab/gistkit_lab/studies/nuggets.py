@@ -39,9 +39,8 @@ from gistkit_lab.studies.fitting import Carried, Progress, Session, StudyRecipe,
 from gistkit_lab.studies.options import add_names, add_text
 from gistkit_lab.studies.pages import machine_caption, model_line
 from gistkit_lab.studies.reconstruction import evaluate as reconstruct
-from gistkit_lab.studies.registry import SavedRun
 from gistkit_lab.studies.rows import SEEDS, Rows, figure_of, name_of, spread, tabulate
-from gistkit_lab.studies.study import Study, StudyPlan
+from gistkit_lab.studies.study import SavedRun, Study, StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gistkit_lab.studies.registry import SavedRun, read
+from gistkit_lab.studies.registry import read
+from gistkit_lab.studies.study import SavedRun
 
 
 def committed(folder: Path, study: str) -> list[list[SavedRun]]:

@@ -30,8 +30,7 @@ from gistkit_lab.studies.fitting import Carried, FallingRecipe, Progress, Sessio
 from gistkit_lab.studies.in_place import Arm, Run, arm_compressor
 from gistkit_lab.studies.options import add_names
 from gistkit_lab.studies.pages import machine_caption
-from gistkit_lab.studies.registry import SavedRun
-from gistkit_lab.studies.study import Study, StudyPlan
+from gistkit_lab.studies.study import SavedRun, Study, StudyPlan
 
 SPLITS = {"train": 0, "held_out": 1, "test": 2}
 # Methods of the study `in-place` that run unless others are asked for.

@@ -36,9 +36,8 @@ from gistkit_lab.studies.fitting import Session, optimise
 from gistkit_lab.studies.options import seeds_of
 from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.pages import runs as runs_of
-from gistkit_lab.studies.registry import SavedRun
 from gistkit_lab.studies.rows import Cell, Rows, joined, name_of, tabulate
-from gistkit_lab.studies.study import Job, Study, StudyPlan
+from gistkit_lab.studies.study import Job, SavedRun, Study, StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

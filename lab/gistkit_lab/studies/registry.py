@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gistkit_lab.studies.results import Line
-    from gistkit_lab.studies.study import Study
+    from gistkit_lab.studies.study import SavedRun, Study
 
 # In the order of the commands: what each is for, and examples.
 STUDIES: Mapping[str, tuple[str, str]] = {
@@ -95,15 +95,6 @@ example: gistkit study voco --preset quick --layouts dpl,epl --ratios 4.5
 }
 
 
-class SavedRun(NamedTuple):
-    """A run from a results file; `source` is the name of its text or images."""
-
-    run: Any
-    recipe: Any
-    machine: dict[str, Any]
-    source: str = ""
-
-
 def purpose(name: str) -> tuple[str, str]:
     """The purpose of a study, in a line, and examples of its command."""
     return STUDIES[name]
@@ -127,6 +118,8 @@ def decode_lines(path: Path | str, lines: list[Line]) -> tuple[Study, list[Saved
     Raises:
         ValueError: if the lines belong to no study, or to several.
     """
+    from gistkit_lab.studies.study import SavedRun
+
     if not lines:
         raise ValueError(f"{path}: expected at least one run, got none")
     name = lines[0]["study"]

@@ -47,10 +47,9 @@ from gistkit_lab.studies.positions import (
     load_part,
     without_losses,
 )
-from gistkit_lab.studies.registry import SavedRun
 from gistkit_lab.studies.rows import Rows
 from gistkit_lab.studies.runner import cores
-from gistkit_lab.studies.study import StudyPlan
+from gistkit_lab.studies.study import SavedRun, StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

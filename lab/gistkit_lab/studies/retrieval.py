@@ -21,9 +21,8 @@ from gistkit_lab.studies.fitting import Session
 from gistkit_lab.studies.options import add_text
 from gistkit_lab.studies.pages import machine_caption, runs
 from gistkit_lab.studies.positions import Arm, Panel, PositionStudy, Run, draw_lengths, number
-from gistkit_lab.studies.registry import SavedRun
 from gistkit_lab.studies.rows import Rows
-from gistkit_lab.studies.study import StudyPlan
+from gistkit_lab.studies.study import SavedRun, StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

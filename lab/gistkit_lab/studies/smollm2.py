@@ -25,9 +25,8 @@ from gistkit.train.data import Corpus, load_corpus
 from gistkit_lab.studies.epl import LIMITS, Epl
 from gistkit_lab.studies.pages import machine_caption, runs, seeds
 from gistkit_lab.studies.reconstruction import ReconstructionRecipe, Run
-from gistkit_lab.studies.registry import SavedRun
 from gistkit_lab.studies.rows import Rows, drop_column
-from gistkit_lab.studies.study import StudyPlan
+from gistkit_lab.studies.study import SavedRun, StudyPlan
 
 
 @dataclass(frozen=True)

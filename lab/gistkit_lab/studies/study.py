@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from gistkit.evaluate.report import format_table
 from gistkit_lab.studies.options import add_runs
-from gistkit_lab.studies.pages import runs as runs_of
 from gistkit_lab.studies.results import DataSource
 from gistkit_lab.studies.rows import Rows, drop_column, joined
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from gistkit_lab.studies.fitting import Session
-    from gistkit_lab.studies.registry import SavedRun
 
 
 class Job(NamedTuple):
@@ -65,6 +63,15 @@ class StudyPlan:
     about: str = ""
     source: DataSource | None = None
     preset: str = ""
+
+
+class SavedRun(NamedTuple):
+    """A run from a results file; `source` is the name of its text or images."""
+
+    run: Any
+    recipe: Any
+    machine: dict[str, Any]
+    source: str = ""
 
 
 class Study(ABC):
@@ -241,7 +248,7 @@ class Study(ABC):
 
     def captioned(self, group: Sequence[SavedRun]) -> Sequence[tuple[Rows, str]]:
         """The tables of committed runs of one recipe, each with its caption."""
-        runs, recipe = runs_of(group), group[0].recipe
+        runs, recipe = [saved.run for saved in group], group[0].recipe
         tables = [self.rows(runs, recipe), *self.more_rows(runs, recipe)]
         return list(zip(tables, self.captions(group), strict=True))
 

@@ -34,9 +34,8 @@ from gistkit_lab.studies.images import Files, Images, load_images
 from gistkit_lab.studies.mosaics import KINDS, TURN, Batch, Mosaics, Words
 from gistkit_lab.studies.options import add_names
 from gistkit_lab.studies.pages import machine_caption
-from gistkit_lab.studies.registry import SavedRun
 from gistkit_lab.studies.rows import SECONDS, SEEDS, Cell, Rows, figure_of, name_of, tabulate
-from gistkit_lab.studies.study import Study, StudyPlan
+from gistkit_lab.studies.study import SavedRun, Study, StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
