@@ -282,31 +282,3 @@ def test_gists_that_start_as_means_have_read_as_many_as_the_recipe_says(corpus, 
     in_place.start(RECIPE, compressor, data)
     assert read == [[row for step in range(4) for row in data(step)["input_ids"].tolist()]]
     assert sum(len(row) // 5 for row in read[0]) >= 60 > sum(len(row) // 5 for row in read[0][:-4])
-
-
-@pytest.fixture
-def runs():
-    return [
-        in_place.Run(
-            arm.method,
-            arm.ratio,
-            seed,
-            curve=[(0, 3.0, 0.0), (50, 2.0 + 0.1 * seed, 0.1), (100, 1.0 + 0.1 * arm.ratio + 0.1 * seed, 0.2)],
-            held_out={kind: {"loss": 1.0 + 0.1 * arm.ratio + 0.1 * seed, "exact": 0.5} for kind in ("code", "all")},
-            test={kind: {"loss": 2.0, "exact": 0.25} for kind in ("code", "all")},
-            examples=[{"question": "\n...a", "answer": "b", "given": arm.name}],
-        )
-        for seed in (0, 1)
-        for arm in in_place.arms()
-    ]
-
-
-def test_the_table_has_a_row_an_arm_beside_the_paper(runs):
-    rows = STUDY.rows(runs, RECIPE, "held_out")
-    assert rows[0] == ["method", "ratio", "loss", "exact", "seeds", "paper: SQuAD loss"]
-    assert rows[1][:2] == ["No context", "-"] and len(rows) == 1 + len(in_place.arms())
-    (gistpool,) = (row for row in rows if row[:2] == ["GistPool", "5x"])
-    assert gistpool == ["GistPool", "5x", "1.550 (1.500-1.600)", "0.500 (0.500-0.500)", "2", "0.408"]
-    assert STUDY.rows(runs, RECIPE)[2][2] == "2.000 (2.000-2.000)"
-    assert "gistpool-5x" in STUDY.examples(runs)
-    assert "gistpool-2x" not in STUDY.examples(runs)

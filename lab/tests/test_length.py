@@ -14,7 +14,7 @@ from gistkit.train import load_corpus
 from gistkit_lab.studies import length, positions
 from gistkit_lab.studies.fitting import Progress
 from gistkit_lab.studies.length import PAPER, STUDY
-from gistkit_lab.studies.positions import ABLATIONS, ARMS, TITLES, Arm, Student, number
+from gistkit_lab.studies.positions import ABLATIONS, ARMS, TITLES, Arm, Student
 from tests.helpers.tiers import mostly_slow
 
 RECIPE = length.Recipe(
@@ -193,32 +193,6 @@ def test_bfloat16_changes_figures_a_little(corpus, tmp_path, name):
 def test_bad_recipes_and_arms_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-@pytest.fixture
-def runs():
-    figure = lambda arm, seed, size: math.log(4 + ARMS.index(arm) * size / 8 + seed)  # noqa: E731
-    return [
-        length.Run(
-            arm, seed, curve=[(0, 5.0, 6.0)], seconds=10.0,
-            held_out={str(size): 1.0 for size in RECIPE.lengths},
-            test={str(size): figure(arm, seed, size) for size in RECIPE.lengths},
-        )
-        for seed in (0, 1)
-        for arm in reversed(ARMS)
-    ]  # fmt: skip
-
-
-def test_the_table_has_a_row_an_arm_beside_the_paper(runs):
-    rows = STUDY.rows(runs, RECIPE)
-    assert rows[0] == ["position encoding", "1x, 8", "2x, 16", "4x, 32", "training", "seeds"]
-    assert [row[0] for row in rows[1:]] == [TITLES[arm] for arm in ARMS]
-    assert rows[1] == ["NoPE", *["4.50 (4.00-5.00)"] * 3, "10 s (10-10 s)", "2"] or rows[1][4].startswith("10 s")
-    assert rows[2][1:4] == ["5.50 (5.00-6.00)", "6.50 (6.00-7.00)", "8.50 (8.00-9.00)"]
-    assert STUDY.rows(runs, RECIPE, "held_out")[1][1] == "2.72 (2.72-2.72)"
-    paper = STUDY.paper_rows(RECIPE)[0]
-    assert {len(row) for row in paper} == {7} and ["RoPE 1e4", "19.44", "35.25", "113", "252", "478", "746"] in paper
-    assert [number(x) for x in (3.14159, 99.0, 150.2, 20_000.0)] == ["3.14", "99.00", "150", "2.0e+04"]
 
 
 @pytest.mark.slow

@@ -345,30 +345,6 @@ def test_bad_recipes_and_arms_are_named(call, message):
         call()
 
 
-@pytest.fixture
-def runs():
-    return [
-        resolution.Run(
-            arm, seed, curve=[[0, 2.0, 0.1, 0.1]], seconds=10.0,
-            held_out={str(grid): 0.5 for grid in RECIPE.grids},
-            test={str(grid): (90 - ARMS.index(arm) - grid + 2 * seed) / 100 for grid in RECIPE.grids},
-        )
-        for seed in (1, 0)
-        for arm in reversed(ARMS)
-    ]  # fmt: skip
-
-
-def test_the_table_has_a_row_an_arm_beside_the_paper(runs):
-    rows = STUDY.rows(runs, RECIPE)
-    assert rows[0] == ["position encoding", "1x, 3x3", "1.33x, 4x4", "2x, 6x6", "training", "seeds"]
-    assert [row[0] for row in rows[1:]] == [TITLES[arm] for arm in ARMS]
-    assert rows[2] == ["Sinusoidal", "87.0 (86.0-88.0)", "86.0 (85.0-87.0)", "84.0 (83.0-85.0)", rows[2][4], "2"]
-    assert STUDY.rows(runs, RECIPE, "held_out")[1][1] == "50.0 (50.0-50.0)"
-    paper = STUDY.paper_rows(RECIPE)[0]
-    assert {len(row) for row in paper} == {8} and paper[0][1:4] == ["1x, 14x14", "1.43x, 20x20", "1.71x, 24x24"]
-    assert ["SeqPE AttnMul", "81.2", "81.8", "81.7", "81.2", "80.5", "77.8", "76.7"] in paper
-
-
 @pytest.mark.slow
 def test_embeddings_are_those_of_the_trained_weights(images, tmp_path, monkeypatch):
     from gistkit_lab.viz import grids

@@ -1,7 +1,6 @@
 """The study `retrieval`: its sequences and documents, its figures, its report and command."""
 
 import dataclasses
-import math
 import re
 
 import pytest
@@ -14,7 +13,7 @@ from gistkit.train import load_corpus
 from gistkit_lab.studies import documents, filler, length, shown
 from gistkit_lab.studies.filler import Facts
 from gistkit_lab.studies.pages import committed
-from gistkit_lab.studies.positions import ARMS, IGNORE, Arm, Run, Student
+from gistkit_lab.studies.positions import IGNORE, Arm, Student
 from gistkit_lab.studies.registry import find, read
 from gistkit_lab.studies.retrieval import STUDY
 
@@ -126,34 +125,6 @@ def test_the_smallest_length_is_all_facts_and_questions():
 def test_presets_are_tested_at_eight_times_their_length():
     for recipe in find("retrieval").presets.values():
         assert recipe.lengths[-1] == 8 * recipe.length
-
-
-@pytest.fixture
-def runs():
-    figures = lambda arm, seed: {"loss": math.log(2.0 + seed), "exact": 1 / (1 + ARMS.index(arm))}  # noqa: E731
-    return [
-        Run(
-            arm, seed, curve=[(0, 5.0, 0.0)], seconds=10.0,
-            held_out={str(size): figures(arm, seed) for size in RECIPE.lengths},
-            test={str(size): figures(arm, seed) for size in RECIPE.lengths},
-        )
-        for seed in (0, 1)
-        for arm in ("seqpe-bias", "nope")
-    ]  # fmt: skip
-
-
-def test_the_tables_have_a_row_an_arm_beside_the_paper(runs):
-    exact, perplexity = (STUDY.figure_rows(runs, figure) for figure in ("exact", "perplexity"))
-    assert exact[0][:3] == ["position encoding", "1x, 30", "2x, 60"]
-    assert exact[1][:3] == ["NoPE", *["1.000 (1.000-1.000)"] * 2] and exact[2][1] == "0.100 (0.100-0.100)"
-    assert perplexity[1][1] == "2.50 (2.00-3.00)"
-    assert [
-        "SeqPE AttnBias",
-        "5.56 / 26.8",
-        "7.64 / 15.0",
-        "7.58 / 11.4",
-        "28.60 / 2.6",
-    ] in STUDY.paper_rows(RECIPE)[0]
 
 
 BASE = length.Recipe(
