@@ -195,7 +195,8 @@ def asking_table(content: Content) -> str:
     ]  # fmt: skip
     title = f"{len(content['facts'])} questions about {content['tokens']} tokens, SmolLM2-135M {content['dtype']}"
     table = format_table([[title, *head], *cells])
-    return f"{table}\n\nMedians of {content['rounds']} rounds. {machine_line(content['machine'])}."
+    rounds = "One round" if content["rounds"] == 1 else f"Medians of {content['rounds']} rounds"
+    return f"{table}\n\n{rounds}. {machine_line(content['machine'])}."
 
 
 def serving_table(content: Content) -> str:
@@ -212,7 +213,8 @@ def serving_table(content: Content) -> str:
     title = f"{content['clients']} clients, documents of {content['tokens']} tokens, SmolLM2-135M"
     table = format_table([[title, *head], *cells])
     together = f"Questions begin within {content['seconds']:.0f} s; gistkit answers up to {content['batch']} together."
-    return f"{table}\n\n{together} In brackets: memory in either half. {machine_line(content['machine'])}."
+    memory = "In brackets: memory in the first and the second half."
+    return f"{table}\n\n{together} {memory} {machine_line(content['machine'])}."
 
 
 def of_any(machine: str, suite: str) -> tuple[str, Content] | None:

@@ -277,4 +277,5 @@ def test_questions_of_another_encoding(run, report, folder, monkeypatch):  # noq
     assert run("compress", report, "--compressor", folder / "x500")[0] == 0
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9?\n")))
     status, lines = call(run, "ask", report.with_suffix(".gist"), "--compressor", folder / "x500")
-    assert status == 2 and lines == ["gistkit: standard input: expected UTF-8 text, got byte 0xe9 at 3"]
+    message = "standard input: expected UTF-8 text, got byte 0xe9 at 3; convert it with iconv"
+    assert status == 2 and lines == [f"gistkit: {message}"]

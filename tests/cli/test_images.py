@@ -215,10 +215,10 @@ def mistakes(llava, tmp_path_factory):
         ("ask {tmp}/photo.gist is<image>", r"QUESTION: expected a text without special tokens .*, got 'is<image>'"),
         (
             "train --questions {tmp}/huge.jsonl --preset epl-finetune --images {tmp} --end-token",
-            r"--end-token: expected none with --images, whose answers have one already",
+            r"--end-token: expected none with --images, because those answers already have one",
         ),
-        ("compress {photo} {tmp}/text.txt", r"TEXT: expected texts alone or images alone, got .*0.png and .*text.txt"),
-        ("compress {tmp}/broken.png", r"broken.png: expected an image, got a file that none can be read from: "),
+        ("compress {photo} {tmp}/text.txt", r"TEXT: expected only texts or only images, got .*0.png and .*text.txt"),
+        ("compress {tmp}/broken.png", r"broken.png: expected an image, got a file that cannot be read as one: "),
         ("compress {tmp}/huge.png", r"huge.png: expected an image, got .*900000000 pixels"),
         ("compress {photo} --option gap=9 --option memory_tokens=2", r"0.png: gap: expected at least 9 tokens behind"),
         pytest.param(
@@ -233,7 +233,7 @@ def mistakes(llava, tmp_path_factory):
             "ask {tmp}/photo.gist what --template {{question}}",
             r"--template: expected none for .*photo.gist, a memory of",
         ),
-        ("ask {tmp}/photo.gist --task ae", r"task: expected lm or qa for voco, whose memory is of images, got 'ae'"),
+        ("ask {tmp}/photo.gist --task ae", r"task: expected lm or qa for voco, which compresses images, got 'ae'"),
         ("ask {tmp}/photo.gist what --with {tmp}/photo.gist", r"memories: expected those of a method that compresses"),
         ("train --images {photos}", r"images: not allowed without questions about them"),
         (

@@ -70,7 +70,7 @@ def test_an_encoder_of_its_own_trains_and_is_named_again_where_the_hub_does_not_
     trained = ("--compressor", out / "compressor")
     (report := tmp_path / "report.txt").write_text("a text of forty bytes, of which few help")
     status, _, complaints = run("compress", report, *trained)
-    assert status == 2 and "encoder: expected that of" in complaints
+    assert status == 2 and "not on the hub; pass the model, or its folder" in complaints
     status, shown, complaints = run("compress", report, *trained, "--encoder", encoder)
     assert status == 0 and "40 tokens to 10 memory tokens" in shown, complaints
     words = ("--max-new-tokens", 3, "--encoder", encoder)

@@ -102,7 +102,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(method, lora, outside):
 def test_checkpointing_by_the_model_alone_is_refused():
     compressor = build(ICAE).train()
     checkpoint(compressor.model)
-    with pytest.raises(ValueError, match="model: expected gradient checkpointing to be off or switched on by the comp"):
+    with pytest.raises(ValueError, match="model: expected gradient checkpointing to be off, or enabled by the comp"):
         compressor(IDS, continuation_ids=IDS)
     compressor.gradient_checkpointing_enable()
     assert compressor(IDS, continuation_ids=IDS)["loss"].isfinite()

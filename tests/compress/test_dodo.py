@@ -315,7 +315,7 @@ def test_an_empty_context_is_refused():
     compressor = make()
     with pytest.raises(ValueError, match="input_ids: expected at least 1 token, got 0"):
         compressor.encode([[BOS, 3], []])
-    with pytest.raises(ValueError, match="input_ids: expected at least 1 token beside the first token, got 0"):
+    with pytest.raises(ValueError, match="input_ids: expected at least 1 token after the first one, got 0"):
         compressor.encode([[BOS]])
 
 

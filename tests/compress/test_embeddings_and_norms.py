@@ -284,8 +284,8 @@ REFUSED = [
     ("gist", {"lora": "plain", "train_norms": True}, r"train_norms: .* whose modules_to_save say it, got True"),
     ("x500", {"embedding_lora": 0}, r"embedding_lora: expected a whole number >= 1.*got 0"),
     ("x500", {"train_norms": 1}, r"train_norms: expected True or False, got 1"),
-    ("icae", {"lora": "head"}, r"lora: expected no adapter of the output embedding, .* got one of lm_head"),
-    ("gist", {"lora": "saved head"}, r"lora: expected no adapter of the output embedding, .* got one of lm_head"),
+    ("icae", {"lora": "head"}, r"lora: expected no adapter on the output embedding, .* got one on lm_head"),
+    ("gist", {"lora": "saved head"}, r"lora: expected no adapter on the output embedding, .* got one on lm_head"),
     ("gistpool copy", {"lora": "saved map"}, r"lora: expected no modules_to_save of linear .*, got \['mlp'\]"),
     ("gistpool", {"lora": "saved map"}, r"lora: expected plain LoRA .* that are norms .* got ModulesToSave"),
 ]  # fmt: skip

@@ -185,7 +185,7 @@ def test_a_returned_cache_is_read_on_only_if_the_model_reads_all_of_the_memory_i
         expected = compressor.generate(memory, [[5, 6, 7]], **token).logits[0]
         torch.testing.assert_close(logits.float(), expected, rtol=1e-5, atol=1e-6)
         return
-    with pytest.raises(ValueError, match=f"{CACHE}: expected one of a memory whose heads keep as many tokens each"):
+    with pytest.raises(ValueError, match=f"{CACHE}: expected the same number of tokens in each head"):
         compressor.model(torch.tensor([[7]]), **more)
     assert torch.equal(compressor.generate(memory, [[5, 6]], **token).sequences, output.sequences)
 

@@ -197,7 +197,7 @@ def test_full_context_diverges_from_the_base_model_by_nothing_before_training():
     compressor = AvgPool(tiny_llama(), ratio=1, bos_token=BOS, lora=4, losses=("kl",))
     loss = compressor(tokens(2, 6), question_ids=tokens(2, 2), answer_ids=tokens(2, 3))["kl"]
     assert abs(float(loss)) < 1e-6
-    with pytest.raises(ValueError, match="losses: expected 'kl' beside LoRA"):
+    with pytest.raises(ValueError, match="losses: expected LoRA with 'kl'"):
         AvgPool(tiny_llama(), ratio=1, bos_token=BOS, lora=None, losses=("kl",))
 
 
@@ -391,12 +391,12 @@ def test_odd_arguments_say_what_was_expected():
         (Gist, {"ratio": float("inf")}, ValueError, "ratio: expected a whole number >= 1, got inf"),
         (GistPool, {"memory_sees_bos": 1}, TypeError, "memory_sees_bos: expected True or False, got 1"),
         (GistPool, {"full_copy": "yes"}, TypeError, "full_copy: expected True or False, got 'yes'"),
-        (Gist, {"copy_norms": True}, ValueError, "copy_norms: expected gists with a copy of the maps, full_copy=True"),
+        (Gist, {"copy_norms": True}, ValueError, "copy_norms: expected gists with copied maps .full_copy=True"),
         (
             GistPool,
             {"copy_norms": True, "lora": 2},
             ValueError,
-            "beside LoRA train_norms gives them norms of their own",
+            "with LoRA, train_norms gives gists their own norms",
         ),
         (Gist, {"full_copy": True}, ValueError, "full_copy: expected separate=True with it, got separate=False"),
         (GistPool, {"window": 4}, ValueError, "window: expected at least the ratio, 5 tokens, got 4"),
@@ -415,7 +415,7 @@ def test_odd_arguments_say_what_was_expected():
     with pytest.raises(TypeError, match="model: expected one whose linear maps gists can have copies of"):
         GistPool(tiny("gpt2"), bos_token=BOS)
     compressor = make("gistpool", gists=2)
-    with pytest.raises(ValueError, match="input_ids: expected at least 1 token beside the first token, got 0"):
+    with pytest.raises(ValueError, match="input_ids: expected at least 1 token after the first one, got 0"):
         compressor.encode([[BOS]])
     with pytest.raises(ValueError, match=r"input_ids: expected contexts of at most 2 gists x 3 tokens, got 3 gists"):
         compressor.encode(tokens(1, 7))
@@ -497,7 +497,7 @@ def test_the_models_own_weights_train_beside_no_adapters(tmp_path):
     assert not any("lora" in name for name, _ in first.trainable()) and len(names) > 10
     with pytest.raises(ValueError, match="model: expected no adapters in a model whose own weights were trained"):
         first.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="lora: expected a model without adapters for None"):
+    with pytest.raises(ValueError, match="lora: expected a model without adapters for lora=None"):
         GistPool(model, ratio=2, bos_token=BOS, lora=None)
     second.save_pretrained(tmp_path)
     frozen = tiny_llama().requires_grad_(False)

@@ -111,7 +111,7 @@ def test_a_window_names_the_ratios_that_it_is_too_small_for():
         (lambda: compressor.encode(ids, ratio=8), "ratio: expected at most the window, 4 tokens, got 8"),
         (lambda: made(window=4, train_ratios=(2, 8)), "window: expected at least the largest of train_ratios, 8 tok"),
         (lambda: made(train_ratios=(2, 8)).set_window(4), "window: expected at least the largest of train_ratios"),
-        (lambda: Select(tiny_llama(), budget=4, train_ratios=(2,)), "train_ratios: expected none beside the budget 4"),
+        (lambda: Select(tiny_llama(), budget=4, train_ratios=(2,)), "train_ratios: expected none with the budget 4"),
     ]:
         with pytest.raises(ValueError, match=match):
             action()
@@ -204,12 +204,12 @@ def test_what_has_one_ratio_is_refused_by_name():
     for arguments, match in [
         ({"ratio": 0}, "ratio: expected a whole number >= 1"),
         ({"budget": 0}, "budget: expected a whole number >= 1"),
-        ({"ratio": 2, "budget": 4}, "budget: expected none beside ratio 2"),
+        ({"ratio": 2, "budget": 4}, "budget: expected none with ratio 2"),
         ({"ratio": 2}, "expected contexts of at most 4 gists"),
     ]:
         with pytest.raises(ValueError, match=match):
             gist.encode(ids, **arguments)
-    with pytest.raises(ValueError, match="losses: expected no 'compression' beside train_ratios"):
+    with pytest.raises(ValueError, match="losses: expected no 'compression' with train_ratios"):
         made(train_ratios=(2, 4), losses=("compression", "lm"))
     with pytest.raises(ValueError, match="train_ratios: expected a whole number"):
         made(train_ratios=(2, 0))

@@ -282,7 +282,7 @@ def test_heads_share_what_they_keep(by, shares, tmp_path):
     assert torch.equal(compressor.generate(thrice[1:], [text[0]] * 2, max_new_tokens=9)[1], answer[0])
     thrice.save(tmp_path / "m.gist")
     assert torch.equal(Memory.load(tmp_path / "m.gist")[2].tensors[0], memory[0].tensors[0])
-    with pytest.raises(ValueError, match="memory: expected one whose heads keep as many tokens each"):
+    with pytest.raises(ValueError, match="memory: expected the same number of tokens in each head"):
         compressor.to_cache(memory[0])
 
 
@@ -499,8 +499,8 @@ def test_a_users_adapter_stays_active():
         ({"by": "kvzip", "question": "Who?"}, "question: expected by snapkv, which reads it, got by kvzip"),
         ({"shares": "layers"}, "shares: expected one of equal, heads, all, pyramid, got 'layers'"),
         ({"question": ""}, "question: expected a text, got ''"),
-        ({"losses": ("kl",)}, "losses: expected 'kl' beside LoRA"),
-        ({"own_reader": True}, "lora: expected a rank or a peft.LoraConfig beside own_reader, got None"),
+        ({"losses": ("kl",)}, "losses: expected LoRA with 'kl'"),
+        ({"own_reader": True}, "lora: expected a rank or a peft.LoraConfig with own_reader, got None"),
     ],
 )
 def test_wrong_settings_are_named(settings, message):

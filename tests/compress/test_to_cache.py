@@ -198,16 +198,14 @@ def test_what_the_plain_model_cannot_read_is_refused():
     compressor = METHODS["x500"](tiny_llama(), "epl")
     for contexts, what in (
         ([[3] * 8, [3] * 16], "memory tokens each"),
-        ([[3] * 17, [3] * 19], "tokens behind the win"),
+        ([[3] * 17, [3] * 19], "tokens after the window"),
     ):
-        with pytest.raises(ValueError, match=f"memory: expected rows of as many {what}"):
+        with pytest.raises(ValueError, match=f"memory: expected rows with equal numbers of {what}"):
             compressor.to_cache(compressor.encode(contexts))
     with pytest.raises(TypeError, match="memory: expected a Memory as encode returns, got list"):
         compressor.to_cache([])
     # Mistral's window here is 6.
     compressor = IN_PLACE["avgpool"](tiny("mistral", bos_token_id=1))
-    with pytest.raises(
-        ValueError, match="memory: expected one of fewer than 6 context tokens, the model's sliding win"
-    ):
+    with pytest.raises(ValueError, match="memory: expected fewer than 6 context tokens, the model's sliding win"):
         compressor.to_cache(compressor.encode([[3] * 8]))
     assert compressor.to_cache(compressor.encode([[3] * 4])).layers[0].num_keys == 2

@@ -252,7 +252,7 @@ def test_a_pickle_or_another_adapter_in_a_folder_is_not_opened(folders, tmp_path
     refused(folder, "expected the weights of a model as safetensors, found none")
     folder = edited(folders["x500, own weights"], tmp_path, "model/config.json")
     (folder / "model" / "adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
-    refused(folder, r"expected a model by itself, got adapter_config\.json")
+    refused(folder, r"expected only a model, got adapter_config\.json")
 
 
 @pytest.fixture
@@ -263,7 +263,8 @@ def named(tmp_path, monkeypatch):
     encoder.save_pretrained(home)
     encoder.name_or_path = "stranger/encoder"
     SeparateEncoder(model(), encoder=encoder, segment=6, ratio=3, lora=2).save_pretrained(tmp_path / "compressor")
-    monkeypatch.setattr("gistkit.compress.files.snapshot_download", lambda name, **_: home)
+    for module in ("files", "texts"):
+        monkeypatch.setattr(f"gistkit.compress.{module}.snapshot_download", lambda name, **_: home)
     return tmp_path / "compressor", home
 
 
@@ -273,7 +274,7 @@ def named(tmp_path, monkeypatch):
         ("config.json", {"auto_map": {"AutoModelForCausalLM": "code.Model"}}, r"config\.json: expected no auto_map"),
         ("config.json", {"attn_implementation": "stranger/kernels"}, r"config\.json: expected no attn_implementation"),
         ("config.json", {"quantization_config": {"quant_method": "bitsandbytes"}}, "expected no quantization_config"),
-        ("adapter_config.json", {"base_model_name_or_path": "/elsewhere"}, "by itself, got adapter_config"),
+        ("adapter_config.json", {"base_model_name_or_path": "/elsewhere"}, "expected only a model, got adapter_config"),
         ("config.json", {"vocab_size": 10**9}, r"config\.json: expected weights of a model with"),
     ],
 )
@@ -282,7 +283,33 @@ def test_an_encoder_that_a_folder_names_is_read_as_a_model_in_it(file, changes, 
     assert Compressor.from_pretrained(folder, model()).encoder.name_or_path == "stranger/encoder"
     path = home / file
     path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | changes))
-    refused(folder, f"encoder: expected that of .*compressor, stranger/encoder, .*{message}")
+    refused(folder, f"encoder: stranger/encoder, the encoder of .*compressor, .*{message}")
+
+
+def test_the_tokenizer_of_such_an_encoder_is_read_as_one_in_the_folder(named):
+    folder, home = named
+    byte_tokenizer().save_pretrained(home)
+    compressor = Compressor.from_pretrained(folder, model())
+    assert compressor.encoder_tokenizer.get_vocab() == byte_tokenizer().get_vocab()
+    path = home / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_file": "/etc/passwd"}))
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json: expected no vocab_file"):
+        _ = Compressor.from_pretrained(folder, model()).encoder_tokenizer
+
+
+def test_a_wheel_holds_an_adapter_of_several_compressors_once(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr("gistkit.common.trained.PLACES", (tmp_path,))
+    for name in ("one", "two"):
+        shutil.copytree(folders["avgpool"], tmp_path / name)
+    adapter = tmp_path / "two" / "gistkit_0_text"
+    (adapter / "adapter_model.safetensors").unlink()
+    same = adapter / "adapter_model.same.json"
+    same.write_text('{"compressor": "one", "adapter": "gistkit_0_text"}')
+    first, second = (dict(Compressor.from_pretrained(name, model()).trainable()) for name in ("one", "two"))
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    for named in ("none", "../one", 7):
+        same.write_text(json.dumps({"compressor": named, "adapter": "gistkit_0_text"}))
+        refused(tmp_path / "two", r"adapter_model\.same\.json: expected (one of the compressors one, two|compressor)")
 
 
 def test_an_encoders_name_is_a_text(named, tmp_path):

@@ -401,7 +401,7 @@ def test_bad_inputs_are_refused(llava):
     refuse("pixel_values_videos: expected the output of the llava", good | {"pixel_values_videos": torch.zeros(1)})
     refuse(r"input_ids: expected token ids in \[0, 60\), got 60", good | {"input_ids": [[1, 60, *[IMAGE] * 9]],
                                                                           "attention_mask": None})  # fmt: skip
-    with pytest.raises(ValueError, match="gap: expected at least 2 tokens behind each image, got 1 in row 0"):
+    with pytest.raises(ValueError, match="gap: expected at least 2 tokens after each image, got 1 in row 0"):
         build("llava", gap=2).encode(good)
     with pytest.raises(ValueError, match="pixel_values: expected images of 4 features"):
         build("qwen2_5_vl").encode(
@@ -419,7 +419,7 @@ def test_texts_have_no_images(llava):
         llava.decode(memory, "qa", [[3, IMAGE]])
     with pytest.raises(ValueError, match="question_ids: expected text without image tokens, got id 55"):
         llava(inputs, question_ids=[[IMAGE]], answer_ids=[[3]])
-    with pytest.raises(ValueError, match="task: expected lm or qa for voco, whose memory is of images, got 'ae'"):
+    with pytest.raises(ValueError, match="task: expected lm or qa for voco, which compresses images, got 'ae'"):
         llava.generate(memory, task="ae")
     with pytest.raises(ValueError, match=r"memories: expected those of a method that compresses chunks .* voco's"):
         llava.join([memory, memory])

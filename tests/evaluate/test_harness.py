@@ -203,7 +203,7 @@ def test_where_a_context_is_split():
     assert [len(part) for part in split("x" * 30)] == [14, 4]
     assert [len(part) for part in split("Q: " + "x" * 30)] == [14, 4]
     assert [len(part) for part in split("long Q: " + "x" * 30)] == [1, 17]
-    with pytest.raises(ValueError, match="max_length: expected more than the 20 tokens behind a context, got 20"):
+    with pytest.raises(ValueError, match="max_length: expected more than the 20 tokens after a context, got 20"):
         split("one", 20)
     # A text that has the first token already gets no second one.
     assert model.tok_encode("<start>a") == model.tok_encode("a") == [257, *model.tok_encode("a", False)]

@@ -279,7 +279,9 @@ def test_an_empty_question_asks_what_the_template_says(tmp_path):
     (example,) = load_questions(path, template=template)
     assert example == Example(prompt.context, question=prompt.question, answers=("Summary.",))
     assert prepare([example], byte_tokenizer(), ["qa"])[0].answers == ("Summary.",)
-    with pytest.raises(ValueError, match="line 1, 'question': expected a text where the template has no other, got ''"):
+    with pytest.raises(
+        ValueError, match="line 1, 'question': expected a text, because the template has no other, got ''"
+    ):
         load_questions(path, template="{context}{question}")
 
 

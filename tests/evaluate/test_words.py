@@ -153,7 +153,7 @@ def test_the_loss_of_answers_is_a_compressors_own():
         ({"excluded_words": [""]}, "excluded_words: expected words without white space, got ''"),
         ({"excluded_words": [], "tokenizer": None}, "excluded_words: not allowed without a tokenizer and the task"),
         ({"excluded_words": [], "tasks": ["ae"]}, "excluded_words: not allowed without a tokenizer and the task"),
-        ({"judge": 3, "tasks": ["lm"]}, "judge: expected a function beside the task 'qa', got 3"),
+        ({"judge": 3, "tasks": ["lm"]}, "judge: expected a function and the task 'qa', got 3"),
     ],
 )
 def test_mistakes_name_the_argument(settings, message):

@@ -153,7 +153,7 @@ def test_frequencies_that_depend_on_the_length_are_refused():
     )
     model = transformers.CohereForCausalLM(config)
     assert "depend on the length" in probed(model).projects
-    with pytest.raises(TypeError, match="model: expected a family whose layers make keys of any hidden states"):
+    with pytest.raises(TypeError, match="model: expected layers that compute keys of any hidden states"):
         AvgPool(model, bos_token=BOS)
     with pytest.raises(TypeError, match="so that its keys can be rotated"):
         AvgPool(tiny_of("Olmo2ForCausalLM"), pool="kv", bos_token=BOS)

@@ -249,7 +249,7 @@ def test_entering_again_starts_over_and_leaving_stops():
 def test_a_recorder_inside_itself_is_refused_and_records_after_an_error():
     plan = causal_plan(4, 4, "cpu", None)
     recorder = AttentionRecorder()
-    with pytest.raises(RuntimeError, match="recorder: expected one that does not record yet"), recorder, recorder:
+    with pytest.raises(RuntimeError, match="recorder: expected a recorder that is not recording"), recorder, recorder:
         pass
     gk.attention(*tensors(plan), plan)
     with recorder:

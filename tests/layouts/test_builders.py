@@ -338,7 +338,7 @@ def test_sac(context: int, chunk: int, ratio: int) -> None:
         (lambda: layouts.voco(4, "2"), TypeError, r"voco: expected memory to be an int, got str"),
         (lambda: layouts.voco(4, 2, gap=-1), ValueError, r"voco: expected gap >= 0, got -1"),
         (lambda: layouts.voco(4, 2, positions="abc"), ValueError, r"voco: expected positions to be one of dpl, upl"),
-        (lambda: layouts.voco(4, 2, gap=1, bidirectional=True), ValueError, r"expected gap 0 beside bidirectional"),
+        (lambda: layouts.voco(4, 2, gap=1, bidirectional=True), ValueError, r"expected gap 0 with bidirectional"),
         (lambda: layouts.voco(4, 2, ids=range(5)), ValueError, r"voco: expected ids to be integers \[4\] or \[A, 4\]"),
         (lambda: layouts.voco(1, 2, ids=[0.5]), ValueError, r"voco: expected ids to be integers .* got float64"),
         (lambda: layouts.dodo([1, 0], 2), TypeError, r"dodo: expected selected of dtype bool, got int64"),

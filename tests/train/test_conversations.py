@@ -159,7 +159,7 @@ def test_images_are_opened_upright_in_rgb_or_told_by_their_file(images, tmp_path
     for broken in (b"", whole[:40], whole[: len(whole) // 2]):
         (tmp_path / "broken.png").write_bytes(broken)
         with pytest.raises(
-            ValueError, match=r"broken\.png: expected an image, got a file that none can be read from: "
+            ValueError, match=r"broken\.png: expected an image, got a file that cannot be read as one: "
         ):
             open_image(tmp_path / "broken.png")
     with pytest.raises(FileNotFoundError, match="none"):

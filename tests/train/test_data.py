@@ -379,7 +379,7 @@ def test_schedules_are_the_papers():
         ({"max_length": 5}, "max_length: expected at least min_length, 510, got 5"),
         ({"decay": 1.5}, "decay: expected a share above 0, at most 1, got 1.5"),
         ({"decay": float("nan")}, "decay: expected a share above 0, at most 1, got nan"),
-        ({"decay": 0.5}, "decay: expected a schedule that falls beside it, linear or cosine, got 0.5"),
+        ({"decay": 0.5}, "decay: expected schedule linear or cosine with it, got constant and decay 0.5"),
         ({"schedule": "step"}, "schedule: expected one of constant, linear, cosine, got 'step'"),
         ({"optimizer": "sgd"}, "optimizer: expected one of adamw, adafactor, got 'sgd'"),
         ({"eps": 0}, "eps: expected a number above 0, got 0"),

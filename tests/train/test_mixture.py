@@ -136,5 +136,5 @@ def test_sets_of_different_arguments_do_not_mix():
     text, question = {"input_ids": [1, 2]}, {"input_ids": [1, 2], "answer_ids": [3]}
     with pytest.raises(ValueError, match=r"batches: expected the same arguments, got \['input_ids'\] and \['answer_id"):
         collate([text, question])
-    with pytest.raises(ValueError, match="batches: expected arguments of tokens alone, got pixel_values"):
+    with pytest.raises(ValueError, match="batches: expected only arguments of tokens, got pixel_values"):
         collate([text | {"pixel_values": [1.0]}])

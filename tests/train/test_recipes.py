@@ -72,7 +72,7 @@ def test_adafactor_is_torchs(tmp_path):
 
 def test_patience_needs_evaluations(tmp_path):
     recipe = dataclasses.replace(RECIPE, patience=2)
-    with pytest.raises(ValueError, match=r"patience: expected evaluations \(eval_every\) beside it, got 2"):
+    with pytest.raises(ValueError, match=r"patience: expected evaluations \(eval_every\) with it, got 2"):
         Trainer(make_compressor(), make_batches(), recipe, tmp_path, cpu=True, eval_every=None)
 
 

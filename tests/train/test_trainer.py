@@ -326,7 +326,7 @@ def test_run_trains_from_plain_arguments_then_on_questions(tmp_path):
         ({"preset": "epl-finetune"}, "questions: expected a file for the loss qa, kl, reverse_kl or hidden, got None"),
         (
             {"start": tmp_path, "compressor": {"chunk": 8}},
-            "compressor: expected losses, window and encoder alone beside start, .*'chunk'",
+            "compressor: expected only losses, window and encoder with start, .*'chunk'",
         ),
     ]:
         with pytest.raises(ValueError, match=message):

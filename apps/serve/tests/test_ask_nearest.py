@@ -105,7 +105,7 @@ def test_a_document_behind_the_window_is_read_last(folder, store, monkeypatch, c
     assert "--nearest" not in capsys.readouterr().err
     assert with_rest(best, third) == [best], "they cannot be joined"
     told = capsys.readouterr().err
-    assert "--nearest: 3 documents cannot be read as one context (memories: expected a rest" in told
+    assert "--nearest: 3 documents cannot be read as one context (memories: expected tokens after" in told
     assert told.splitlines()[-1].startswith(f"nearest: {best} (")
 
 
@@ -240,7 +240,8 @@ def test_another_model_than_that_of_the_vectors_is_told(store, run, words, embed
             status, _, complaint = run(*call, "--embed", tmp_path / other, *words[:2])
             assert status == 2
             assert (
-                f"embed: expected what made the vectors of {store}, 32 numbers each, got another ({size}" in complaint
+                f"embed: expected the model that made the vectors of {store}, 32 numbers each, got another ({size}"
+                in complaint
             )
 
 
@@ -248,7 +249,10 @@ def test_another_model_than_that_of_the_vectors_is_told(store, run, words, embed
 def test_what_embeds_needs_a_store_and_a_model(store, run, words, embedding):
     for call, told in (
         (("ask", store, "Who?", "--embed", embedding), "expected an index of vectors of its documents or a --doc"),
-        (("ask", store, "Who?", "--embed", embedding / "none"), "--embed: expected a folder with a model, got"),
+        (
+            ("ask", store, "Who?", "--embed", embedding / "none"),
+            "--embed: expected a folder with a model, found none at",
+        ),
         (("ask", store, "Who?", "--embed", store), "--embed: expected a model that sentence-transformers loads"),
         (
             ("ask", store, "Who?", "--embed", embedding, "--document", "garden.txt"),

@@ -111,16 +111,16 @@ class GistConnector(KVConnectorBase_V1):
         layers, two, heads, size = self._shape
         if shape != (layers, two, about.tokens, heads, size):
             expected = (layers, two, about.tokens, heads, size)
-            raise ValueError(f"memory {name!r}: expected keys and values {expected}, got {shape}: of another model")
+            raise ValueError(f"memory {name!r}: expected keys and values {expected}, got {shape}, of another model")
         lora = request.lora_request
         reader = self._reader if lora is None else memory_files.reader_of(lora.lora_path)
         if reader != about.reader and not (reader is None and about.reader.startswith("base:")):
             raise ValueError(f"memory {name!r}: expected the reader {about.reader}, got {reader or 'other weights'}")
         if request.skip_reading_prefix_cache:
-            raise ValueError("request: expected no prompt_logprobs and no skip_reading_prefix_cache beside a memory")
+            raise ValueError("request: expected no prompt_logprobs and no skip_reading_prefix_cache with a memory")
         ids = request.prompt_token_ids
         if ids is None or request.prompt_embeds is not None:
-            raise ValueError("request: expected a prompt of token ids behind a memory")
+            raise ValueError("request: expected a prompt of token ids after a memory")
         # One token must be left to compute.
         if len(ids) <= about.tokens or any(token != about.placeholder for token in ids[: about.tokens]):
             raise ValueError(
@@ -236,4 +236,4 @@ def _check(vllm_config: Any, kv_cache_config: Any) -> None:
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     whole = all(type(spec) is FullAttentionSpec and spec.sliding_window is None for spec in specs)
     if len(specs) > 1 or not whole:
-        raise ValueError("model: expected one whose layers all attend to everything and share one kind of cache")
+        raise ValueError("model: expected full attention and one kind of cache in all layers")

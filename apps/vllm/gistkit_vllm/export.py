@@ -36,21 +36,21 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--out", type=path, required=True, metavar="FOLDER",
-        help="where the reader and memories go; memories of the same reader may be added later, also while servers run",
+        help="folder for the reader and memories; you can add memories of the same reader later, also while it serves",
     )  # fmt: skip
     parser.add_argument(
-        "--merged", action="store_true", help="a whole model, with the reader's adapter added into its weights, in "
-        "place of the adapter as a PEFT folder for vLLM's --enable-lora",
+        "--merged", action="store_true", help="write a whole model with the reader's adapter merged into its weights, "
+        "instead of the adapter as a PEFT folder for vLLM's --enable-lora",
     )  # fmt: skip
     parser.add_argument(
         "--memories", type=path, nargs="+", default=[], metavar="MEMORY",
-        help="memory files, called by their names without .gist, and stores, whose documents keep their names",
+        help="memory files, served under their names without .gist, and stores, served under their documents' names",
     )  # fmt: skip
     parser.add_argument(
-        "--embeddings", action="store_true", help="memories of embeddings (icae) stay such: smaller files, which the "
-        "server reads at each question, by vLLM's --enable-prompt-embeds; for --layout dpl",
+        "--embeddings", action="store_true", help="keep memories of embeddings (icae) as embeddings, in smaller files, "
+        "which the server reads with each question (vLLM's --enable-prompt-embeds); needs --layout dpl",
     )  # fmt: skip
-    parser.add_argument("--task", choices=("qa", "lm", "ae"), default="qa", help="as of gistkit ask (default: qa)")
+    parser.add_argument("--task", choices=("qa", "lm", "ae"), default="qa", help="as for gistkit ask (default: qa)")
     around = parser.add_mutually_exclusive_group()
     around.add_argument("--template", help="text around a {question} (default: ### Question: and ### Answer: lines)")
     around.add_argument("--chat", action="store_true", help="the model's own chat template around questions")

@@ -98,7 +98,7 @@ def _before(prompt: Any, about: memory_files.About) -> Any:
         return [about.placeholder] * about.tokens + prompt
     if isinstance(prompt, list) and prompt:
         return [_before(one, about) for one in prompt]
-    raise ValueError(f"prompt: expected a text or token ids behind a memory, got {type(prompt).__name__}")
+    raise ValueError(f"prompt: expected a text or token ids after a memory, got {type(prompt).__name__}")
 
 
 def _embed(request: dict[str, Any], path: str, values: torch.Tensor) -> None:

@@ -15,7 +15,7 @@ _BEHIND = """\
 {%- elif message['role'] == 'user' and turn.first -%}{%- set turn.first = false -%}{{- FIRST -}}
 {%- elif message['role'] == 'user' -%}{{- LATER -}}
 {%- elif message['role'] == 'assistant' -%}{{- message['content'] ~ END -}}
-{%- else -%}{{- raise_exception('messages: expected roles user and assistant behind a memory') -}}
+{%- else -%}{{- raise_exception('messages: expected roles user and assistant after a memory') -}}
 {%- endif -%}
 {%- endfor -%}
 {%- else -%}

@@ -195,7 +195,7 @@ def test_the_chat_template_writes_what_ask_does(chat):
     got = tokenizer.apply_chat_template(embedded, **own, chat_template=written)
     assert tokenizer(got, add_special_tokens=False)["input_ids"] == [spare, *ids]
     assert tokenizer.apply_chat_template(messages, **own, chat_template=written) == plain
-    with pytest.raises(Exception, match="expected roles user and assistant behind a memory"):
+    with pytest.raises(Exception, match="expected roles user and assistant after a memory"):
         system = [{"role": "system", "content": "Obey."}, *messages]
         tokenizer.apply_chat_template(system, chat_template=written, memory_tokens=1, memory_text="x", tokenize=False)
 

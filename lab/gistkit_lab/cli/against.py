@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name, value in NONE.items():
         if getattr(arguments, name) != value:
             word = name.replace("_", "-")
-            raise ValueError(f"--{word}: expected none beside --against, got {getattr(arguments, name)}")
+            raise ValueError(f"--{word}: expected none with --against, got {getattr(arguments, name)}")
     from gistkit.common.trained import default_for
     from gistkit.evaluate.metrics import need
     from gistkit_lab import presses

@@ -28,8 +28,9 @@ def committed(folder: Path, study: str) -> list[list[SavedRun]]:
 
 def machine_line(machine: Mapping[str, Any]) -> str:
     """One line with the machine and the commit."""
+    threads = "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
     return (
-        f"{machine['processor']}, {machine['threads']} threads, {machine['instruction_set']}, "
+        f"{machine['processor']}, {threads}, {machine['instruction_set']}, "
         f"torch {machine['torch']}, commit {machine['commit']}"
     )
 

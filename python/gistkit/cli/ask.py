@@ -55,26 +55,25 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "questions", nargs="*", metavar="QUESTION",
-        help="each is asked by itself (default: a conversation in a terminal; otherwise the lines of standard input, "
-        "each by itself)",
+        help="answered independently (default: in a terminal, a conversation; otherwise each line of standard input)",
     )  # fmt: skip
     parser.add_argument(
         "--document", dest="documents", action="append", default=[], metavar="NAME",
-        help="a document of the store, by its path in the folder; may be repeated, to read several in turn "
+        help="a document of the store, by its path in the folder; repeat it to read several one after another "
         "(default: the nearest to each question by the store's index)",
     )  # fmt: skip
     parser.add_argument(
         "--nearest", type=positive, metavar="K",
-        help="documents of the store that each question is asked of, as one context, the nearest first; standard error "
-        "says which (default: 1)",
+        help="read the K nearest documents of the store as one context, the nearest first; standard error names them "
+        "(default: 1)",
     )  # fmt: skip
     parser.add_argument(
-        "--embed", metavar="MODEL", help="finds them by the store's index of vectors, which gistkit compress --embed "
+        "--embed", metavar="MODEL", help="find them by the store's index of vectors, which gistkit compress --embed "
         "made with this model (default: by its index of words)",
     )  # fmt: skip
     parser.add_argument(
         "--with", dest="others", type=path, action="append", default=[], metavar="MEMORY",
-        help="another memory or text to read after the first; may be repeated",
+        help="another memory or text to read after the first; repeatable",
     )  # fmt: skip
     add_model(parser)
     add_trained(parser, "the one that made the memory, if it comes with gistkit")
@@ -90,7 +89,7 @@ def add(commands: Any) -> None:
     )
     around.add_argument(
         "--chat", action="store_true",
-        help="the model's own chat template; the text is the beginning of the first message, which the question ends",
+        help="use the model's own chat template; the first message starts with the text and ends with the question",
     )  # fmt: skip
     parser.add_argument(
         "--sources", action="store_true",
@@ -114,7 +113,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--sources: expected none with --task {arguments.task}, which has no question")
     in_terminal = arguments.task == "qa" and not arguments.questions and sys.stdin.isatty() and sys.stdout.isatty()
     if arguments.texts and not (arguments.sources or in_terminal):
-        raise ValueError("--text: expected --sources beside it, got none")
+        raise ValueError("--text: expected --sources with it, got none")
 
     import torch
 
@@ -248,7 +247,7 @@ def _image_prompts(compressor: Any, processor: Any) -> Prompts:
             ) from error
         if context["input_ids"] != before["input_ids"]:
             raise ValueError(
-                "QUESTION: expected a text without image tokens, in a chat template that puts it behind the image and "
+                "QUESTION: expected a text without image tokens, in a chat template that puts it after the image and "
                 f"its gap, got {question!r}"
             )
         return text  # type: ignore[no-any-return]
@@ -280,7 +279,7 @@ def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: M
         return new_compressor(model, source.method, **kind.sizes(source.chunk, source.memory_tokens), **source.options)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"MEMORY: expected one whose compressor can be made again, got {source.method}: {error}"
+            f"MEMORY: its compressor ({source.method}) cannot be made from the file; pass --compressor: {error}"
         ) from error
 
 

@@ -61,40 +61,39 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "-o", "--out", type=path, help="memory file; for several texts, a folder for their files; for one folder of "
-        "texts, a store: the documents' memories in a few files, to which an interrupted run adds when it is run again "
+        "texts, a store, which holds all memories in a few files and which the same command continues after a stop "
         "(default: X.gist beside X.txt)",
     )  # fmt: skip
     parser.add_argument(
-        "--glob", help="which files of a folder (default: **/*.txt, and for a store **/*.md too; images are never "
-        "stored)",
+        "--glob", help="files to read in a folder (default: **/*.txt, and for a store **/*.md too; a store takes no "
+        "images)",
     )  # fmt: skip
     parser.add_argument(
-        "--index", action="store_true", help="adds the store's documents to its index too, by which gistkit ask finds "
-        "the nearest to a question by their words",
+        "--index", action="store_true", help="also index the store's documents by their words, so that gistkit ask "
+        "finds those nearest to a question",
     )  # fmt: skip
     parser.add_argument(
-        "--embed", metavar="MODEL", help="adds the store's documents to an index of vectors, by which gistkit ask "
-        "--embed MODEL finds the nearest to a question: a model of sentence-transformers, a folder or a name on the "
-        "Hugging Face hub",
+        "--embed", metavar="MODEL", help="also index the store's documents by vectors, for gistkit ask --embed MODEL; "
+        "a sentence-transformers model, as a folder or hub name",
     )  # fmt: skip
     parser.add_argument(
-        "--question", help="keep what this question attends to (scores such as snapkv); the memory then serves other "
+        "--question", help="keep what this question attends to (scores such as snapkv); the memory then answers other "
         "questions less well",
     )  # fmt: skip
     parser.add_argument(
-        "--fit", action="store_true", help="fit a selection's values and biases, so that the model attends to it as to "
-        "the whole text",
+        "--fit", action="store_true", help="fit a selection's values and biases, so that attention gives nearly the "
+        "same as over the full text",
     )  # fmt: skip
     parser.add_argument(
         "--refine", type=number(1), metavar="SECONDS", help="train each memory for this time, so that the model "
-        "predicts from it what it predicts from the whole text",
+        "predicts from it what it predicts from the full text",
     )  # fmt: skip
     add_model(parser)
     add_memory_dtype(parser)
     add_compressor(parser)
     parser.add_argument(
-        "--batch-tokens", type=positive, default=8192, help="most tokens encoded at a time, including padding; "
-        "a longer text is encoded by itself, as images are (default: %(default)s)"
+        "--batch-tokens", type=positive, default=8192, help="most tokens to encode at a time, including padding; "
+        "a longer text and an image are encoded separately (default: %(default)s)"
     )  # fmt: skip
 
 
@@ -123,7 +122,7 @@ def _run(arguments: argparse.Namespace) -> int:
     images = sources[0].is_image
     for source in sources:
         if source.is_image != images:
-            raise ValueError(f"TEXT: expected texts alone or images alone, got {sources[0].name} and {source.name}")
+            raise ValueError(f"TEXT: expected only texts or only images, got {sources[0].name} and {source.name}")
         check_file("-o", source.target)
     if images and arguments.refine is not None:
         raise ValueError("--refine: expected texts, got images")
@@ -257,7 +256,7 @@ class Total:
             small = "small images" if self.kind == "image" else "short texts"
             warn(
                 f"{self.grown[0]}{more}: the memory has more tokens than the {self.kind}; {unit} has "
-                f"{compressor.memory_tokens} memory tokens, so that {small} grow"
+                f"{compressor.memory_tokens} memory tokens, so {small} grow"
             )
 
     def line(self, count: int, seconds: float) -> str:

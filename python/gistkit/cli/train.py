@@ -97,7 +97,7 @@ def add(commands: Any) -> None:
     add_declared(group, RunOptions, defaults=True)
     group.add_argument(
         "--track", action="append", choices=("tensorboard", "wandb"),
-        help="give the figures to TensorBoard (event files in --out) or Weights & Biases too; more than once for both",
+        help="also report to TensorBoard (event files in --out) or Weights & Biases; repeatable",
     )  # fmt: skip
 
 
@@ -105,17 +105,17 @@ def _add_data(group: Any) -> None:
     group.add_argument(
         "--text",
         type=path,
-        help="text file, or folder of .txt, .md and .rst; JSON lines or Parquet with a text each, as the Pile; or "
-        "WikiText's .raw or .tokens; plain, gzip or zstd; with official splits where names tell them (default: "
+        help="text file, or folder of .txt, .md and .rst; JSON lines or Parquet with one text each, like the Pile; or "
+        "WikiText's .raw or .tokens; plain, gzip or zstd; with official splits if file names show them (default: "
         "Python's topics)",
     )
-    group.add_argument("--dataset", metavar="NAME", help="of Hugging Face: owner/name or owner/name:configuration")
+    group.add_argument("--dataset", metavar="NAME", help="hub data set, owner/name or owner/name:configuration")
     group.add_argument("--limit", type=positive, metavar="N", help="read at most N training tokens")
     group.add_argument(
         "--packed",
         action="store_true",
         default=None,
-        help="cut the text into rows of --max-length, and go once through all of them in every epoch (default: "
+        help="cut the text into rows of --max-length, and visit each once in every epoch (default: "
         "passages at random places, of random lengths)",
     )
     group.add_argument(
@@ -123,11 +123,11 @@ def _add_data(group: Any) -> None:
         type=whole(),
         metavar="N",
         help="one passage of --max-length tokens, from a random place, of each document of more than N characters, and "
-        "none of the others; every epoch goes once through all of them (default: 4096 for cl-llama2; 0: passages at "
+        "none of the others; every epoch visits each once (default: 4096 for cl-llama2; 0: passages at "
         "random places of all the text)",
     )
     purpose = "for the losses qa and kl; with --images one file of image, question and answer, or in LLaVA's format"
-    add_questions(group, f"{purpose}; otherwise", "train")
+    add_questions(group, purpose, "train")
     group.add_argument(
         "--validation",
         type=path,
@@ -139,10 +139,10 @@ def _add_data(group: Any) -> None:
         "--weights",
         type=weights,
         metavar="W,W,..",
-        help="shares of the rows of several sets of questions, in their order (default: as many as each has)",
+        help="shares of several sets of questions in the mixture, in their order (default: by size)",
     )
     group.add_argument(
-        "--images", type=path, metavar="FOLDER", help="the images of --questions, for the method voco, then the default"
+        "--images", type=path, metavar="FOLDER", help="folder of the images of --questions; --method is then voco"
     )
 
 
@@ -151,7 +151,7 @@ def _add_new(group: Any) -> None:
     group.add_argument(
         "--baseline",
         choices=("none", "full"),
-        help="in place of a compressor, train the task tokens of the plain model that reads nothing of the context, or "
+        help="instead of a compressor, train the task tokens of the plain model, which reads none of the context, or "
         "all of it; gistkit evaluate --compressor OUT/compressor measures it",
     )
     group.add_argument(
@@ -213,7 +213,7 @@ def _add_reading(group: Any) -> None:
         type=several(positive),
         metavar="R,R,..",
         help="dodo: ratios after these steps, such as 2,4,8; the last is --ratio and has half of the remaining steps, "
-        "the others have equal shares of the other half (default: --ratio alone)",
+        "the others have equal shares of the other half (default: only --ratio)",
     )
     group.add_argument(
         "--scorer-rests", action="store_true", default=None, help="dodo: the scorer does not learn at the last ratio"
@@ -327,7 +327,7 @@ def _run(arguments: argparse.Namespace) -> int:
     model, tokenizer = load_model(arguments.model, arguments.dtype, "cpu", images)
     if settings.pop("end_token", False):
         if images:
-            raise ValueError("--end-token: expected none with --images, whose answers have one already")
+            raise ValueError("--end-token: expected none with --images, because those answers already have one")
         if tokenizer.eos_token_id is None:
             raise ValueError("--end-token: expected a tokenizer with an end token, got one without")
         settings["end_token"] = tokenizer.eos_token_id

@@ -15,7 +15,7 @@ SETTINGS = "compressor.json"
 def trained() -> dict[str, Path]:
     """The folder of each trained compressor, by name; `Compressor.from_pretrained` takes the names too.
 
-    The README.md in each folder says what it was trained on, and how good it is.
+    The README.md in each folder describes its training and its quality.
     """
     place = next((place for place in PLACES if place.is_dir()), None)
     if place is None:

@@ -159,7 +159,7 @@ class Compressor(nn.Module, Method):
         at_ratio = self if ratio is None else self.at(ratio)
         if budget is not None:
             if ratio is not None:
-                raise ValueError(f"budget: expected none beside ratio {ratio}, got {budget}")
+                raise ValueError(f"budget: expected none with ratio {ratio}, got {budget}")
             at_ratio = self.within(self.contexts(input_ids, attention_mask), check_int("budget", budget))
         if gradient and torch.is_grad_enabled():
             self.identity.forget()

@@ -85,10 +85,9 @@ class Config:
 
     Args:
         losses: what `forward` returns, names or {name: weight}: "ae" (reconstruct the context), "lm" (continue it),
-            "compression" (each memory token predicts its own segment), "qa" (answer a question about it), "kl" (answer
-            as the base model does when it reads the whole context), "reverse_kl" (its divergence the other way round),
-            "hidden" (have its hidden states of every layer there, CompLLM). An answer without a question is a
-            continuation.
+            "compression" (each memory token predicts its own segment), "qa" (answer a question about it), "kl" (match
+            the base model's answer from the full context), "reverse_kl" (the same with the divergence reversed),
+            "hidden" (match its hidden states in every layer, CompLLM). An answer without a question is a continuation.
         lora: rank of a PEFT LoRA (alpha is twice the rank), or a peft.LoraConfig; the base weights are frozen. None:
             the model's own weights train.
         embedding_lora: with a rank for `lora`, the rank of LoRA on the input embedding; None: no LoRA there.
@@ -162,7 +161,7 @@ class Config:
         """The method at another ratio; a ValueError where its weights have one."""
         if ratio == getattr(self, "ratio", None):
             return self
-        raise ValueError(f"ratio: expected none for {self.method}, whose weights are those of one ratio, got {ratio}")
+        raise ValueError(f"ratio: expected none for {self.method}, which is trained for one ratio, got {ratio}")
 
     def changed(self, **settings: Any) -> Self:
         """The method with other settings, some of `free`."""

@@ -120,8 +120,8 @@ def check_readable(compressor: Any, memory: Memory) -> None:
         )
     if memory.maker is not None and memory.maker != own:
         warnings.warn(
-            "memory: expected one that this compressor made, got one of another compressor, or of this one before "
-            "it was trained further",
+            "memory: expected one that this compressor made, got one from another compressor, or from this one before "
+            "further training",
             stacklevel=4,
         )
     if memory.device != compressor.device:

@@ -31,7 +31,6 @@ from gistkit.common.trained import find
 from gistkit.compress.config import OF_ADAPTERS, REGISTRY, Config
 from gistkit.compress.folder import (
     ADAPTER_CONFIG,
-    ADAPTER_WEIGHTS,
     ENCODER_TOKENIZER,
     TOKENIZER,
     check_adapters,
@@ -40,6 +39,7 @@ from gistkit.compress.folder import (
     inside,
     load_model,
     read_lora,
+    weights_of,
 )
 from gistkit.compress.losses import HEAD
 from gistkit.compress.model import first_adapter, of_models
@@ -141,7 +141,7 @@ def _write(compressor: Any, folder: Path, fingerprints: tuple[str, str] | None) 
     if adapters is None:
         if (adapter := first_adapter(trained)) is not None:
             raise ValueError(
-                f"{'encoder' if has_encoder else 'model'}: expected no adapters in a model whose own weights were "
+                f"{'encoder' if has_encoder else 'model'}: expected no adapters in a model with its own weights "
                 f"trained, got one at {adapter}"
             )
         trained.save_pretrained(folder / MODEL)
@@ -222,7 +222,7 @@ def load_compressor(
     config = _config(kind, settings, folder)
     # One that settings name only in passing would be opened without being looked at.
     if (named := getattr(config, "encoder", None)) is not None and beside is None:
-        raise ValueError(f"{folder / SETTINGS}: expected what tells the encoder {shown(named)} from others, got none")
+        raise ValueError(f"{folder / SETTINGS}: expected the identity of the encoder {shown(named)}, got none")
     own = _load_model(folder) if adapters is None else None
     model = own if model is None else model
     _check_model("model", cast(PreTrainedModel, model), settings, folder)
@@ -245,6 +245,7 @@ def load_compressor(
         trained.load_state_dict(weights)
     if beside is not None:
         compressor.shares_tokens = beside.get("shares_tokens")
+        compressor.named_by_folder = encoder is None
     compressor.trained_length = settings["trained_length"]
     compressor.languages = None if settings["languages"] is None else tuple(settings["languages"])
     if settings["fingerprint"] is not None:
@@ -370,7 +371,7 @@ def _settings_errors(folder: Path, others: tuple[str, ...] = ()) -> Iterator[Non
 
 def _lora(folder: Path, adapters: dict[str, str], model: Any, allow_regex: bool) -> LoraConfig:
     configs = {name: read_lora(folder, name, allow_regex) for name in adapters.values()}
-    check_adapters([inside(folder, name, ADAPTER_WEIGHTS) for name in configs], [*configs.values()], model)
+    check_adapters([weights_of(folder, name) for name in configs], [*configs.values()], model)
     # The adapters of all roles have the same configuration.
     config = next(iter(configs.values()))
     config.inference_mode = False
@@ -416,15 +417,15 @@ def _found_encoder(
         return cast(PreTrainedModel, config.compressor.load_encoder(given or name, model))
     if not _on_hub(name):
         raise ValueError(
-            f"encoder: expected that of {folder}, {shown(name)}, which is no name of the hub, as a model or as the "
-            "name of its folder, got None"
+            f"encoder: {folder} was saved with {shown(name)}, which is not on the hub; pass the model, or its folder, "
+            "as encoder"
         )
     # A stranger chose it, so it is read as a model in the folder is.
     try:
         found = load_model(Path(snapshot_download(name, allow_patterns=_FETCHED)))
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"encoder: expected that of {folder}, {shown(name)}, as a plain model on the hub: {one_line(error)}"
+            f"encoder: {shown(name)}, the encoder of {folder}, cannot be loaded from the hub: {one_line(error)}"
         ) from error
     found.name_or_path = name
     return found.to(model.device, model.dtype)
@@ -462,7 +463,7 @@ def _load_tensors(compressor: Any, folder: Path, adapters: dict[str, str] | None
         peft = compressor.adapters.peft
         for role, name in compressor.adapters.names.items():
             own = get_peft_model_state_dict(peft, adapter_name=name, save_embedding_layers=False)
-            weights[name] = _read_like(inside(folder, adapters[role], ADAPTER_WEIGHTS), own)
+            weights[name] = _read_like(weights_of(folder, adapters[role]), own)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[name])

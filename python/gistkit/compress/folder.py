@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from gistkit.common.checks import POSITIONS
 from gistkit.common.files import Shapes, read_json, tensor_shapes
 from gistkit.common.messages import one_line, shown
+from gistkit.common.trained import trained
 from gistkit.hf.lora import not_honoured, plain_map
 from gistkit.hf.vision import FAMILIES
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+# In a wheel, in place of weights that another trained compressor has too.
+SAME_WEIGHTS = "adapter_model.same.json"
 TOKENIZER, ENCODER_TOKENIZER = "tokenizer", "encoder_tokenizer"
 Fits = Callable[[Any], bool]
 _NAMES = 1024
@@ -179,7 +182,19 @@ def read_lora(folder: Path, name: str, allow_regex: bool) -> LoraConfig:
     try:
         return LoraConfig(**chosen)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: expected fields that go together, got {one_line(error)}") from error
+        raise ValueError(f"{path}: expected consistent fields, got {one_line(error)}") from error
+
+
+def weights_of(folder: Path, adapter: str) -> Path:
+    """The file of an adapter's weights; a trained compressor of a wheel may name another one that has it."""
+    path, named = inside(folder, adapter, ADAPTER_WEIGHTS), inside(folder, adapter, SAME_WEIGHTS)
+    if path.exists() or not named.exists():
+        return path
+    where = read_json(named, "where the adapter's weights are")
+    name, other = (check_name(named, field, where.get(field)) for field in ("compressor", "adapter"))
+    if name not in trained():
+        raise ValueError(f"{named}: expected one of the compressors {', '.join(trained())}, got {shown(name)}")
+    return inside(trained()[name], other, ADAPTER_WEIGHTS)
 
 
 def check_adapters(paths: Sequence[Path], configs: Sequence[LoraConfig], model: nn.Module) -> None:
@@ -238,7 +253,7 @@ def load_model(folder: Path) -> PreTrainedModel:
     config_path = inside(folder, "config.json")
     for refused in (ADAPTER_CONFIG, "config.py"):
         if (folder / refused).exists():
-            raise ValueError(f"{folder}: expected a model by itself, got {refused} beside it")
+            raise ValueError(f"{folder}: expected only a model, got {refused} too")
     raw = read_json(config_path, "the configuration of a model")
     _check_config(config_path, raw)
     shapes: dict[str, tuple[int, ...]] = {}

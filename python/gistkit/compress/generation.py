@@ -90,7 +90,7 @@ def generate(
 ) -> Any:
     """Generates tokens after [memory][task token, if any][prompt]; the memory is not changed.
 
-    The loop is transformers' own, `GenerationMixin.generate`. It is greedy by default, even if the model's
+    The loop is transformers' own, `GenerationMixin.generate`. It decodes greedily by default, even if the model's
     generation_config samples; pass `generation_config=model.generation_config` to use that.
 
     In eval mode, answers of 8 tokens or more are prepared: the reader's LoRA adapter is merged into its weights, as in
@@ -159,7 +159,7 @@ def configured(
         value = getattr(config, name, None)
         if value and not (name == "guidance_scale" and value == 1):
             raise ValueError(
-                f"{name}: expected none, as the loop gets the logits of one pass over a memory and what follows, "
+                f"{name}: expected none, because each step has only the logits of one pass over a memory and a prompt, "
                 f"got {value}"
             )
     if config.max_new_tokens is None:
@@ -230,23 +230,23 @@ def to_cache(compressor: MemoryReader, memory: Memory, task: Task = "lm") -> Mem
     check_memory(memory)
     hf.check_moves(compressor.lm.model)
     rests = tuple(map(len, memory.rest)) if task != "ae" else ()
-    for tokens, lengths in (("memory tokens", memory.lengths), ("tokens behind the window", rests)):
+    for tokens, lengths in (("memory tokens", memory.lengths), ("tokens after the window", rests)):
         if len({*lengths}) > 1:
             raise ValueError(
-                f"memory: expected rows of as many {tokens} each, as the model's own attention reads a cache, got "
-                f"{min(lengths)} to {max(lengths)}; generate takes any"
+                f"memory: expected rows with equal numbers of {tokens}, as the model's own attention needs, got "
+                f"{min(lengths)} to {max(lengths)}; use generate, which takes any"
             )
     if memory.counts is not None or compressor.key_biases(memory) is not None:
         raise ValueError(
-            "memory: expected one whose heads keep as many tokens each, as the model's own attention reads a cache, "
-            f"got one {'whose heads share them' if memory.fitted is None else 'with fitted biases'}; generate takes "
-            "any"
+            "memory: expected the same number of tokens in each head and no fitted biases, as the model's own "
+            f"attention needs, got {'heads that share tokens' if memory.fitted is None else 'fitted biases'}; use "
+            "generate, which takes any"
         )
     next_places, narrowest = compressor.ordinals(memory)[1], min(compressor.lm.windows, default=POSITIONS)
     if next_places != memory.lengths and max(next_places) >= narrowest:
         raise ValueError(
-            f"memory: expected one of fewer than {narrowest} context tokens, the model's sliding window, where its own "
-            f"attention counts only memory tokens, got {max(next_places)}; generate takes any"
+            f"memory: expected fewer than {narrowest} context tokens, the model's sliding window, got "
+            f"{max(next_places)}; use generate, which takes any"
         )
     nothing = pad(((),) * memory.batch_size, compressor.lm.device)
     with compressor.lm.using(compressor.reader), compressor.lm.without_checkpointing():
@@ -281,11 +281,11 @@ def _guard(compressor: MemoryReader, places: int | None, window: int) -> Callabl
         adapters = held()
         if adapters is not None and not adapters.reads_as(reader):
             where = "inside `with compressor.using(compressor.reader)`" if reader else "outside of compressor.using"
-            raise ValueError(f"{CACHE}: expected a pass {where}, as the compressor reads a memory, got one elsewhere")
+            raise ValueError(f"{CACHE}: expected a pass {where}, as the compressor reads a memory")
         if places is not None and places + tokens > window:
             raise ValueError(
-                f"{CACHE}: expected at most {window} tokens, the model's sliding window, where its own attention "
-                f"counts only memory tokens, got {places} that are compressed and {tokens} after; generate takes any"
+                f"{CACHE}: expected at most {window} tokens, the model's sliding window, got {places} compressed and "
+                f"{tokens} after them; use generate, which takes any"
             )
 
     return guard
@@ -294,8 +294,8 @@ def _guard(compressor: MemoryReader, places: int | None, window: int) -> Callabl
 def _refuse_pass(tokens: int) -> None:
     """The guard of a cache beside which passes of a compressor read more."""
     raise ValueError(
-        f"{CACHE}: expected one of a memory whose heads keep as many tokens each, without fitted biases, as the "
-        "model's own attention reads a cache, got one that lacks the memory's packed keys or biases; generate takes any"
+        f"{CACHE}: expected the same number of tokens in each head and no fitted biases, as the model's own attention "
+        "needs, got a memory with packed keys or biases; use generate, which takes any"
     )
 
 
@@ -367,8 +367,8 @@ class Loop(GenerationMixin):
             sequences = config.num_return_sequences or 1
             if mode not in _TOKEN_BY_TOKEN or sequences > 1:
                 raise ValueError(
-                    "generation_config: expected greedy_search or sample of one sequence, as the cache goes on with "
-                    f"it alone, got {mode.value} of {sequences}"
+                    "generation_config: expected greedy_search or sample of one sequence, because the cache continues "
+                    f"with one answer, got {mode.value} of {sequences}"
                 )
             config.use_cache, kept = False, {}
         width = prompt.shape[1]

@@ -610,8 +610,8 @@ def _verify(path: str, header: dict[str, str], tensors: dict[str, Tensor]) -> No
     """Refuses contents that differ from their checksum, and warns where there is none."""
     if not header.keys() - _UNSIGNED:
         warnings.warn(
-            f"{path}: expected a checksum, got a file of an earlier release, which has none: damage in it would go "
-            "unseen; Memory.save writes one",
+            f"{path}: this file of an earlier release has no checksum, so damage cannot be detected; save it again "
+            "with Memory.save",
             stacklevel=4,
         )
         return

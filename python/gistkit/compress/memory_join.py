@@ -130,7 +130,7 @@ def _check(compressor: MemoryReader, memories: Sequence[Memory]) -> None:
     for memory in memories[:-1]:
         if any(memory.rest):
             raise ValueError(
-                "memories: expected a rest behind the window only in the last one, got one in an earlier memory"
+                "memories: expected tokens after the window only in the last memory, got some in an earlier one"
             )
 
 

@@ -198,7 +198,7 @@ class Method(ABC):
 
     def size(self, context: int) -> int:
         """Memory tokens that a context of this many tokens becomes at most, neither with BOS."""
-        raise ValueError(f"budget: expected none for {self.method}, whose memory tokens are not those of a text")
+        raise ValueError(f"budget: expected none for {self.method}, which compresses no text")
 
     def limits(self, rows: Rows, window: int) -> tuple[int, ...]:
         """How many tokens of each row are compressed."""

@@ -103,8 +103,8 @@ class SharedModel:
         """
         if lora is None and (adapter := first_adapter(self.model)) is not None:
             raise ValueError(
-                f"lora: expected a model without adapters for None, which trains the model's own weights, got one with "
-                f"an adapter at {adapter}"
+                f"lora: expected a model without adapters for lora=None, which trains the model's own weights, got an "
+                f"adapter at {adapter}"
             )
         with unchanged_on_error(self.model):
             if lora is not None:
@@ -188,7 +188,7 @@ class SharedModel:
             token = next((value for value in candidates if isinstance(value, int)), None)
             if token is None:
                 raise ValueError(
-                    f"{name}: expected a token id, as the model's configuration names no first and no end token, "
+                    f"{name}: expected a token id, because the model's configuration has no first or end token, "
                     "got None"
                 )
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self.vocabulary:
@@ -249,8 +249,8 @@ class SharedModel:
                 function = getattr(module, "_gradient_checkpointing_func", None)
                 if getattr(function, "keywords", {}).get("context_fn") != self._checkpoint_contexts:
                     raise ValueError(
-                        "model: expected gradient checkpointing to be off or switched on by the compressor's own "
-                        "gradient_checkpointing_enable(), got the model's own switched on"
+                        "model: expected gradient checkpointing to be off, or enabled by the compressor's own "
+                        "gradient_checkpointing_enable(), got it enabled on the model"
                     )
 
     def check_positions(self, name: str, last: int) -> None:
@@ -260,7 +260,7 @@ class SharedModel:
             if not hasattr(self.decoder, "rotary_emb"):
                 raise ValueError(
                     f"{name}: expected position ids below {limit}, the size of the model's table of positions, "
-                    f"got {last} as the last"
+                    f"got {last}"
                 )
             warnings.warn(
                 f"position ids reach {last}, beyond the model's max_position_embeddings of {limit}", stacklevel=4
@@ -606,13 +606,13 @@ class Adapters:
         if head in targets:
             name = next(name for name, module in model.named_modules() if module is head)
             raise ValueError(
-                "lora: expected no adapter of the output embedding, whose weight the losses read as it is, got one of "
-                f"{name} (ensure_weight_tying adds one where it is tied)"
+                "lora: expected no adapter on the output embedding, because the losses read its plain weight, got one "
+                f"on {name} (ensure_weight_tying adds one to a tied embedding)"
             )
         if self._previous and any(hasattr(layer, "modules_to_save") for layer in targets):
             raise ValueError(
-                "lora: expected no modules_to_save in a model with another active adapter, beside which PEFT does not "
-                f"use them, got {', '.join(self._previous)}"
+                "lora: expected no modules_to_save in a model with another active adapter, because PEFT then ignores "
+                f"them, got {', '.join(self._previous)}"
             )
 
     def remove(self) -> None:

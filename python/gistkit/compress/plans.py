@@ -360,7 +360,7 @@ def image_row(
     starts, ends = zip(*images, strict=True)
     after = tuple(start - end - gap for start, end in zip((*starts[1:], length), ends, strict=True))
     if min(after) < 0:
-        raise ValueError(f"gap: expected at least {gap} tokens behind each image, got {min(after) + gap} in {name}")
+        raise ValueError(f"gap: expected at least {gap} tokens after each image, got {min(after) + gap} in {name}")
     contents = b"" if ids is None else np.ascontiguousarray(ids[:, :length], np.int64).tobytes()
     return ImageRow(starts[0], tuple(end - start for start, end in images), after, contents)
 

@@ -1,4 +1,4 @@
-"""refine: a memory's numbers train for its text, until the model says with them what it says with the whole text."""
+"""refine: trains a memory for its text, until the model predicts from it what it predicts from the full text."""
 
 from __future__ import annotations
 
@@ -78,11 +78,10 @@ class Refined:
     """What `refine` returns.
 
     Args:
-        memory: the trained one.
-        before, after: mean KL(whole text || memory) in nats a token, of questions, answers and continuations that the
-            training did not see.
-        steps: that were taken.
-        texts: that were trained on.
+        memory: the trained memory.
+        before, after: mean KL(full text || memory) in nats a token, on held-out questions, answers and continuations.
+        steps: number of training steps.
+        texts: number of texts that were trained on.
     """
 
     memory: Memory
@@ -104,25 +103,25 @@ def refine(
     control_tokens: bool = False,
     progress: Callable[[float], None] | None = None,
 ) -> Refined:
-    """Trains what a memory holds, as Cartridges do (Eyuboglu et al., arXiv 2506.06266), from where it stands.
+    """Trains a memory for its text, starting from the given one, as Cartridges do (Eyuboglu et al., arXiv 2506.06266).
 
-    The model reads the whole text and then recites passages, goes on with the text, and answers questions that it has
-    written itself from passages. The memory's keys and values, or embeddings, train until the model says the same with
-    them: Adam on the Kullback-Leibler divergence of the next tokens. The compressor does not change, and the memory is
-    one like all others. With `steps` alone the result is the same each time.
+    The teacher is the model with the full text. It recites passages, continues the text, and answers questions that it
+    wrote itself about passages. The memory's keys and values, or embeddings, are trained so that the model predicts the
+    same from them: Adam on the Kullback-Leibler divergence of the next tokens. The compressor does not change, and the
+    result is an ordinary memory. With only `steps` the result is reproducible.
 
     Args:
-        compressor: it reads the memory, and the whole text with the adapter that it reads memories with.
-        memory: of one row, such as `Select` makes, of this text.
-        text: as `compress` or `encode` got it; only its number of tokens is checked. The compressor needs its
+        compressor: reads the memory; the teacher uses the same adapter for reading.
+        memory: the memory of this text, one row.
+        text: the text or token ids that were compressed; only the number of tokens is checked. The compressor needs its
             tokenizer.
-        seconds: at least 1, in which all this is done, the writing of questions too. It takes longer only where they do
-            not suffice for a pass over the text, a few exercises and one step, which are made in any case.
-        steps: of 128 tokens at most. None: 100, or as many as the seconds have.
+        seconds: limit for the whole call, at least 1. A pass over the text, a few exercises and one step always run,
+            even if they take longer.
+        steps: number of training steps, of at most 128 tokens each. None: 100, or as many as `seconds` allow.
         rate: learning rate; it rises over 5 steps and falls to a tenth.
-        seed: of the passages, questions and continuations.
-        control_tokens: of a text, as `compress` got it.
-        progress: is given the part that is done, from 0 to 1.
+        seed: random seed of the passages, questions and continuations.
+        control_tokens: as in `compress`.
+        progress: called with the share that is done, from 0 to 1.
 
     Raises:
         ValueError: for a memory of several rows or of a text of another length, or if there is no tokenizer.

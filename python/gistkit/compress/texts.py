@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from huggingface_hub import snapshot_download
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from gistkit.common.files import read_json
@@ -17,12 +18,15 @@ from gistkit.compress.tokens import QUESTION, filled_ids, text_ids, texts_of
 from gistkit.hf import smollm2
 from gistkit.hf.attach import pretrained
 
+# Of a repository, those of a tokenizer.
+_FILES = ["*.json", "*.jinja"]
+
 
 def tokenizer(compressor: Any) -> Any:
     """The model's own tokenizer, for `compress` and `ask`; it may be set.
 
-    The default is the tokenizer of the folder that the compressor was loaded from, else that of the base model, if the
-    model knows where it was loaded from.
+    The default is the tokenizer in the folder that the compressor was loaded from, or else the base model's, if the
+    model records where it was loaded from.
 
     Raises:
         ValueError: if there is none.
@@ -118,27 +122,38 @@ def ask(
     return answers[0] if alone and len(answers) == 1 else answers
 
 
-def load_tokenizer(folder: Path | None, model: Any, own: str = TOKENIZER) -> Any:
-    """The tokenizer `own` in a compressor's folder, or else that of the model, see `Compressor.tokenizer`."""
+def load_tokenizer(folder: Path | None, model: Any, own: str = TOKENIZER, checked: bool = False) -> Any:
+    """The tokenizer `own` in a compressor's folder, or else that of the model, see `Compressor.tokenizer`.
+
+    Args:
+        checked: read the model's as carefully as one in the folder.
+    """
     if folder is not None and (folder / own).is_dir():
-        _check_tokenizer(folder, own)
-        try:
-            # Not AutoTokenizer: this class reads JSON alone, whatever the files ask for.
-            return PreTrainedTokenizerFast.from_pretrained(str(folder / own), local_files_only=True)
-        # The library raises errors of all kinds on broken files.
-        except Exception as error:
-            raise ValueError(f"{folder / own}: expected a tokenizer's files, got {one_line(error)}") from error
+        return _read(folder, own)
     name = pretrained(model).name_or_path
     reason = f"the base model was loaded from {name!r}" if name else "the base model was not loaded from anywhere"
     if name == smollm2.NAME:
         return smollm2.load_smollm2_tokenizer()
     try:
+        if name and checked:
+            return _read(Path(name if Path(name).is_dir() else snapshot_download(name, allow_patterns=_FILES)), ".")
         if name:
             # A folder's settings may have named the model.
             return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         reason += f", which has none that loads ({one_line(error)})"
     raise ValueError(f"{own}: expected the model's own, for texts, got none: {reason}; set compressor.{own}")
+
+
+def _read(folder: Path, own: str) -> Any:
+    """The tokenizer in a folder of a compressor's, or of the hub's cache."""
+    _check_tokenizer(folder, own)
+    try:
+        # Not AutoTokenizer: this class reads only JSON, whatever the files ask for.
+        return PreTrainedTokenizerFast.from_pretrained(str(folder / own), local_files_only=True)
+    # The library raises errors of all kinds on broken files.
+    except Exception as error:
+        raise ValueError(f"{folder / own}: expected a tokenizer's files, got {one_line(error)}") from error
 
 
 def _check_tokenizer(folder: Path, own: str) -> None:

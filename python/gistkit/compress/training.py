@@ -195,7 +195,7 @@ def check_base(losses: Mapping[str, float], base_frozen: bool) -> None:
     found = next((name for name in TAUGHT if name in losses), None)
     if found is not None and not base_frozen:
         raise ValueError(
-            f"losses: expected '{found}' beside LoRA, as training without it changes the base model, got lora None"
+            f"losses: expected LoRA with '{found}', because its teacher is the unchanged base model, got lora None"
         )
 
 
@@ -221,8 +221,8 @@ def warn_of_unlike(compressor: Any, contexts: Rows) -> None:
     longest, languages = compressor.trained_length, compressor.languages
     if longest is not None and max(contexts.lengths) > longest:
         warnings.warn(
-            f"input_ids: expected at most {longest} tokens, as the longest context that the compressor was trained on "
-            f"has, got {max(contexts.lengths)}: answers from its memory may be worse",
+            f"input_ids: expected at most {longest} tokens, the longest context that the compressor was trained on, "
+            f"got {max(contexts.lengths)}: answers from its memory may be worse",
             stacklevel=3,
         )
     if languages is None:
@@ -231,7 +231,7 @@ def warn_of_unlike(compressor: Any, contexts: Rows) -> None:
         tokenizer = compressor.tokenizer
         if any(unlike(tokenizer.decode(row[:LANGUAGE]), languages) for row in contexts.lists()):
             warnings.warn(
-                f"input_ids: expected prose in {', '.join(languages)}, as the compressor was trained on, got a text "
+                f"input_ids: expected prose in {', '.join(languages)}, which the compressor was trained on, got a text "
                 "with few common words of it: answers from its memory may be worse",
                 stacklevel=3,
             )

@@ -146,7 +146,7 @@ def iter_questions(
         else:
             prompt = fill(template, asked.context, SUMMARIZE if asked.question is None else asked.question)
         if not prompt.question:
-            raise ValueError(f"{asked.where}, 'question': expected a text where the template has no other, got ''")
+            raise ValueError(f"{asked.where}, 'question': expected a text, because the template has no other, got ''")
         yield Example(prompt.context, question=prompt.question, answers=asked.answers)
     if not any_question:
         name = path if isinstance(path, str | Path) else "rows"

@@ -93,7 +93,7 @@ def compare(
         if tokenizer is None or "lm" not in tasks:
             raise ValueError("excluded_words: not allowed without a tokenizer and the task 'lm', got some")
     if judge is not None and (not callable(judge) or "qa" not in tasks):
-        raise ValueError(f"judge: expected a function beside the task 'qa', got {judge!r} and the tasks {tasks}")
+        raise ValueError(f"judge: expected a function and the task 'qa', got {judge!r} and the tasks {tasks}")
     rows = prepare(data, tokenizer, tasks)
     skipped = int(any(getattr(reader, "encoder_predicts_first", False) for reader in methods.values()))
     if "lm" in tasks:

@@ -180,9 +180,7 @@ class CompressorLM(TemplateLM):
             ValueError: if these leave no room for a token of the context.
         """
         if room >= self.max_length:
-            raise ValueError(
-                f"max_length: expected more than the {room} tokens behind a context, got {self.max_length}"
-            )
+            raise ValueError(f"max_length: expected more than the {room} tokens after a context, got {self.max_length}")
         at = len(ids) - self.keep
         before = context.rpartition(self.marker)[0] if self.marker is not None else ""
         if before:

@@ -299,7 +299,7 @@ class _Document:
         try:
             more = self.file.read(max(CHUNK, len(self.text) - self.at))
         except UnicodeDecodeError as error:
-            raise self.error(f"UTF-8 text, got byte {error.object[error.start]:#x} behind it") from error
+            raise self.error(f"UTF-8 text, got byte {error.object[error.start]:#x} after it") from error
         if not more:
             return False
         self.line += self.text.count("\n", 0, self.at)

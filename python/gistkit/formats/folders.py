@@ -146,7 +146,7 @@ def _story(file: Path) -> Iterator[Asked]:
         elif text:
             part.append(text)
     if not highlights:
-        raise ValueError(f"{file}: expected a line @highlight and a sentence behind it, got none")
+        raise ValueError(f"{file}: expected a line @highlight and a sentence after it, got none")
     # A few stories have no text.
     if article:
         yield Asked(str(file), "\n".join(article), None, ("\n".join(highlights),))

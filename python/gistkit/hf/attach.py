@@ -98,7 +98,7 @@ def check_projects(model: nn.Module) -> None:
     reason = None if rope_modules(decoder)[1] else traits_of(decoder, _attached).projects
     if reason is not None:
         raise TypeError(
-            "model: expected a family whose layers make keys of any hidden states at any positions, got "
+            "model: expected layers that compute keys of any hidden states at any positions, got "
             f"{type(decoder).__name__}: {reason}"
         )
 
@@ -220,12 +220,12 @@ def attach(model: Model) -> Iterator[Model]:
         model: a transformers decoder, with or without its language model head, or a module with one in it, such as a
             PEFT model. Llama, Mistral, Qwen2, Qwen3, Gemma2, Gemma3 and families built like them run on gistkit's
             attention and RoPE, GPT-2 and others that follow transformers' attention interface on gistkit's attention
-            and their own positions. A small copy of the model shows first whether it obeys plans (`gistkit.hf.probe`).
+            and their own positions. A small copy of the model is tested first (`gistkit.hf.probe`).
 
     Raises:
         TypeError: if the model is an encoder-decoder, not causal or does not follow the attention interface, or if a
-            small copy of it does not obey plans; from `model(...)`, if an argument of another name is a plan, a keeper
-            or a function, which the model would ignore.
+            small copy of it does not follow plans; from `model(...)`, if a plan, a keeper or a function has the name of
+            no argument, so that the model would ignore it.
         ValueError: from `model(...)`, for output_attentions: `gistkit.inspect.AttentionRecorder` records maps.
     """
     decoder = decoder_of(model)
@@ -334,7 +334,7 @@ def _check_and_place(
             )
     if kwargs.get("output_attentions", getattr(decoder.config, "output_attentions", False)):
         raise ValueError(
-            "output_attentions: expected False under gistkit.hf.attach, whose attention makes no weights, got True; "
+            "output_attentions: expected False under gistkit.hf.attach, which stores no attention weights, got True; "
             "gistkit.inspect.AttentionRecorder records attention maps"
         )
     plan, memory, cache = kwargs.get("plan"), kwargs.get("memory"), cache_of(kwargs)
@@ -347,7 +347,7 @@ def _check_and_place(
         if value is not None and checkpoints_reentrantly(decoder):
             raise ValueError(
                 f"{name}: expected gradient checkpointing with use_reentrant=False, got use_reentrant=True, which "
-                "loses the gradients of what layers share beside their hidden states"
+                "loses the gradients of what layers share in addition to hidden states"
             )
     if plan is None:
         if getattr(cache, "is_compileable", False):

@@ -192,9 +192,9 @@ def memory_cache(layers: Sequence[tuple[Tensor, Tensor]], logical_length: int, c
 
     Models take it as `cache`, before transformers 5.24 as `past_key_values`.
 
-    `model.generate` over it takes new tokens [B, N] with an attention_mask [B, logical_length + N] of ones, which tells
-    it where they stand. Where prompts are padded at their start, `cover_memory` comes first. Over what
-    `Compressor.to_cache` returns, it needs no mask but for padding.
+    `model.generate` over it takes new tokens [B, N] with an attention_mask [B, logical_length + N] of ones, which gives
+    their positions. If prompts are padded on the left, call `cover_memory` first. Over the cache of
+    `Compressor.to_cache`, a mask is needed only for padding.
 
     Position ids continue from `logical_length`, masks from the number of keys. Any number of caches may start from the
     same memory. Layers with a sliding window keep all their keys too, so a plan must say what they see.

@@ -67,7 +67,7 @@ def open_image(path: str | Path, content: bytes | None = None) -> Any:
         # Decoders raise errors of all kinds on broken files.
         except Exception as error:
             raise ValueError(
-                f"{path}: expected an image, got a file that none can be read from: {one_line(error)}"
+                f"{path}: expected an image, got a file that cannot be read as one: {one_line(error)}"
             ) from error
 
 

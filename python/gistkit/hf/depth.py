@@ -13,15 +13,14 @@ from gistkit.hf.attach import decoder_of
 
 @contextmanager
 def first_layers(model: nn.Module, count: int, *, norm: bool = True) -> Iterator[None]:
-    """Inside, the decoder of `model` runs its first `count` layers and its final norm; afterwards it is as it was.
+    """Inside, the decoder of `model` runs only its first `count` layers and its final norm.
 
     Open it inside `attach`, which takes a whole decoder.
 
     Args:
         model: what `attach` takes.
         count: number of layers that run, 1 to all of them.
-        norm: whether `last_hidden_state` is what the final norm makes of the last layer's output, or that output as it
-            is.
+        norm: apply the final norm to the last layer's output, which `last_hidden_state` returns.
 
     Raises:
         ValueError: if the model has fewer layers.

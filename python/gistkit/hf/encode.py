@@ -55,11 +55,10 @@ _IMAGE_ATTENTION = "gistkit_encoded"
 def encode_positions(model: Model, position: PositionEncoding, *, rope: bool = False) -> Iterator[Model]:
     """Replaces a model's positions by `position` inside the `with` block, and restores them afterwards.
 
-    A GPT-2 and a vision transformer lose their learned positions, a Llama and those built like it their RoPE, unless
-    `rope`. Inside, `model(...)` takes `embeddings` too: [N, out_dim] or [B, N, out_dim], SeqPE's outputs at these
-    positions where they are there already, such as those of `SeqPERegularizer`. Otherwise SeqPE's encoder reads the
-    position ids on the CPU. Ids that are given there, or not given, reach it as they are; those on a GPU, of a plan on
-    one too, are copied, which waits for it.
+    A GPT-2 and a vision transformer lose their learned positions; a Llama and decoders like it lose their RoPE, unless
+    `rope` is set. Inside, `model(...)` also takes `embeddings`: [N, out_dim] or [B, N, out_dim], SeqPE's outputs at
+    these positions if they are already computed, such as those of `SeqPERegularizer`. Otherwise SeqPE's encoder reads
+    the position IDs on the CPU. Position IDs on a GPU, including a plan's, are copied, which synchronises.
 
     A decoder is attached (see `attach`; it takes the same keyword arguments). A cache holds keys with their positions,
     so `generate` and passes in chunks are exact; it belongs to the encoding that filled it. In `generate` the encoding
@@ -68,8 +67,8 @@ def encode_positions(model: Model, position: PositionEncoding, *, rope: bool = F
     so, as in `generate`. A vision transformer takes images of any size, and `position_ids` [N, 2] or [B, N, 2], (row,
     column) of each patch in row-major order; without them they begin at (0, 0).
 
-    What an encoding adds to embedded tokens (`PositionEncoding.embed`) is added after the embeddings' dropout, in a
-    GPT-2 before. Training, the backward pass of gradient checkpointing too, belongs inside the block.
+    What an encoding adds to embedded tokens (`PositionEncoding.embed`) is added after the embeddings' dropout; in a
+    GPT-2, before it. Run training inside the block, including the backward pass of gradient checkpointing.
 
     Args:
         model: a transformers GPT-2, a decoder whose attention is built like a Llama's without sliding windows and caps
@@ -262,7 +261,7 @@ def _check_pass(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
     if checkpoints_reentrantly(model):
         raise ValueError(
             "position: expected gradient checkpointing with use_reentrant=False, got use_reentrant=True, which "
-            "loses the gradients of what layers share beside their hidden states"
+            "loses the gradients of what layers share in addition to hidden states"
         )
     keep, extend = kwargs.get("keep"), kwargs.get("extend")
     for name, value, asks in (
@@ -337,7 +336,7 @@ def _prepare_images(position: PositionEncoding) -> Callable[..., tuple[Any, dict
         _check_pass(model, kwargs)
         if kwargs.get("output_attentions", getattr(model.config, "output_attentions", False)):
             raise ValueError(
-                "output_attentions: expected False under gistkit.hf.encode_positions, whose attention makes no "
+                "output_attentions: expected False under gistkit.hf.encode_positions, which stores no attention "
                 "weights, got True"
             )
         pixels = args[0] if args else kwargs.get("pixel_values")
@@ -421,7 +420,7 @@ def _key_positions(position_ids: Tensor, keys: int) -> Tensor:
         return position_ids
     if bool((position_ids.diff() != 1).any()):
         raise ValueError(
-            "position_ids: expected to grow by 1 behind a cache for an encoding with a bias of each key, got "
+            "position_ids: expected to grow by 1 after a cache for an encoding with a bias of each key, got "
             f"{position_ids.tolist()}"
         )
     steps = torch.arange(-earlier, 0, device=position_ids.device)

@@ -21,7 +21,7 @@ _ORIGINALS = ("base_layer", "original_module", "token_adapter")
 
 
 def structure(model: nn.Module) -> str:
-    """16 hex digits that two models share if their memories fit each other's layers, whatever their weights.
+    """16 hex digits of a model's shape: two models with the same digits can read memories of the same sizes.
 
     A hash of the model type, hidden size, layers, heads, key heads, head dim, vocabulary and RoPE parameters.
 
@@ -64,7 +64,7 @@ def _parts(model: nn.Module) -> dict[str, Any]:
 
 
 def identity(model: nn.Module) -> dict[str, Any]:
-    """JSON values that tell a reader which model it is: "name", "revision" where it is known, and parts of its config.
+    """JSON values that identify a model for a reader: "name", "revision" if known, and parts of its config.
 
     The name is that of the hub, or of the model's folder without where that is, or else the class.
 
@@ -80,10 +80,10 @@ def identity(model: nn.Module) -> dict[str, Any]:
 
 
 def differing(expected: Mapping[str, Any] | None, got: Mapping[str, Any] | None) -> tuple[str, str]:
-    """Two models' names for a message; with what differs where the names are equal.
+    """Two models' names for a message, with their differences if the names are equal.
 
     Args:
-        expected, got: as `identity` gives them; None: a model that is not known by name.
+        expected, got: as `identity` returns them; None: a model without a known name.
     """
     names = ["a model without a name" if one is None else _text(one.get("name")) for one in (expected, got)]
     if expected is not None and got is not None and names[0] == names[1]:
@@ -126,7 +126,7 @@ def fingerprint(model: nn.Module, dtype: torch.dtype = torch.float32) -> str:
 
 
 def is_of(model: nn.Module, expected: str, of_float16: str | None) -> bool:
-    """Whether a model has the weights of a fingerprint: as it is, as a copy in float16, or where one of these was made.
+    """Whether a model has the weights of a fingerprint: itself, as a copy in float16, or as the source of such a copy.
 
     Args:
         expected, of_float16: what `fingerprint` gave for the model as it was, and for float16; None: not known.
@@ -140,7 +140,7 @@ def digest(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype = torch.flo
 
     Args:
         weights: names and tensors.
-        dtype: that the values are rounded to before.
+        dtype: the values are rounded to this dtype first.
 
     Raises:
         ValueError: if a weight has no values (device "meta").

@@ -80,11 +80,11 @@ class Keeper:
 class KeptKeys(Keeper):
     """Keeps some rows of every layer's rotated keys and values, with their gradients.
 
-    Give it to one pass as `keep` and its `layers` to the next as `memory`. Unlike transformers' caches it works with
+    Pass it as `keep` to one pass, and its `layers` as `memory` to the next. Unlike transformers' caches it works with
     gradient checkpointing (use_reentrant=False), which runs every layer once more in the backward pass.
 
     Args:
-        rows: the rows to keep, as a slice or as int64 indices [K], or [B, K] where each row of the batch has its own.
+        rows: the rows to keep, as a slice or as int64 indices [K], or [B, K] for each row of the batch.
     """
 
     def __init__(self, rows: slice | Tensor) -> None:

@@ -94,8 +94,8 @@ def logits_of(model: PreTrainedModel) -> Logits:
     linear = all(math.isclose(a, b, rel_tol=_TOLERANCE) for a, b in zip((bend, beyond), expected, strict=True))
     if spread > _TOLERANCE or not linear or before == 0 or after == 0:
         raise TypeError(
-            "model: expected logits that are an output embedding of the hidden states, with a factor and a cap at "
-            f"most, got {type(model).__name__} with others"
+            "model: expected logits from an output embedding of the hidden states, with at most a factor and a cap, "
+            f"got other logits from {type(model).__name__}"
         )
     return Logits(_plain(before), _plain(after), None if softcap is None else _plain(softcap))
 

@@ -80,8 +80,10 @@ def adapter_config(
               ("train_norms", train_norms or None, "modules_to_save"))  # fmt: skip
     for name, value, fields in others:
         if value is not None:
-            reason = "lora=None, which trains all weights" if lora is None else f"a LoraConfig, whose {fields} say it"
-            raise ValueError(f"{name}: expected it beside a rank for lora, not beside {reason}, got {value}")
+            reason = (
+                "lora=None, which trains all weights" if lora is None else f"a LoraConfig, which sets it by {fields}"
+            )
+            raise ValueError(f"{name}: expected it only with a rank for lora, not with {reason}, got {value}")
     # PEFT writes into its arguments.
     return copy.deepcopy(lora)
 

@@ -26,7 +26,7 @@ def spans_of(counts: Sequence[Tensor]) -> Tensor:
 
 
 class PackedLayers:
-    """What `attach` takes as `memory` where heads keep different numbers of keys; every query sees all of its head's.
+    """A memory for `attach` whose heads keep different numbers of keys; a query sees all keys of its head.
 
     Args:
         layers: (key, value) of each layer, [T, D], keys rotated.

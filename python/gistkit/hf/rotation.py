@@ -12,7 +12,7 @@ from gistkit.hf.parts import FAMILIES
 
 
 def rerotate(model: nn.Module, layer_idx: int, keys: Tensor, delta: Tensor | int) -> Tensor:
-    """Keys of one layer, rotated as if their tokens were `delta` positions further on.
+    """Keys of one layer, rotated to `delta` positions further on.
 
     Exact up to rounding for every RoPE type: the layer's current frequencies are used, and the keys keep their
     attention scaling.

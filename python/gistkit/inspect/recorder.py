@@ -120,7 +120,7 @@ class AttentionRecorder(TorchDispatchMode):
     def __enter__(self) -> AttentionRecorder:
         """Starts with no maps."""
         if self._recording:
-            raise RuntimeError("recorder: expected one that does not record yet, got it inside its own block")
+            raise RuntimeError("recorder: expected a recorder that is not recording, got it inside its own block")
         self.calls, self.maps, self._recording = 0, [], True
         return super().__enter__()
 

@@ -43,7 +43,7 @@ def compile_batch(
         raise ValueError(f"compile_batch: expected positions with the same number of axes, got {sorted(axes)}")
     if aligned:
         if queries is not None or not grouped:
-            raise ValueError("aligned: expected grouped=True and queries=None beside it, got other values")
+            raise ValueError("aligned: expected grouped=True and queries=None with it, got other values")
         return _compile_aligned(layouts, window, windows, axes.pop(), torch.device(device))
     parts = [layout.compile_arrays(window, queries, grouped) for layout in layouts]
     lengths = np.array([len(order) for order, *_ in parts])

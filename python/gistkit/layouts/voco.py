@@ -67,7 +67,7 @@ def voco(
     gap = at_least("voco", "gap", gap, 0)
     one_of("voco", "positions", positions, SCHEMES)
     if bidirectional and gap:
-        raise ValueError(f"voco: expected gap 0 beside bidirectional, got {gap}")
+        raise ValueError(f"voco: expected gap 0 with bidirectional, got {gap}")
     consistent, spread = positions in ("cpl", "epl"), positions in ("upl", "epl")
     plain = _ids(ids, before + sum(patches) + images * gap + sum(texts), 0 if before or not consistent else 1)
     roles, segments, parts = [Role.TEXT] * before, [0] * before, [plain[:, :before]]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gistkit.options.arguments import LAYOUTS, add_device, number, path, positive
+from gistkit.options.hub import hub_or_cache
 from gistkit.options.messages import warn
 
 if TYPE_CHECKING:
@@ -95,6 +96,9 @@ def load_model(
         ValueError, FileNotFoundError: if there is no such model.
         ImportError: if the package that provides it, or one of `needs`, is missing.
     """
+    folder = Path(name).expanduser()
+    if not folder.is_dir() and (folder.is_file() or name.startswith(("/", "./", "../", "~"))):
+        raise FileNotFoundError(f"--model: no folder at {name}")
     import torch
 
     for package in ("peft", "tqdm", *needs):
@@ -125,7 +129,8 @@ def load_tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(Path(name).expanduser()))
+        with hub_or_cache(name):
+            return AutoTokenizer.from_pretrained(str(Path(name).expanduser()))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines() or [repr(error)]
         raise ValueError(
@@ -139,16 +144,15 @@ def _from_transformers(name: str, dtype: torch.dtype, images: bool) -> tuple[Pre
     from gistkit.hf.chat import check_chat
 
     folder = Path(name).expanduser()
-    if not folder.is_dir() and (folder.is_file() or name.startswith(("/", "./", "../", "~"))):
-        raise FileNotFoundError(f"--model: no folder at {name}")
     kind = "a vision-language model for images" if images else "smollm2, or a decoder model"
     try:
-        if images:
-            processor = AutoProcessor.from_pretrained(str(folder))
-            check_chat(processor)
-            return AutoModelForImageTextToText.from_pretrained(str(folder), dtype=dtype), processor
-        tokenizer = AutoTokenizer.from_pretrained(str(folder))
-        return AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype), tokenizer
+        with hub_or_cache(name):
+            if images:
+                processor = AutoProcessor.from_pretrained(str(folder))
+                check_chat(processor)
+                return AutoModelForImageTextToText.from_pretrained(str(folder), dtype=dtype), processor
+            tokenizer = AutoTokenizer.from_pretrained(str(folder))
+            return AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype), tokenizer
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines() or [repr(error)]
         raise ValueError(f"--model: expected {kind} that transformers can load, got {name!r}: {reason[0]}") from error
@@ -171,7 +175,8 @@ def load_empty(name: str, dtype: str, images: bool = False) -> PreTrainedModel:
         config = load_model(name, dtype, "cpu", images)[0].config
     else:
         try:
-            config = AutoConfig.from_pretrained(str(Path(name).expanduser()))
+            with hub_or_cache(name):
+                config = AutoConfig.from_pretrained(str(Path(name).expanduser()))
         except (OSError, ValueError, KeyError) as error:
             reason = str(error).strip().splitlines() or [repr(error)]
             raise ValueError(
@@ -216,8 +221,8 @@ def add_trained(parser: Any, default: str) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--encoder", metavar="MODEL",
-        help="of a separate_encoder, the second model: smollm2, or a folder or hub name (default: what the compressor "
-        "names; of a new one, the model itself)",
+        help="second model of a separate_encoder: smollm2, or a folder or hub name (default: the one that the "
+        "compressor names; for a new compressor, the model itself)",
     )  # fmt: skip
 
 
@@ -264,7 +269,7 @@ def load_compressor(folder: Path, model: PreTrainedModel, encoder: str | None = 
     if not find(folder).is_dir():
         names = ", ".join(trained())
         raise FileNotFoundError(f"--compressor: expected a folder with a trained compressor or {names}, got {folder}")
-    with model_errors():
+    with model_errors(), hub_or_cache(encoder or "."):
         return Compressor.from_pretrained(folder, model, encoder=encoder).eval().to(model.device)
 
 
@@ -330,7 +335,8 @@ def new_compressor(model: PreTrainedModel, method: str = "select", **settings: A
         takes = kind.arguments()
         if unknown := sorted(settings.keys() - takes):
             raise ValueError(f"--{unknown[0]}: {method} does not have it; expected some of {', '.join(sorted(takes))}")
-        compressor = kind(model, **settings).eval().to(model.device)
+        with hub_or_cache(settings.get("encoder") or "."):
+            compressor = kind(model, **settings).eval().to(model.device)
     if compressor.needs_training:
         warn(
             "the compressor is UNTRAINED, so its memory is noise; train one with gistkit train and pass its folder "
@@ -357,7 +363,7 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, pro
         folder = default_for(arguments.model)
         own = set() if folder is None else settings.keys() - _free(folder) - {"ratio"}
         if folder is not None and own:
-            warn(f"--{min(own)}: a new select instead of {folder}, whose training it is part of")
+            warn(f"--{min(own)}: using an untrained select, because {folder} was trained without this option")
             folder = None
     if folder is None:
         if processor is not None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from gistkit.options.messages import warn
 
 STDIN = "-"
 # Default patterns of text files in a folder: for a store, and for memories beside their texts.
@@ -139,7 +142,9 @@ def decode(name: str, content: bytes) -> str:
     except UnicodeDecodeError as error:
         if content.startswith(b"%PDF-"):
             raise ValueError(f"{name}: expected a text, got a PDF; convert it with pdftotext first") from error
-        raise ValueError(f"{name}: expected UTF-8 text, got byte {content[error.start]:#x} at {error.start}") from error
+        raise ValueError(
+            f"{name}: expected UTF-8 text, got byte {content[error.start]:#x} at {error.start}; convert it with iconv"
+        ) from error
 
 
 def check_text(name: str, text: str) -> None:
@@ -154,6 +159,8 @@ def _decode(name: str, content: bytes) -> str:
     text = decode(name, content)
     if not text.strip():
         raise ValueError(f"{name}: the text is empty")
+    if re.match(r"\s*<(!doctype\s+html|html)\b", text, re.IGNORECASE):
+        warn(f"{name}: the text is HTML, and its tags are read too; convert it first, for example with pandoc -t plain")
     return text
 
 

@@ -30,9 +30,7 @@ class RunOptions:
     eval_every: int | None = declared(500, "steps between held-out losses, the first before training", least=1)
     held_out: int = declared(64, "rows of each of them, at most", least=1)
     save_every: int = declared(500, "steps between checkpoints; the last step has one too", least=1)
-    save_minutes: float | None = declared(
-        5.0, "minutes after which a step has a checkpoint if none before it has; 0: by steps alone", least=0
-    )
+    save_minutes: float | None = declared(5.0, "most minutes between checkpoints; 0: only by steps", least=0)
     keep: int = declared(2, "checkpoints kept, at least 2: the last one may turn out damaged", least=2)
     cpu: bool = False
     track: str | Sequence[str] = ()

@@ -205,7 +205,7 @@ def collate(rows: Sequence[Row]) -> Batch:
     if odd := next((row.keys() for row in rows if row.keys() != names), None):
         raise ValueError(f"batches: expected the same arguments, got {sorted(names)} and {sorted(odd)}")
     if unknown := sorted(names - TOKENS):
-        raise ValueError(f"batches: expected arguments of tokens alone, got {', '.join(unknown)}")
+        raise ValueError(f"batches: expected only arguments of tokens, got {', '.join(unknown)}")
     columns = {name: [torch.as_tensor(row[name], dtype=torch.int64) for row in rows] for name in names}
     batch = {name: pad_sequence(column, batch_first=True, padding_value=IGNORE) for name, column in columns.items()}
     lengths = torch.tensor([len(context) for context in columns[CONTEXT]])
@@ -237,7 +237,7 @@ def texts(batch: Batch) -> Batch:
     """
     if unknown := sorted(batch.keys() - {CONTEXT, MASK, "continuation_ids"}):
         raise ValueError(
-            f"batches: expected {CONTEXT} and continuation_ids alone for a language model, got {', '.join(unknown)}"
+            f"batches: expected only {CONTEXT} and continuation_ids for a language model, got {', '.join(unknown)}"
         )
     context = batch[CONTEXT]
     continuation = batch.get("continuation_ids", context[:, :0])

@@ -147,7 +147,7 @@ def run(
         )
         batches = _passages(corpus, schedule, packed or windows is not None)
     elif text is not None or dataset is not None or packed or longer_than:
-        raise ValueError("questions: expected no text or dataset beside them, and no packed rows or passages of texts")
+        raise ValueError("questions: expected no text, dataset, packed or longer_than with them")
     elif images is not None:
         batches = _image_questions(new_compressor, tokenizer, sources, images, schedule, split)
     else:
@@ -247,10 +247,10 @@ def _image_questions(
     compressor: Any, processor: Any, sources: Sequence[Questions], images: str | Path, recipe: Recipe, split: str
 ) -> ImageQuestions:
     if len(sources) > 1:
-        raise ValueError(f"questions: expected one file beside images, got {len(sources)}")
+        raise ValueError(f"questions: expected one file with images, got {len(sources)}")
     (source,) = sources
     if not isinstance(source, str | Path):
-        raise ValueError(f"questions: expected a file beside images, got {_name(source)}")
+        raise ValueError(f"questions: expected a file with images, got {_name(source)}")
     examples = ConversationQuestions(load_conversations(source, images, split), compressor, processor)
     return ImageQuestions(examples, recipe.batch, examples.digest, recipe.seed, examples.held_out)
 

@@ -85,7 +85,7 @@ def prepare(
             )
     if start is not None and (unknown := sorted(changes.keys() - {"losses", "window", "encoder"})):
         raise ValueError(
-            f"compressor: expected losses, window and encoder alone beside start, which has its own settings, got "
+            f"compressor: expected only losses, window and encoder with start, which has its own settings, got "
             f"{unknown}"
         )
     if images and questions is None:
@@ -134,7 +134,7 @@ def _check_baseline(baseline: str, **arguments: Any) -> None:
         raise ValueError(f"baseline: expected one of {', '.join(BASELINES)}, got {baseline!r}")
     for name, value in arguments.items():
         if value is not None and name not in ("losses", "end_token"):
-            raise ValueError(f"{name}: not allowed with baseline, which trains task tokens alone, got {value}")
+            raise ValueError(f"{name}: not allowed with baseline, which trains only task tokens, got {value}")
 
 
 def _check_reading(tau: int, longest: int, **arguments: Any) -> None:
@@ -144,7 +144,7 @@ def _check_reading(tau: int, longest: int, **arguments: Any) -> None:
             raise ValueError(f"{name}: not allowed with tau, which trains on whole passages, got {value}")
     if tau >= longest:
         raise ValueError(
-            f"tau: expected less than max_length, {longest}, behind which the past is compressed, got {tau}"
+            f"tau: expected less than max_length, {longest}, so that a passage has a compressed past, got {tau}"
         )
 
 

@@ -36,17 +36,17 @@ class Recipe:
     learning_rate: float = declared(1e-4, "after the warm-up; of adafactor relative to a parameter's size", above=0)
     warmup: int = declared(300, "steps of linear warm-up, from learning_rate / warmup; 0: none", least=0)
     decay: float = declared(
-        1.0, "share of the steps at the end in which it falls to 0; 1: all after the warm-up", above=0, most=1
+        1.0, "last share of the steps, in which the learning rate falls to 0; 1: all after the warm-up", above=0, most=1
     )
     betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = declared(0.1, "on matrices alone", least=0)
+    weight_decay: float = declared(0.1, "only on matrices", least=0)
     clip: float = declared(2.0, "largest norm of the gradient", above=0)
     memory_factor: float = declared(
         3.0, "learning rate of gists' own parameters over that of the others (GistPool)", above=0
     )
     min_length: int = declared(510, "shortest passage in tokens, context and continuation together", least=2)
     max_length: int = declared(2040, "longest passage in tokens", least=2)
-    seed: int = declared(0, "of new weights, batches and dropout", least=0)
+    seed: int = declared(0, "random seed of new weights, batches and dropout", least=0)
     schedule: Schedule = declared(
         "constant", "how the learning rate falls after the warm-up", among=("constant", "linear", "cosine")
     )
@@ -58,7 +58,7 @@ class Recipe:
     )
     patience: int | None = declared(
         None,
-        "evaluations on end without a lower held-out loss after which the run ends, with the weights of the lowest",
+        "end the run after N evaluations in a row without a lower held-out loss, and keep the weights of the lowest",
         least=1,
     )
 
@@ -70,7 +70,7 @@ class Recipe:
         if self.max_length < self.min_length:
             raise ValueError(f"max_length: expected at least min_length, {self.min_length}, got {self.max_length}")
         if self.decay != 1 and self.schedule == "constant":
-            raise ValueError(f"decay: expected a schedule that falls beside it, linear or cosine, got {self.decay}")
+            raise ValueError(f"decay: expected schedule linear or cosine with it, got constant and decay {self.decay}")
 
     def for_rows(self, rows: int | None) -> Recipe:
         """The recipe with steps in place of epochs: as many as read `rows` rows so many times, the last one in full.

@@ -419,13 +419,13 @@ class Trainer(CompressorTrainer):
     ) -> None:
         run = RunOptions(**options)
         if recipe.patience is not None and run.eval_every is None:
-            raise ValueError(f"patience: expected evaluations (eval_every) beside it, got {recipe.patience} without")
+            raise ValueError(f"patience: expected evaluations (eval_every) with it, got {recipe.patience} without")
         if batches.size != recipe.batch:
             raise ValueError(f"batches: expected {recipe.batch} rows as the recipe says, got {batches.size}")
         self.batches, self.recipe = batches, recipe.for_rows(batches.rows)
         rows = [] if run.eval_every is None else batches.held_out_rows(run.held_out)
         if recipe.patience is not None and not rows:
-            raise ValueError("patience: expected held-out rows beside it, got none")
+            raise ValueError("patience: expected held-out rows with it, got none")
         super().__init__(
             compressor,
             arguments_of(self.recipe, out, run, evaluates=bool(rows)),
@@ -497,7 +497,7 @@ class Trainer(CompressorTrainer):
             raise ValueError(f"{self.out}: expected no checkpoints, got {len(states)}; resume, or use another folder")
         if not states and (self.out / EXPORTED).exists():
             raise ValueError(
-                f"{self.out}: expected checkpoints beside the trained {EXPORTED}/ to go on from, got none; "
+                f"{self.out}: expected checkpoints beside the trained {EXPORTED}/ to continue from, got none; "
                 "use another folder"
             )
         return bool(states)

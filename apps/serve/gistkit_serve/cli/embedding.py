@@ -41,7 +41,7 @@ def load_embedder(name: str, device: str) -> Embedder:
         raise ImportError("sentence-transformers is missing; run pip install './apps/serve[embed]'") from error
     folder = Path(name).expanduser()
     if not folder.is_dir() and (folder.is_file() or name.startswith(("/", "./", "../", "~"))):
-        raise FileNotFoundError(f"--embed: expected a folder with a model, got {name}, which is none")
+        raise FileNotFoundError(f"--embed: expected a folder with a model, found none at {name}")
     try:
         model = SentenceTransformer(str(folder), device=device)
     except (OSError, ValueError, KeyError, ImportError, AttributeError) as error:

@@ -36,7 +36,7 @@ def add(commands: Any) -> None:
     parser.set_defaults(saved=_saved)
     parser.add_argument(
         "--host", default="127.0.0.1",
-        help="address to listen on; the server has no TLS, so put a proxy with TLS before it for other machines "
+        help="address to listen on; the server has no TLS, so let other machines reach it through a proxy with TLS "
         "(default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -73,38 +73,38 @@ def add(commands: Any) -> None:
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--max-memories", type=positive, default=10000,
-        help="memories; beyond it those not used for longest are removed (default: %(default)s)",
+        help="most memories; beyond it the least recently used are removed (default: %(default)s)",
     )  # fmt: skip
     limits.add_argument(
         "--ram", type=number(0), default=1e9, metavar="BYTES",
-        help="of memories in RAM; others are read from their files (default: 1e9)",
+        help="most bytes of memories in RAM; others are read from their files (default: 1e9)",
     )  # fmt: skip
     limits.add_argument(
         "--disk", type=number(1), default=1e10, metavar="BYTES",
-        help="of files; beyond it memories not used for longest are removed (default: 1e10)",
+        help="most bytes of files; beyond it the least recently used memories are removed (default: 1e10)",
     )  # fmt: skip
     limits.add_argument(
-        "--max-text-tokens", type=positive, help="of a text to compress (default: the model's positions)"
+        "--max-text-tokens", type=positive, help="most tokens of a text (default: the model's positions)"
     )
     limits.add_argument(
-        "--max-new-tokens", type=positive, default=1024, help="of an answer, at most (default: %(default)s)"
+        "--max-new-tokens", type=positive, default=1024, help="most tokens of an answer (default: %(default)s)"
     )
     limits.add_argument(
-        "--max-body", type=positive, default=2**20, metavar="BYTES", help="of a request (default: %(default)s)"
+        "--max-body", type=positive, default=2**20, metavar="BYTES", help="most bytes of a request (default: 1 MiB)"
     )
     limits.add_argument(
         "--timeout", type=number(0.001), default=120, metavar="SECONDS",
-        help="from a request to the end of its answer (default: %(default)s)",
+        help="most time from a request to the end of its answer (default: %(default)s)",
     )  # fmt: skip
     limits.add_argument(
         "--queue", type=positive, default=128,
-        help="questions that wait, and texts that wait; more are refused (default: %(default)s)",
+        help="most questions, and most texts, that wait; more are refused (default: %(default)s)",
     )  # fmt: skip
     limits.add_argument(
-        "--peer", type=positive, help="requests of one other machine at a time (default: half of --queue)"
+        "--peer", type=positive, help="most requests at a time from one other machine (default: half of --queue)"
     )
     limits.add_argument(
-        "--batch", type=positive, default=16, help="questions that are answered together (default: %(default)s)"
+        "--batch", type=positive, default=16, help="most questions that are answered together (default: %(default)s)"
     )
     limits.add_argument(
         "--batch-tokens", type=positive, default=16384,

@@ -215,7 +215,7 @@ class MemoryRepository:
                 removed.append(name)
                 self.evicted += 1
                 log.warning(
-                    "%s is removed for good, not used for longest: the limits are %d memories and %s bytes of files",
+                    "%s is removed for good, the least recently used: the limits are %d memories and %s bytes of files",
                     name, self._most, f"{self._disk:,}",
                 )  # fmt: skip
         return tuple(removed)

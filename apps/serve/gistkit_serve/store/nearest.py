@@ -68,7 +68,7 @@ def check_embed(embed: Embed, files: Sequence[Mapping[str, np.ndarray]], folder:
     for probe in probes:
         if found.shape != probe.shape or np.linalg.norm(found - probe) > FAR:
             raise ValueError(
-                f"embed: expected what made the vectors of {folder}, {len(probe)} numbers each, got another "
+                f"embed: expected the model that made the vectors of {folder}, {len(probe)} numbers each, got another "
                 f"({len(found)} numbers)"
             )
 
@@ -231,7 +231,7 @@ def _vector_search(paths: Sequence[Path], files: Sequence[Mapping[str, np.ndarra
         query = unit_vectors([text], cast(Embed, embed))
         if query.shape[1] != width:
             raise ValueError(
-                f"embed: expected vectors of {width} numbers as in the index, got {query.shape[1]}; it is another one"
+                f"embed: expected vectors of {width} numbers, as in the index, got {query.shape[1]}, from another model"
             )
         # FAISS has an OpenMP of its own, which knows nothing of torch's threads.
         faiss.omp_set_num_threads(torch.get_num_threads())

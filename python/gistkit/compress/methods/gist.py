@@ -47,8 +47,8 @@ class GistsConfig(OnePassConfig):
             raise ValueError("full_copy: expected separate=True with it, got separate=False")
         if self.copy_norms and not self.copied:
             raise ValueError(
-                "copy_norms: expected gists with a copy of the maps, full_copy=True or separate=True without lora, got "
-                "none; beside LoRA train_norms gives them norms of their own"
+                "copy_norms: expected gists with copied maps (full_copy=True, or separate=True without lora), got "
+                "none; with LoRA, train_norms gives gists their own norms"
             )
 
     def check_model(self, model: nn.Module) -> None:

@@ -73,7 +73,9 @@ class ChunkConfig(Config):
         super().__post_init__()
         self._set("ratio", self.chunk / check_divides(self.chunk, self.ratio))
         if self.shared_lora and self.lora is None:
-            raise ValueError("shared_lora: expected False without LoRA, where encoder and decoder are one, got True")
+            raise ValueError(
+                "shared_lora: expected False without LoRA, because encoder and decoder are then the same, got True"
+            )
 
     @property
     def memory_tokens(self) -> int:
@@ -261,9 +263,9 @@ class ICAEConfig(ChunkConfig):
     """In-context autoencoder (Ge et al.), with the position layouts of Position IDs Matter.
 
     Args:
-        match_embeddings: the decoder reads rms_norm(h) * gain + shift in place of the encoder's outputs h. Both are
-            learned, [d] each, and begin at the spread and the mean of the token embeddings, so that the decoder gets
-            inputs of the size it knows: SmolLM2-135M's outputs are 16 times as large. Ours, in no paper.
+        match_embeddings: the decoder reads rms_norm(h) * gain + shift instead of the encoder's outputs h. Gain and
+            shift are learned, [d] each, and initialised with the spread and the mean of the token embeddings, so that
+            the decoder's inputs have their usual size: SmolLM2-135M's outputs are 16 times as large. Not in a paper.
     """
 
     carrier: ClassVar[str] = "embedding"

@@ -67,7 +67,7 @@ class RatioConfig(Config):
             raise ValueError(f"window: expected at least {which}, {largest} tokens, got {self.window}")
         if self.train_ratios and "compression" in cast("dict[str, float]", self.losses):
             raise ValueError(
-                "losses: expected no 'compression' beside train_ratios, as its map is of one ratio, got it"
+                "losses: expected no 'compression' with train_ratios, because its head has one ratio, got it"
             )
 
     def at(self, ratio: int) -> Self:
@@ -197,7 +197,7 @@ class InPlace(Compressor):
             length - has_bos for length, has_bos in zip(rows.lengths, self._begins_with_bos(rows), strict=True)
         )
         if fewest < 1:
-            raise ValueError(f"input_ids: expected at least 1 token beside the first token, got {fewest}")
+            raise ValueError(f"input_ids: expected at least 1 token after the first one, got {fewest}")
         return rows
 
     def uncompressed(self, contexts: Rows) -> Rows:
@@ -398,4 +398,4 @@ def _check_copied(model: nn.Module, lora: LoraConfig) -> None:
     # As PEFT selects them, by the ends of names.
     saved = [name for name in lora.modules_to_save or () if any(holder.endswith(name) for holder in holders)]
     if saved:
-        raise ValueError(f"lora: expected no modules_to_save of linear maps beside full_copy, got {sorted(saved)}")
+        raise ValueError(f"lora: expected no modules_to_save of linear maps with full_copy, got {sorted(saved)}")

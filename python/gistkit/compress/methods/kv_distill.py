@@ -27,7 +27,7 @@ class KVDistillConfig(DodoConfig):
     """KV-Distill (Chari, Qin and Van Durme, arXiv 2503.10337), by Dodo's selection and means.
 
     Args:
-        losses: as in `Config`. By default the base model that has the whole context is the teacher, in both directions.
+        losses: as in `Config`. By default the teacher is the base model with the full context, in both directions.
         lora: as in `DodoConfig`, of the selected tokens; it cannot be None.
     """
 
@@ -37,7 +37,9 @@ class KVDistillConfig(DodoConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lora is None:
-            raise ValueError("lora: expected a rank or a peft.LoraConfig, as the base model stays as it is, got None")
+            raise ValueError(
+                "lora: expected a rank or a peft.LoraConfig, because the base model stays frozen, got None"
+            )
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -53,7 +55,7 @@ class KVDistillConfig(DodoConfig):
 class KVDistill(Dodo, config=KVDistillConfig):
     """KV-Distill; arguments are those of `KVDistillConfig` and `DodoConfig`.
 
-    BOS and the context are read once more after the selection: selected tokens with the adapter, all others without, in
+    After the selection BOS and the context are read again: selected tokens with the adapter, all others without, in
     one pass. Text reads the keys and values of BOS and of the selected tokens without any adapter.
     """
 

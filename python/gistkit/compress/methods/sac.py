@@ -33,7 +33,7 @@ class SACConfig(FiveHundredXConfig):
     Args:
         losses: as in `Config`; the paper reconstructs nothing ("lm", then "qa").
         ratio: tokens of a chunk for each anchor, a whole number that divides `chunk`.
-        layout: "epl" alone: every token keeps the position id of the uncompressed sequence.
+        layout: only "epl": every token keeps the position ID of the uncompressed sequence.
     """
 
     allowed_losses: ClassVar[tuple[str, ...]] = ("ae", "lm", "qa", "kl", "reverse_kl", "hidden")

@@ -95,9 +95,9 @@ class SelectConfig(InPlaceConfig):
             raise ValueError(f"question: expected by {names}, which reads it, got by {score.name}")
         self._set("by", score)
         if self.own_reader and self.lora is None:
-            raise ValueError("lora: expected a rank or a peft.LoraConfig beside own_reader, got None")
+            raise ValueError("lora: expected a rank or a peft.LoraConfig with own_reader, got None")
         if self.train_ratios and self.budget is not None:
-            raise ValueError(f"train_ratios: expected none beside the budget {self.budget}, got {self.train_ratios}")
+            raise ValueError(f"train_ratios: expected none with the budget {self.budget}, got {self.train_ratios}")
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ class SelectConfig(InPlaceConfig):
     def at(self, ratio: int) -> Self:
         """See `Config.at`; a budget of the compressor's own leaves no ratio."""
         if self.budget is not None:
-            raise ValueError(f"ratio: expected none beside the budget {self.budget} of the compressor, got {ratio}")
+            raise ValueError(f"ratio: expected none with the compressor's budget {self.budget}, got {ratio}")
         return super().at(ratio)
 
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
@@ -146,7 +146,7 @@ class SelectConfig(InPlaceConfig):
         if self.positions == "closed":
             hf.check_moves(model)
         if self.fit and getattr(model.config, "attn_logit_softcapping", None):
-            raise ValueError("fit: expected a model whose attention has no softcap, got one that has it")
+            raise ValueError("fit: expected a model without an attention softcap, got one with it")
 
 
 class Select(InPlace, config=SelectConfig):

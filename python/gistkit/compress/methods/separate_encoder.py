@@ -60,16 +60,16 @@ class SeparateEncoderConfig(RatioConfig):
     """A second model as the encoder (ARC-Encoder, CompLLM, PISCO, xRAG), beside the arguments of `RatioConfig`.
 
     Args:
-        encoder: the model that reads contexts: a transformers causal language model, or its name on the hub or folder.
-            None: the model itself, with an adapter that the reader does not have, as in CompLLM.
-        segment: context tokens that are encoded together, without the others; of n tokens come ceil(n / ratio) memory
+        encoder: the model that reads contexts: a transformers causal language model, or its folder or hub name. None:
+            the model itself, with an adapter that is used only for encoding, as in CompLLM.
+        segment: context tokens that are encoded together, without other segments; n tokens give ceil(n / ratio) memory
             tokens.
         pool: "means", of windows of the encoder's hidden states, as in ARC-Encoder, or "tokens", the hidden states of
             learned tokens after the segment, as in CompLLM and PISCO.
-        layout: position IDs of the memory in the reader: "epl", spread over the segment that it stands for, or "dpl",
-            counted, as in the papers.
+        layout: position IDs of the memory in the reader: "epl", spread over the segment, or "dpl", consecutive, as in
+            the papers.
         lora: rank of a PEFT LoRA on the encoder's linear maps (alpha is twice the rank), or a peft.LoraConfig. None:
-            the encoder's own weights train. The reader is frozen in any case.
+            the encoder's own weights train. The reader is always frozen.
         embedding_lora, train_norms: as in `Config`, of the encoder.
     """
 
@@ -87,7 +87,9 @@ class SeparateEncoderConfig(RatioConfig):
         if not isinstance(self.encoder, nn.Module | str | None):
             raise TypeError(f"encoder: expected a model or its name, got {type(self.encoder).__name__}")
         if self.encoder is None and self.lora is None:
-            raise ValueError("lora: expected a rank where the model itself encodes, as the reader is frozen, got None")
+            raise ValueError(
+                "lora: expected a rank if the model itself encodes, because the reader is frozen, got None"
+            )
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -141,8 +143,8 @@ class Projector(nn.Module):
 class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
     """A second model encodes and the model reads; arguments are those of `SeparateEncoderConfig`.
 
-    Contexts are token ids of the reader. Where the encoder has another tokenizer, each segment is decoded to text,
-    which that one tokenizes again: a character that a segment's bound cuts is lost to the encoder.
+    Contexts are token ids of the reader. If the encoder has another tokenizer, each segment is decoded to text and
+    tokenized again; the encoder does not see a character that is split between two segments.
     """
 
     encoder: PreTrainedModel | None
@@ -158,6 +160,8 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
         options = self.options = replace(options, encoder=self.encoder)
         self._encoder_lm = self.lm if self.encoder is None else _shared(self.encoder)
         self._encoder_tokenizer: Any = None
+        # Whether a folder's settings, which may be anybody's, chose the encoder.
+        self.named_by_folder = False
         # Whether the reader's token ids are the encoder's too; None: not looked at yet.
         self.shares_tokens: bool | None = None
         lora = adapter_config(
@@ -179,11 +183,13 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
     def encoder_tokenizer(self) -> Any:
         """The encoder's own tokenizer; it may be set.
 
-        The default is that of the folder that the compressor was loaded from, else that of the encoder, if it knows
-        where it was loaded from.
+        The default is the one in the folder that the compressor was loaded from, or else the encoder's, if the encoder
+        records where it was loaded from.
         """
         if self._encoder_tokenizer is None:
-            self._encoder_tokenizer = texts.load_tokenizer(self._home, self.encoder, ENCODER_TOKENIZER)
+            self._encoder_tokenizer = texts.load_tokenizer(
+                self._home, self.encoder, ENCODER_TOKENIZER, checked=self.named_by_folder
+            )
         return self._encoder_tokenizer
 
     @encoder_tokenizer.setter

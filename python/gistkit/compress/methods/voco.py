@@ -50,13 +50,12 @@ class VoCoConfig(Config):
         layout: position ids, "dpl", "upl", "epl" or "cpl", see `gistkit.layouts.voco`. In models with three axes of
             position ids (Qwen2-VL, Qwen2.5-VL) "upl" and "epl" spread VoCo tokens over the image's ids on each axis by
             itself: the same time, and rows and columns along the image's diagonal.
-        text_sees_before: text sees the text before the last image, as the paper says. In the released code it does
-            not: False; the memory is then without that text.
+        text_sees_before: text sees the text before the last image, as in the paper. False: it does not, as in the
+            released code, and the memory does not hold that text.
         gap: tokens after each image that its VoCo tokens summarise with it, such as an end-of-image token; at least 0.
             Text does not see them.
-        separators: token ids that join the image tokens before and after them to one image, if nothing else stands
-            between, such as what SmolVLM's processor writes between the tiles of an image. Without them each run of
-            image tokens is an image.
+        separators: token ids between the tiles of an image, such as those of SmolVLM's processor. Image tokens with
+            only separators between them are one image. Without separators each run of image tokens is an image.
         losses: what `forward` returns, names or {name: weight}: "qa" (answer a question about the images), "lm"
             (continue the text).
         lora: rank of a PEFT LoRA on all linear maps of the language model's layers (alpha is twice the rank), or a
@@ -64,8 +63,8 @@ class VoCoConfig(Config):
             weights train.
         embedding_lora, train_norms: beside a rank, the rank of LoRA on the input embedding, and whether copies of the
             language model's norms train.
-        train_projector: the map from the vision tower to embeddings trains too, with LoRA as a copy of it.
-        train_vision: the vision tower trains too, with LoRA by LoRA on its linear maps. Otherwise it is frozen.
+        train_projector: also train the map from the vision tower to embeddings; with LoRA, a copy of it trains.
+        train_vision: also train the vision tower; with LoRA, by LoRA on its linear maps. Otherwise it is frozen.
     """
 
     allowed_losses: ClassVar[tuple[str, ...]] = ("lm", "qa")
@@ -116,8 +115,8 @@ class VoCoConfig(Config):
             )
         if vision.family.bidirectional and (self.gap or self.separators):
             raise ValueError(
-                f"{'gap' if self.gap else 'separators'}: expected none for {vision.name}, whose images see the whole "
-                f"of themselves, got {self.gap or [*self.separators]}"
+                f"{'gap' if self.gap else 'separators'}: expected none for {vision.name}, whose image tokens see "
+                f"each other, got {self.gap or [*self.separators]}"
             )
 
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
@@ -214,7 +213,7 @@ class VoCo(Compressor, config=VoCoConfig):
         Args:
             input_ids, attention_mask: the contexts, as in `encode`; or only their token ids, with `images`.
             continuation_ids, question_ids, answer_ids: as in `Compressor.forward`, text without images.
-            images: pixel_values and what belongs to them, where `input_ids` is no mapping.
+            images: pixel_values and the arguments that belong to them, if `input_ids` is not a mapping.
         """
         inputs = {**(input_ids if isinstance(input_ids, Mapping) else {"input_ids": input_ids}), **images}
         return super().forward(
@@ -244,7 +243,7 @@ class VoCo(Compressor, config=VoCoConfig):
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
         """[B, 0, d]: text follows the memory directly. Refused for the task "ae": text cannot reconstruct an image."""
         if task == "ae":
-            raise ValueError("task: expected lm or qa for voco, whose memory is of images, got 'ae'")
+            raise ValueError("task: expected lm or qa for voco, which compresses images, got 'ae'")
         return self.embed.weight.new_zeros(memory.batch_size, 0, self.lm.width)
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:

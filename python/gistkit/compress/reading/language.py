@@ -25,7 +25,7 @@ from gistkit.layouts.dodo import check_segment
 
 
 class LanguageModel(ABC):
-    """A language model that sees its recent tokens, and of its past what a subclass keeps.
+    """A language model that sees its recent tokens, and those states of its past that a subclass keeps.
 
     All parameters are the compressor's.
 
@@ -70,7 +70,7 @@ class LanguageModel(ABC):
         compressor.lm.refuse_foreign_checkpointing()
         if compressor.training and compressor.train_ratios:
             raise ValueError(
-                "train_ratios: expected none to train a language model, which has the compressor's own ratio, got "
+                "train_ratios: expected none to train a language model, which uses the compressor's own ratio, got "
                 f"{compressor.train_ratios}"
             )
         rows = self.rows(input_ids, attention_mask)

@@ -41,7 +41,7 @@ class ExpectedAttention(Score):
             return scores
         inv_freq = heads.inv_freq
         if inv_freq is None:
-            raise ValueError("by: expected a model with RoPE that gistkit knows for expected_attention, got another")
+            raise ValueError("by: expected_attention needs a model with a RoPE that gistkit supports, got another")
         places = torch.arange(length, device=heads.key.device)
         query = ops.rerotate(wide(heads.query)[None], -places, inv_freq)[0, :, self.sinks :]
         turn = _mean_rotation(length + torch.arange(self.future, device=query.device), inv_freq, query)

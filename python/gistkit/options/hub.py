@@ -1,0 +1,47 @@
+"""The Hugging Face hub, which may be out of reach."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+from gistkit.options.messages import warn
+
+SECONDS = 5
+
+
+@contextmanager
+def hub_or_cache(name: str) -> Iterator[None]:
+    """Inside, if the hub does not answer, a name stands only for files in the cache.
+
+    The hub's client would try again for a minute for each file.
+    """
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE or Path(name).expanduser().is_dir() or _answers(constants.ENDPOINT):
+        yield
+        return
+    cache = constants.HF_HUB_CACHE
+    warn(f"{constants.ENDPOINT} does not answer within {SECONDS} s: looking for {name} only in {cache}")
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = False
+
+
+def _answers(endpoint: str) -> bool:
+    try:
+        urlopen(Request(endpoint, method="HEAD"), timeout=SECONDS).close()
+    except HTTPError:
+        pass
+    except URLError as error:
+        # The hub's client has certificates of its own.
+        return isinstance(error.reason, ssl.SSLError)
+    except OSError:
+        return False
+    return True
