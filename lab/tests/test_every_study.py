@@ -77,9 +77,10 @@ CASES = {
     "pairs": Case(
         test_pairs.RECIPE, InPlaceArm("gistpool", 2), (1, 3), "--methods gistpool --ratios 2", nothing
     ),
-    # The model, the scorer that reconstructs, and the reader.
+    # The scorer that reconstructs, then the reader.
     "nuggets": Case(
-        test_nuggets.RECIPE, NuggetArm("lm", "learned", 8), (1, 4, 5), "--tasks lm --methods learned"
+        dataclasses.replace(test_nuggets.RECIPE, base_steps=0), NuggetArm("lm", "learned", 8), (1, 5),
+        "--tasks lm --methods learned",
     ),
     "facts": Case(test_facts.RECIPE, "learned", (1, 2, 1, 5), "--selections learned", nothing),
     "pooling": Case(test_pooling.TINY, Setting(length=8, context="variable"), (1, 4, 1), source=nothing),

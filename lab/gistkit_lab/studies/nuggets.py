@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from peft import LoraConfig
@@ -31,7 +31,6 @@ from gistkit.evaluate.reading import last_tokens
 from gistkit.evaluate.report import format_table
 from gistkit.hf import attach
 from gistkit.hf.lora import lora_config
-from gistkit.options.arguments import positive, several, whole
 from gistkit.train.data import Corpus, load_corpus
 from gistkit.train.stages import Stage, growing, selecting_at
 from gistkit_lab.studies import models
@@ -462,25 +461,16 @@ class NuggetsStudy(Study):
     arm_type = Arm
     presets = PRESETS
     sizes = models.sizes(PRESETS, ", at the paper's sizes")
+    changes: ClassVar[Mapping[str, str]] = {
+        "random_steps": "steps of ae with random nuggets before the scorer learns (default: 0)",
+        "lower_ratios": "ratios of ae on the way to the arm's, as with gistkit train --ratios (default: none)",
+    }
 
     def add_own(self, parser: argparse.ArgumentParser) -> None:
         add_names(parser, "--tasks", TASKS, TASKS, "; ae: reconstruct a context; lm: read on")
         add_names(parser, "--methods", LM_ARMS, LM_ARMS)
         add_names(parser, "--ratios", ("2", "4", "8", "10", "16", "20"), ("4", "8"), ", of ae")
-        parser.add_argument(
-            "--random-steps", type=whole(), default=0, metavar="N",
-            help="steps of ae with random nuggets before the scorer learns (default: %(default)s)",
-        )  # fmt: skip
-        parser.add_argument(
-            "--lower-ratios", type=several(positive), default=[], metavar="R,R,..",
-            help="ratios of ae on the way to the arm's, as with gistkit train --ratios (default: none)",
-        )  # fmt: skip
         add_text(parser)
-
-    def recipe_for(self, options: argparse.Namespace) -> Recipe:
-        stages = {"random_steps": options.random_steps, "lower_ratios": tuple(options.lower_ratios)}
-        recipe: Recipe = replace(super().recipe_for(options), **stages)
-        return recipe
 
     def load(self, options: argparse.Namespace, recipe: Recipe) -> Corpus:
         need("sacrebleu")

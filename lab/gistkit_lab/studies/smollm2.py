@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from peft import LoraConfig
@@ -20,7 +20,6 @@ from peft import LoraConfig
 from gistkit.compress import METHODS, Compressor
 from gistkit.evaluate.report import format_table
 from gistkit.hf.smollm2 import load_smollm2
-from gistkit.options.arguments import number
 from gistkit.train.data import Corpus, load_corpus
 from gistkit_lab.studies.epl import LIMITS, Epl
 from gistkit_lab.studies.pages import machine_caption, runs, seeds
@@ -107,8 +106,6 @@ PRESETS = {
         PAPER, method="icae", match_embeddings=True, lengths=(64, 128, 510), compression_steps=1000, eval_every=500,
     ),
 }  # fmt: skip
-# What options change of a preset.
-CHANGEABLE = ("method", "match_embeddings", "dtype", "learning_rate")
 
 
 def recipe(preset: str, **changes: Any) -> Recipe:
@@ -160,22 +157,14 @@ class SmolLM2(Epl):
         "that grow from 16 to 64 tokens, two hours of a core a run; paper, paper-staged: for a GPU"
     )
 
-    def add_own(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--method", choices=CARRIERS, help="default: the preset's, x500 but for the staged ones")
-        parser.add_argument(
-            "--match-embeddings", action=argparse.BooleanOptionalAction,
-            help="whether ICAE's outputs get the size of embeddings (default: as the preset; the staged ones have it)",
-        )  # fmt: skip
-        super().add_own(parser)
-        parser.add_argument(
-            "--dtype", choices=DTYPES,
-            help="of the frozen model; bfloat16 is faster on processors that multiply in it (default: float32)",
-        )  # fmt: skip
-        parser.add_argument("--learning-rate", type=number(1e-9, 1.0), help="default: the preset's")
-
-    def recipe_for(self, options: argparse.Namespace) -> Recipe:
-        changes = {name: getattr(options, name) for name in CHANGEABLE if getattr(options, name) is not None}
-        return replace(super().recipe_for(options), **changes)
+    changes: ClassVar[Mapping[str, str]] = {
+        "method": "default: the preset's, x500 but for the staged ones",
+        "match_embeddings": "whether ICAE's outputs get the size of embeddings (default: as the preset; the "
+        "staged ones have it)",
+        "dtype": "of the frozen model; bfloat16 is faster on processors that multiply in it (default: float32)",
+        "learning_rate": "default: the preset's",
+    }
+    choices: ClassVar[Mapping[str, Sequence[str]]] = {"method": CARRIERS, "dtype": DTYPES}
 
     def load(self, options: argparse.Namespace, recipe: Recipe) -> Corpus:
         return load_corpus(options.text, tokenizer=tokenizer(recipe))
@@ -231,7 +220,7 @@ class SmolLM2(Epl):
 
     def preset_of(self, run_recipe: Recipe) -> str:
         """The preset of a recipe."""
-        options = {name: getattr(run_recipe, name) for name in CHANGEABLE}
+        options = {name: getattr(run_recipe, name) for name in self.changes}
         return next((name for name in PRESETS if recipe(name, **options) == run_recipe), "other")
 
 

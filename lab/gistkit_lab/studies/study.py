@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from gistkit.evaluate.report import format_table
-from gistkit_lab.studies.options import add_runs
+from gistkit_lab.studies.options import add_fields, add_runs
 from gistkit_lab.studies.results import DataSource
 from gistkit_lab.studies.rows import Rows, drop_column, joined
 
@@ -83,6 +83,7 @@ class Study(ABC):
         arm_field: of a run, its arm, where that is a name.
         arm_type: of other arms, whose fields a run has too.
         presets: recipes by name, for --preset; `sizes`: what they are, for the help; `preset`: the default.
+        changes: fields of the recipe that are options, with their help; choices: the values of those that have names.
         notes: by preset, what it follows and what its paper leaves open.
         kind: of the source, "text" or "images".
         shared: whether the processes of a launcher can train a run together.
@@ -97,6 +98,8 @@ class Study(ABC):
     presets: ClassVar[Mapping[str, Any]] = {}
     sizes: ClassVar[str] = ""
     preset: ClassVar[str] = "quick"
+    changes: ClassVar[Mapping[str, str]] = {}
+    choices: ClassVar[Mapping[str, Sequence[str]]] = {}
     notes: ClassVar[Mapping[str, str]] = {}
     kind: ClassVar[str] = "text"
     shared: ClassVar[bool] = False
@@ -111,6 +114,7 @@ class Study(ABC):
                 "--preset", choices=self.presets, default=self.preset, help=f"{self.sizes} (default: %(default)s)"
             )
         self.add_own(parser)
+        add_fields(parser, self.recipe_type, self.changes, self.choices)
         add_runs(parser, None if self.presets else self.recipe_type.steps)
 
     def add_own(self, parser: argparse.ArgumentParser) -> None:
@@ -133,9 +137,11 @@ class Study(ABC):
         )
 
     def recipe_for(self, options: argparse.Namespace) -> Any:
-        """The recipe of --preset, with --steps if they are given."""
+        """The recipe of --preset, with --steps and what else of it is given."""
         recipe = self.presets[options.preset] if self.presets else self.recipe_type()
-        return replace(recipe, steps=options.steps or recipe.steps)
+        given = {name: value for name in self.changes if (value := getattr(options, name)) is not None}
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        return replace(recipe, steps=options.steps or recipe.steps, **given)
 
     def load(self, options: argparse.Namespace, recipe: Any) -> Any:
         """The text or the images; None: there are none."""
