@@ -160,9 +160,9 @@ def test_figures_are_those_of_rows_one_by_one(questions, name, monkeypatch):
     assert squad.answered(student, data, rows) == {"exact": 0.5, "contains": 0.75}
 
 
-def tune(questions, out, name="seqpe-bias", **changes):
+def tune(questions, out, name="seqpe-bias", *, resume=False, **changes):
     recipe = dataclasses.replace(RECIPE, **changes)
-    return squad.train(session(recipe, Arm(name), out, questions))
+    return squad.train(session(recipe, Arm(name), out, questions, resume=resume))
 
 
 @pytest.mark.slow
