@@ -271,7 +271,7 @@ class LengthStudy(PositionStudy):
             recipe: of the runs.
             states: by arm, the folder of its run.
         """
-        from gistkit.viz.seqpe import draw_similarity
+        from gistkit_lab.viz.similarity import draw_similarity
 
         embeddings: dict[str, Any] = {}
         positions = min(2048, recipe.base**recipe.digits)

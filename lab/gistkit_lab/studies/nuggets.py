@@ -27,12 +27,12 @@ from gistkit.compress.methods.in_place import InPlace
 from gistkit.compress.reading.language import LanguageModel
 from gistkit.evaluate import bleu4
 from gistkit.evaluate.metrics import need
-from gistkit.evaluate.reading import last_tokens
 from gistkit.evaluate.report import format_table
 from gistkit.hf import attach
 from gistkit.hf.lora import lora_config
 from gistkit.train.data import Corpus, load_corpus
 from gistkit.train.stages import Stage, growing, selecting_at
+from gistkit_lab.evaluate.reading import last_tokens
 from gistkit_lab.studies import models
 from gistkit_lab.studies.fitting import Carried, Progress, Session, StudyRecipe, exclusively
 from gistkit_lab.studies.options import add_names, add_text
@@ -575,8 +575,7 @@ class NuggetsStudy(Study):
 
     def figures(self, runs: Sequence[Run], recipe: Recipe) -> Mapping[str, Figure]:
         """Perplexity by states, and of the learned scorer the token types and a text."""
-        from gistkit.viz import draw_text, draw_token_types
-        from gistkit_lab.viz import draw_perplexity
+        from gistkit_lab.viz import draw_perplexity, draw_text, draw_token_types
 
         pictures: dict[str, Figure] = {}
         series = {
