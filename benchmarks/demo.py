@@ -20,12 +20,10 @@ from statistics import median
 
 from gistkit.evaluate.report import format_table
 from gistkit.train.data import load_corpus
-from gistkit_lab.studies.epl.command import STUDIED, STUDY
-from gistkit_lab.studies.epl.study import Recipe
-from gistkit_lab.studies.options import jobs
+from gistkit_lab.studies.epl import STUDIED, STUDY, Recipe
 from gistkit_lab.studies.reconstruction import Run
 from gistkit_lab.studies.runner import run_jobs, threads
-from gistkit_lab.studies.study import Job, StudyPlan
+from gistkit_lab.studies.study import Job, StudyPlan, jobs
 
 
 class Threaded(type(STUDY)):  # type: ignore[misc]

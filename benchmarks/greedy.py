@@ -20,9 +20,7 @@ import harness
 from gistkit.compress import Dodo
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.train.data import load_corpus
-from gistkit_lab.studies import results
-from gistkit_lab.studies.greedy import report
-from gistkit_lab.studies.greedy import study as greedy
+from gistkit_lab.studies import greedy, results
 from gistkit_lab.studies.registry import read
 
 RESULTS = harness.ROOT / "benchmarks" / "results" / "greedy.jsonl"
@@ -55,9 +53,9 @@ def main() -> int:
         if not isinstance(compressor, Dodo):
             raise TypeError(f"{folder}: expected a Dodo, got {type(compressor).__name__}")
         found = list(greedy.study(compressor, passages, STUDY))
-        run = report.Run(compressor.title, compressor.settings, found, {"steps": options.steps, **TRAINING})
+        run = greedy.Run(compressor.title, compressor.settings, found, {"steps": options.steps, **TRAINING})
         results.append(RESULTS, results.line("greedy", run, STUDY, corpus, harness.environment()))
-        print(report.format_results([run]))
+        print(greedy.STUDY.table([run], STUDY))
     return 0
 
 

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from gistkit_lab.studies.epl import command
+from gistkit_lab.studies import epl
+from gistkit_lab.studies.fitting import Session
 
 
 class Bar:
@@ -29,8 +30,13 @@ def outcome(run):
     return {key: value for key, value in dataclasses.asdict(run).items() if key != "seconds"}
 
 
+def session(recipe, arm, out, source=None, *, seed=0, bar=None, **options):
+    """A run in the folder `out`."""
+    return Session(recipe, arm, seed, out, source, bar=bar or Bar(), **options)
+
+
 @dataclasses.dataclass(frozen=True)
-class FewChunks(command.Recipe):
+class FewChunks(epl.Recipe):
     """The study `epl` as it is, but for what it is measured on."""
 
     eval_chunks: int = 4
@@ -40,5 +46,4 @@ class FewChunks(command.Recipe):
 @pytest.fixture
 def few_chunks(monkeypatch):
     """The commands `demo` and `study epl` measure on few chunks."""
-    monkeypatch.setattr(command, "Recipe", FewChunks)
-    monkeypatch.setattr(command.Epl, "recipe_type", FewChunks)
+    monkeypatch.setattr(epl.Epl, "recipe_type", FewChunks)

@@ -1,44 +1,21 @@
 """The study `compression-loss`: its two stages, their states, its tables, its picture and its command."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from safetensors.torch import load_file
-from study_runs import Bar
+from study_runs import Bar, session
 
-from gistkit import cli
 from gistkit.hf import attach
 from gistkit.train import load_corpus
 from gistkit_lab.studies.answering import evaluate
-from gistkit_lab.studies.compression_loss import command, report
-from gistkit_lab.studies.compression_loss.runs import Run, Texts, train
-from gistkit_lab.studies.compression_loss.study import SETTINGS, Recipe, build_compressor
+from gistkit_lab.studies.compression_loss import PAPER, SETTINGS, STUDY, Recipe, Run, Texts, build_compressor
 from gistkit_lab.studies.needles import as_batch
-from gistkit_lab.studies.registry import SavedRun, read
+from gistkit_lab.studies.study import SavedRun
 
-
-@dataclass(frozen=True)
-class Tiny(Recipe):
-    steps: int = 4
-    batch: int = 3
-    warmup: int = 2
-    eval_every: int = 2
-    chunk: int = 20
-    continuation: int = 12
-    eval_chunks: int = 6
-    final_chunks: int = 8
-    hidden_size: int = 32
-    intermediate_size: int = 48
-    tuning_steps: int = 3
-    tuning_eval_every: int = 2
-    cue: int = 4
-    answer: int = 5
-    eval_questions: int = 4
-    final_questions: int = 6
-
-
-RECIPE = Tiny()
+RECIPE = Recipe(
+    steps=4, batch=3, warmup=2, eval_every=2, chunk=20, continuation=12, eval_chunks=6, final_chunks=8, hidden_size=32,
+    intermediate_size=48, tuning_steps=3, tuning_eval_every=2, cue=4, answer=5, eval_questions=4, final_questions=6,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +24,7 @@ def corpus():
 
 
 def test_each_stage_trains_its_losses_alone_and_fine_tuning_begins_where_pretraining_ends(corpus, tmp_path):
-    run = train(RECIPE, "without-ae", 1, corpus, tmp_path, bar=Bar())
+    run = STUDY.train(session(RECIPE, "without-ae", tmp_path, corpus, seed=1))
     start = dict(build_compressor(RECIPE, "without-ae", 1).named_parameters())
     pretrained, ae, qa = (
         load_file(tmp_path / f"without-ae-1{name}" / f"checkpoint-{steps}" / "trainable.safetensors")
@@ -80,10 +57,10 @@ def test_each_stage_trains_its_losses_alone_and_fine_tuning_begins_where_pretrai
 
 @pytest.mark.slow
 def test_a_fresh_run_keeps_no_state_of_the_run_before(corpus, tmp_path):
-    train(RECIPE, "without-ae-cl", 0, corpus, tmp_path, bar=Bar())
+    STUDY.train(session(RECIPE, "without-ae-cl", tmp_path, corpus))
     assert len(list(tmp_path.glob("*/checkpoint-*"))) == 6
     with pytest.raises(KeyboardInterrupt):
-        train(RECIPE, "without-ae-cl", 0, corpus, tmp_path, bar=Bar(1))
+        STUDY.train(session(RECIPE, "without-ae-cl", tmp_path, corpus, bar=Bar(1)))
     assert not list(tmp_path.glob("*/checkpoint-*"))
 
 
@@ -129,18 +106,18 @@ RUNS = [
 
 
 def test_gaps_at_the_end_and_at_equal_time():
-    header, *rows = report.gap_rows(RUNS)
+    header, *rows = STUDY.gap_rows(RUNS)
     assert header[1:] == ["LM+CL less LM+AE", "at equal time", "LM less LM+CL", "at equal time"]
     assert rows == [
         ["seed 0", "+1.250", "-0.500", "+2.000", "+0.750"],
         ["seed 1", "+1.250", "+0.750", "+1.500", "-0.525"],
     ]
-    assert report.gap_rows(RUNS[:4])[1:] == [[*row[:3], "-", "-"] for row in rows]
-    assert report.gap_rows(RUNS[1:2])[1:] == []
+    assert STUDY.gap_rows(RUNS[:4])[1:] == [[*row[:3], "-", "-"] for row in rows]
+    assert STUDY.gap_rows(RUNS[1:2])[1:] == []
 
 
 def test_the_table_stands_beside_the_papers():
-    header, with_ae, with_cl, neither = report.table_rows(RUNS)
+    header, with_ae, with_cl, neither = STUDY.rows(RUNS, RECIPE)
     cells = [dict(zip(header, row, strict=True)) for row in (with_ae, with_cl, neither)]
     assert [row["setting"] for row in cells] == ["without CL", "without AE", "without AE and CL"]
     assert [row["CL loss"] for row in cells] == ["-", "0.250 (0.250-0.250)", "-"]
@@ -151,15 +128,15 @@ def test_the_table_stands_beside_the_papers():
     paper = len(header) - header.index("paper: CL")
     assert with_ae[-paper:] == ["-", "0.02", "2.06", "95.8", "26.0", "34.4 h"]
     assert with_cl[-paper:] == ["0.15", "-", "2.06", "-", "26.5", "24.3 h"] and neither[-paper:] == ["-"] * paper
-    assert report.table_rows(RUNS[:1])[1][header.index("pretraining time")] == "-"
-    assert report.PAPER.keys() < SETTINGS.keys()
+    assert STUDY.rows(RUNS[:1], RECIPE)[1][header.index("pretraining time")] == "-"
+    assert PAPER.keys() < SETTINGS.keys()
 
 
 def test_times_of_different_machines_are_not_compared():
     common = {"threads": 1, "instruction_set": "avx2", "torch": "2", "commit": "c"}
     # The last run, of seed 1, is of another one.
     machines = [{"processor": name, **common} for name in "AAAAAB"]
-    page = command.STUDY.page([[SavedRun(*saved) for saved in zip(RUNS, [RECIPE] * 6, machines, strict=True)]])
+    page = STUDY.page([[SavedRun(*saved) for saved in zip(RUNS, [RECIPE] * 6, machines, strict=True)]])
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")]
     (header, _, *settings), (_, _, *gaps) = lines[:-4], lines[-4:]
     times = {row[0]: row[header.index("pretraining time")] for row in settings}
@@ -169,25 +146,8 @@ def test_times_of_different_machines_are_not_compared():
 
 def test_the_picture_has_a_line_a_setting_by_steps_and_by_seconds():
     pytest.importorskip("matplotlib", reason="the viz extra is not installed")
-    steps, seconds = report.figures(RUNS)["fine-tuning"].axes
+    steps, seconds = STUDY.figures(RUNS, RECIPE)["fine-tuning"].axes
     assert [line.get_label() for line in steps.lines] == ["without CL", "without AE", "without AE and CL"]
     assert steps.lines[1].get_xdata().tolist() == [0, 10] and steps.lines[1].get_ydata().tolist() == [4, 1.625]
     assert seconds.lines[1].get_xdata().tolist() == [0, 8.5, 8.5, 17.5]
     assert len(steps.collections) == len(seconds.collections) == 3
-
-
-@pytest.mark.slow
-def test_the_command_and_its_report(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("matplotlib", reason="the viz extra is not installed")
-    monkeypatch.setattr(command, "Recipe", Tiny)
-    words = ["study", "compression-loss", "--device", "cpu", "--out", str(tmp_path)]
-    assert cli.main([*words, "--settings", "without-cl,without-ae,without-ae-cl"]) == 0
-    printed = capsys.readouterr().out
-    for text in ("Pretraining for 4 steps under 3 settings", "| without AE and CL |", "| seed 0  | ", "at equal time"):
-        assert text in printed
-    found = read(tmp_path / "results.jsonl")
-    assert [saved.run.setting for saved in found] == ["without-cl", "without-ae", "without-ae-cl"]
-    assert (tmp_path / "fine-tuning.png").read_bytes().startswith(b"\x89PNG")
-    machine = dict.fromkeys(("processor", "threads", "instruction_set", "torch", "commit"), "x")
-    page = command.STUDY.page([[saved._replace(machine=machine) for saved in found]])
-    assert page.count("|\n\n") == 2 and "4 steps of pretraining and 3 of each fine-tuning, 1 seed:" in page

@@ -1,23 +1,18 @@
 """The study `epl` and its command, at a few steps."""
 
 import dataclasses
-import subprocess
-import sys
 
 import pytest
 import torch
-from study_runs import Bar, few_chunks, outcome  # noqa: F401
+from study_runs import Bar, outcome, session
 
 from gistkit import cli, layouts
 from gistkit.evaluate.report import format_table
 from gistkit.inspect import measure_tracking
 from gistkit.train import load_corpus
+from gistkit_lab.studies import epl, smollm2
 from gistkit_lab.studies import reconstruction as training
-from gistkit_lab.studies.epl import report
-from gistkit_lab.studies.epl import study as epl
-from gistkit_lab.studies.results import load
-from gistkit_lab.studies.smollm2 import study as smollm2
-from gistkit_lab.studies.tracking import memory_attention
+from gistkit_lab.studies.reconstruction import memory_attention
 
 RECIPE = epl.Recipe(
     steps=6, chunk=20, batch=4, eval_every=2, eval_chunks=8, final_chunks=8, hidden_size=32, intermediate_size=48
@@ -29,15 +24,9 @@ def corpus():
     return load_corpus()
 
 
-def train(corpus, out, *, layout="epl", resume=False, bar=None):
-    build = epl.build_compressor
-    return training.train(RECIPE, build, layout, 0, corpus, out, device="cpu", resume=resume, bar=bar or Bar())
-
-
 def test_a_run_learns_and_layouts_differ_in_no_parameter(corpus, tmp_path):
-    first = train(corpus, tmp_path)
+    first, other = (epl.STUDY.train(session(RECIPE, layout, tmp_path, corpus)) for layout in ("epl", "dpl"))
     assert first.curve[-1][1] < first.curve[0][1]
-    other = train(corpus, tmp_path, layout="dpl")
     assert other.parameters == first.parameters and other.curve != first.curve
 
 
@@ -60,7 +49,7 @@ def staged(corpus, out, *, resume=False, bar=None):
         compressor.forward = recorded
         return compressor
 
-    run = training.train(recipe, build, "epl", 0, corpus, out, device="cpu", resume=resume, bar=bar or Bar())
+    run = training.train(session(recipe, "epl", out, corpus, resume=resume, bar=bar), build)
     return run, seen
 
 
@@ -99,10 +88,10 @@ def test_a_text_too_short_for_a_chunk_is_refused(tmp_path, capsys):
     (tmp_path / "text.txt").write_bytes(bytes(range(100)))
     text = load_corpus(tmp_path / "text.txt")
     with pytest.raises(ValueError, match=r"text: expected at least 20 bytes in the held-out part of text.txt, got 10"):
-        training.train(RECIPE, epl.build_compressor, "epl", 0, text, tmp_path, device="cpu", resume=False, bar=None)
+        epl.STUDY.train(session(RECIPE, "epl", tmp_path, text))
     longer = dataclasses.replace(RECIPE, chunk=5, continuation=15)
     with pytest.raises(ValueError, match="text: expected at least 20 bytes"):
-        training.train(longer, epl.build_compressor, "epl", 0, text, tmp_path, device="cpu", resume=False, bar=None)
+        epl.STUDY.train(session(longer, "epl", tmp_path, text))
     assert cli.main(["study", "epl", "--text", str(tmp_path / "text.txt"), "--steps", "2"]) == 2
     assert "text: expected at least 80 bytes" in capsys.readouterr().err
 
@@ -143,29 +132,12 @@ def test_report_has_a_row_a_layout_beside_the_paper():
         layout, seed, [(25 * i, loss, 0.5) for i, loss in enumerate(losses)], losses[-1], 0.5, 0.4, 10.0
     )
     runs = [make("dpl", 0, [5, 3]), make("epl", 0, [5, 0.9]), make("dpl", 1, [5, 2]), make("epl", 1, [5, 1.1])]
-    header, dpl, ours = report.table_rows(runs)
+    header, dpl, ours = epl.STUDY.rows(runs, RECIPE)
     assert dpl[:3] == ["DPL", "not reached", "2.500 (2.000-3.000)"]
     assert dpl[3:] == ["0.500 (0.500-0.500)", "0.400 (0.400-0.400)", "10 s (10 s-10 s)", "31.80", "12.18", "39.95"]
     assert ours[:3] == ["EPL", "25, 1 of 2 not", "1.000 (0.900-1.100)"] and ours[-3:] == ["95.98", "11.42", "43.87"]
     lines = format_table([header, dpl, ours]).splitlines()
     assert len(lines) == 4 and len(set(map(len, lines))) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("few_chunks")
-def test_the_command_leaves_results_and_pictures(tmp_path, capsys):
-    arguments = ["study", "epl", "--steps", "2", "--layouts", "dpl,epl", "--out", str(tmp_path / "run")]
-    assert cli.main(arguments) == 0
-    shown = capsys.readouterr().out
-    assert "| DPL " in shown and "| paper: AE BLEU-4 | LM PPL | QA F1 |" in shown and "What this does not show" in shown
-    assert "slope 1/" in shown and "EPL  '" in shown
-    lines = load(tmp_path / "run" / "results.jsonl")
-    assert [line["run"]["layout"] for line in lines] == ["dpl", "epl"]
-    assert lines[0]["recipe"]["steps"] == 2 and len(lines[0]["text"]["digest"]) == 12
-    assert lines[0]["run"]["parameters"] == 437120
-    for name in ("loss.png", "attention.png"):
-        assert (tmp_path / "run" / name).read_bytes().startswith(b"\x89PNG")
-    assert cli.main([*arguments, "--resume"]) == 0
 
 
 def test_mistakes_end_in_one_line(tmp_path, capsys):
@@ -190,10 +162,3 @@ def test_mistakes_end_in_one_line(tmp_path, capsys):
         with pytest.raises(SystemExit):
             cli.main(["study", "epl", *wrong])
         assert message in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_info_runs_as_a_module():
-    shown = subprocess.run([sys.executable, "-m", "gistkit.info"], capture_output=True, text=True, check=True).stdout
-    for item in ("torch", "instruction set", "op library", "stable ABI of torch 2.11", "CUDA library", "transformers"):
-        assert item in shown

@@ -10,6 +10,7 @@ import test_epl
 import test_facts
 import test_in_place
 import test_length
+import test_nuggets
 import test_pairs
 import test_pooling
 import test_resolution
@@ -18,18 +19,19 @@ import test_squad
 import test_voco
 import torch
 from safetensors.torch import load_file
-from study_runs import Bar, outcome
+from study_runs import Bar, outcome, session
 
+from gistkit import cli
 from gistkit.train import load_corpus
-from gistkit_lab.studies import results
-from gistkit_lab.studies.in_place.study import Arm as InPlaceArm
-from gistkit_lab.studies.pooling.layer import Setting
+from gistkit_lab.studies import results, squad
+from gistkit_lab.studies.images import load_images
+from gistkit_lab.studies.in_place import Arm as InPlaceArm
+from gistkit_lab.studies.nuggets import Arm as NuggetArm
+from gistkit_lab.studies.pooling import Setting
+from gistkit_lab.studies.positions import Arm
 from gistkit_lab.studies.registry import STUDIES, find, read
-from gistkit_lab.studies.resolution.images import load_images
-from gistkit_lab.studies.resolution.study import Arm as GridArm
-from gistkit_lab.studies.retrieval import squad
-from gistkit_lab.studies.study import Job, StudyPlan
-from gistkit_lab.studies.voco.study import Arm as VoCoArm
+from gistkit_lab.studies.resolution import Arm as GridArm
+from gistkit_lab.studies.voco import Arm as VoCoArm
 from tests.helpers.tiers import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -43,11 +45,13 @@ class Case(NamedTuple):
         cuts: steps after which the run and what resumes it are interrupted, each in another stage where there are
             several; a stage that was cut begins again with its last evaluation.
         source: a function of a folder, that makes what the study reads.
+        words: of its command, which ask for the arm; "": the command has a test of its own.
     """
 
     recipe: Any
     arm: Any
     cuts: tuple[int, ...]
+    words: str = ""
     source: Any = lambda folder: load_corpus()
 
 
@@ -61,42 +65,56 @@ def questions(folder):
 
 
 nothing = lambda folder: None  # noqa: E731
-GISTPOOL, SEQPE = InPlaceArm("gistpool", 5), GridArm("seqpe-bias")
+GISTPOOL, SEQPE = InPlaceArm("gistpool", 5), Arm("seqpe-bias")
 CASES = {
     # Pretraining, at its end, in either fine-tuning, and behind an evaluation.
-    "compression-loss": Case(test_compression_loss.RECIPE, "without-ae", (1, 4, 1, 4, 2)),
-    "epl": Case(test_epl.RECIPE, "epl", (1, 5)),
+    "compression-loss": Case(
+        test_compression_loss.RECIPE, "without-ae", (1, 4, 1, 4, 2), "--settings without-ae"
+    ),
+    "epl": Case(test_epl.RECIPE, "epl", (1, 5), "--layouts epl"),
     # The language model that all arms begin with, then the arm.
-    "in-place": Case(test_in_place.RECIPE, GISTPOOL, (1, 4, 3)),
-    "pairs": Case(test_pairs.RECIPE, InPlaceArm("gistpool", 2), (1, 3), nothing),
-    "facts": Case(test_facts.RECIPE, test_facts.Arm("learned"), (1, 2, 1, 5), nothing),
-    "pooling": Case(test_pooling.TINY, Setting(length=8, context="variable"), (1, 4, 1), nothing),
-    "length": Case(test_length.RECIPE, SEQPE, (1, 3)),
-    "retrieval": Case(test_retrieval.RECIPE, SEQPE, (1, 3), nothing),
-    "retrieval, documents": Case(test_retrieval.DOCUMENTS, SEQPE, (1, 4, 3)),
-    "retrieval, squad": Case(test_squad.RECIPE, SEQPE, (1, 3, 3), questions),
-    "resolution": Case(test_resolution.RECIPE, GridArm("seqpe-mul"), (1, 3), images),
+    "in-place": Case(test_in_place.RECIPE, GISTPOOL, (1, 4, 3), "--methods gistpool --ratios 5"),
+    "pairs": Case(
+        test_pairs.RECIPE, InPlaceArm("gistpool", 2), (1, 3), "--methods gistpool --ratios 2", nothing
+    ),
+    # The scorer that reconstructs, then the reader.
+    "nuggets": Case(
+        dataclasses.replace(test_nuggets.RECIPE, base_steps=0), NuggetArm("lm", "learned", 8), (1, 5),
+        "--tasks lm --methods learned",
+    ),
+    "facts": Case(test_facts.RECIPE, "learned", (1, 2, 1, 5), "--selections learned", nothing),
+    "pooling": Case(test_pooling.TINY, Setting(length=8, context="variable"), (1, 4, 1), source=nothing),
+    "length": Case(test_length.RECIPE, SEQPE, (1, 3), "--encodings seqpe-bias"),
+    "retrieval": Case(test_retrieval.RECIPE, SEQPE, (1, 3), "--encodings seqpe-bias", nothing),
+    "retrieval, documents": Case(test_retrieval.DOCUMENTS, SEQPE, (1, 4, 3), "--encodings seqpe-bias"),
+    "retrieval, squad": Case(test_squad.RECIPE, SEQPE, (1, 3, 3), source=questions),
+    "resolution": Case(
+        test_resolution.RECIPE, GridArm("seqpe-mul"), (1, 3), "--encodings seqpe-mul --data SOURCE", images
+    ),
     # The tower, the whole model, and the arm.
-    "voco": Case(test_voco.RECIPE, VoCoArm("epl", 4.0), (1, 4, 3), lambda folder: test_voco.IMAGES),
-}
+    "voco": Case(
+        test_voco.RECIPE, VoCoArm("epl", 4.5), (1, 4, 3), "--methods full --layouts epl --ratios 4.5",
+        lambda folder: test_voco.IMAGES,
+    ),
+}  # fmt: skip
 
 
 def test_every_study_that_trains_is_among_them():
-    # nuggets carries a threshold, and has a test of its own; smollm2 trains as epl does.
-    assert {name.partition(",")[0] for name in CASES} == {*STUDIES} - {"greedy", "nuggets", "smollm2"}
+    # smollm2 trains as epl does.
+    assert {name.partition(",")[0] for name in CASES} == {*STUDIES} - {"greedy", "smollm2"}
 
 
-# Two that differ: a whole model that trains, and a compressor behind a model that is trained first.
-@pytest.mark.parametrize("name", mostly_slow(CASES, "length", "pairs"))
-def test_a_run_that_is_cut_resumes_bit_for_bit_and_its_seed_and_recipe_decide_it(name, tmp_path):
+# Two that differ: a whole model, and a compressor.
+@pytest.mark.parametrize("name", mostly_slow(CASES, "length", "epl"))
+def test_a_run_that_is_cut_resumes_bit_for_bit_and_its_seed_and_recipe_decide_it(name, tmp_path, monkeypatch, capsys):
     study, case = find(name.partition(",")[0]), CASES[name]
     source = case.source(tmp_path / "source")
 
     def train(out, *, seed=0, resume=False, bar=None, **changes):
-        plan = StudyPlan(dataclasses.replace(case.recipe, **changes), [], source=source)
         arm = dataclasses.replace(case.arm, seed=seed) if hasattr(case.arm, "seed") else case.arm
         (tmp_path / out).mkdir(exist_ok=True)
-        return study.train(plan, Job(arm, seed), tmp_path / out, device="cpu", resume=resume, bar=bar or Bar())
+        recipe = dataclasses.replace(case.recipe, **changes)
+        return study.train(session(recipe, arm, tmp_path / out, source, seed=seed, resume=resume, bar=bar))
 
     whole = train("whole")
     for number, steps in enumerate(case.cuts):
@@ -128,3 +146,30 @@ def test_a_run_that_is_cut_resumes_bit_for_bit_and_its_seed_and_recipe_decide_it
     for picture in results.save(tmp_path, study.figures([again.run], again.recipe)):
         assert picture.read_bytes().startswith(b"\x89PNG")
     assert study.table([again.run], again.recipe).count("\n") >= 2
+    if case.words:
+        words = [word.replace("SOURCE", str(tmp_path / "source")) for word in case.words.split()]
+        check_command(study, case.recipe, whole, words, tmp_path / "command", monkeypatch, capsys)
+
+
+def check_command(study, recipe, run, words, out, monkeypatch, capsys):
+    """Its command makes the runs that are missing and shows all, whoever made them."""
+    asked = []
+    monkeypatch.setattr(type(study), "recipe_for", lambda self, options: recipe)
+    monkeypatch.setattr(type(study), "train", lambda self, session: asked.append(session.name) or run)
+    arms = type(study).arms
+    named = lambda arm: getattr(arm, "name", arm) == study.arm_name(run)  # noqa: E731
+    monkeypatch.setattr(type(study), "arms", lambda *given: list(filter(named, arms(*given))))
+    words = ["study", study.name, "--device", "cpu", "--processes", "1", "--out", str(out), *words]
+    assert cli.main(words) == 0
+    printed = capsys.readouterr().out
+    assert asked == [study.arm_name(run)] and f"Written: {out / 'results.jsonl'}" in printed
+    assert [one.recipe for one in read(out / "results.jsonl")] == [recipe]
+    assert {path.stem for path in out.glob("*.png")} == set(study.figures([run], recipe))
+    assert cli.main([*words, "--resume"]) == 0 and len(asked) == 1
+    report = lambda text: text.partition("\n\n")[2]  # noqa: E731
+    assert report(capsys.readouterr().out) == report(printed)
+    assert cli.main(words) == 2 and "--out: expected a folder without runs" in capsys.readouterr().err
+    other = dataclasses.replace(recipe, warmup=3)
+    monkeypatch.setattr(type(study), "recipe_for", lambda self, options: other)
+    assert cli.main([*words, "--resume"]) == 2
+    assert "the saved runs differ in warmup; use the same settings, or another --out" in capsys.readouterr().err

@@ -4,18 +4,25 @@ import dataclasses
 
 import pytest
 import torch
-from study_runs import Bar
+from study_runs import session
 from torch.nn.functional import cross_entropy
 
 from gistkit.hf import attach
 from gistkit.nn import Nuggets
 from gistkit.train import Stage
-from gistkit_lab.studies.facts import runs as facts_runs
-from gistkit_lab.studies.facts.command import STUDY
-from gistkit_lab.studies.facts.signs import KINDS, kinds, measure_signs
-from gistkit_lab.studies.facts.study import PRESETS, SELECTIONS, Arm, Recipe, build_compressor
-from gistkit_lab.studies.pairs.runs import logits
-from gistkit_lab.studies.pairs.study import draw, fresh_model
+from gistkit_lab.studies.facts import (
+    KINDS,
+    PRESETS,
+    SELECTIONS,
+    STUDY,
+    Recipe,
+    build_compressor,
+    draw,
+    fresh_model,
+    kinds,
+    logits,
+    measure_signs,
+)  # fmt: skip
 
 RECIPE = Recipe(
     steps=6, batch=4, warmup=1, eval_every=2, keys=6, values=3, fewest=3, most=3, length=12, filler=4, base_steps=2,
@@ -54,7 +61,7 @@ def test_gradients_and_swaps_are_those_of_a_loop_by_hand():
     """A context at a time, each nugget's gradient by moving its attention logits, each swap by reading again."""
     model = fresh_model(RECIPE, 0).double()
     torch.manual_seed(1)
-    compressor = build_compressor(RECIPE, Arm("learned"), model)
+    compressor = build_compressor(RECIPE, "learned", model)
     found = measure_signs(compressor, RECIPE, 3)
     pairs = draw(RECIPE, "test", 1, 0, rows=6)
     scores = torch.rand(6, 13, generator=torch.Generator().manual_seed(0)).double()
@@ -96,13 +103,9 @@ def test_gradients_and_swaps_are_those_of_a_loop_by_hand():
     assert compressor.rule == "learned" and compressor.nugget_ratio == 4
 
 
-def run(selection, out, *, resume=False, bar=None):
-    return facts_runs.train(RECIPE, Arm(selection), 0, out, resume=resume, bar=bar or Bar())
-
-
 @pytest.mark.nightly
 def test_each_arm_trains_and_is_measured(tmp_path):
-    runs = {selection: run(selection, tmp_path) for selection in SELECTIONS}
+    runs = {selection: STUDY.train(session(RECIPE, selection, tmp_path)) for selection in SELECTIONS}
     for selection, found in runs.items():
         assert [step for step, _, _ in found.curve] == [0, 2, 4, 6]
         assert set(found.held_out) == set(found.test) == {"loss", "exact", "kept"}

@@ -10,10 +10,8 @@ from torch.nn import functional as F
 from gistkit import cli
 from gistkit.compress import Compressor, Dodo, Gist
 from gistkit.nn import Nuggets
-from gistkit_lab.studies import registry
-from gistkit_lab.studies.greedy import report as greedy_report
-from gistkit_lab.studies.greedy import study as greedy
-from gistkit_lab.studies.greedy.study import Recipe, SwapSearch, improve, passages, study
+from gistkit_lab.studies import greedy, registry
+from gistkit_lab.studies.greedy import STUDY, Recipe, Run, SwapSearch, improve, passages, study
 from gistkit_lab.studies.results import load
 from tests.cli.test_cli import byte_tokenizer, small_llama
 from tests.helpers.dodo_oracle import best, read, scores_of
@@ -61,10 +59,7 @@ def own_nuggets(compressor, context):
     return set(best(scores_of(compressor, [BOS, *context]), compressor.chunk)[1:])
 
 
-@pytest.mark.parametrize(
-    ("family", "batch_size"),
-    [("llama", 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("qwen3", 1), ("gemma2", 32)))],
-)
+@pytest.mark.parametrize(("family", "batch_size"), [("llama", 3), ("gemma2", 32)])
 def test_the_search_is_algorithm_1_one_selection_at_a_time(family, batch_size):
     compressor = make(tiny(family))
     context, text = tokens(13), tokens(9)
@@ -79,7 +74,7 @@ def test_the_search_is_algorithm_1_one_selection_at_a_time(family, batch_size):
     torch.testing.assert_close([found.loss_before, found.loss_after], [loss(first), lowest], rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("asked", [1, 6, 7])
+@pytest.mark.parametrize("asked", [1, 7])
 def test_the_losses_are_those_on_transformers_own_attention(asked):
     compressor = make()
     context, text = tokens(12), tokens(7)
@@ -91,7 +86,6 @@ def test_the_losses_are_those_on_transformers_own_attention(asked):
         assert ours == pytest.approx(F.cross_entropy(logits, torch.tensor(text[-asked:])).item(), rel=1e-6)
 
 
-@pytest.mark.slow
 def test_rounds_never_raise_the_loss_and_end_where_no_swap_helps():
     compressor = make()
     # A context in which the third round is the last that swaps.
@@ -216,15 +210,13 @@ def test_figures_are_means_over_texts_and_perplexity_over_tokens():
         SwapSearch((3,), (3,), math.log(4.0), math.log(2.0), 0),
     ]
     assert (found[0].overlap, found[0].overlap_but_last) == (0.5, 1 / 3)
-    assert found[0].perplexity_before == pytest.approx(8)
-    assert found[0].perplexity_after == pytest.approx(4)
-    figures = greedy_report.summary(found)
+    figures = greedy.summary(found)
     wanted = {"overlap": 2.5 / 3, "overlap_but_last": 2 / 3, "perplexity_before": 4, "perplexity_after": 2}
     assert figures == pytest.approx({**wanted, "texts": 3, "tried": 34})
-    rows = greedy_report.table_rows({"Dodo 3x": found})
+    rows = STUDY.rows([Run("Dodo 3x", {}, found)], None)
     assert rows[1] == ["Dodo 3x", "83.3% (66.7%)", "4.00", "2.00", "50.0%", "3"]
     assert rows[2] == ["paper: Dodo 10x", "75.3%", "7.74", "7.13", "7.9%", "1000"]
-    assert "overlap_but_last" not in greedy_report.summary(found[2:])
+    assert "overlap_but_last" not in greedy.summary(found[2:])
 
 
 @pytest.fixture(scope="module")
@@ -264,8 +256,8 @@ def test_the_command_is_the_python_api(folder, tmp_path, capsys):
     wanted = [{"before": list(one.before), "after": list(one.after), "tried": 2 * 9} for one in found]
     assert [{name: one[name] for name in wanted[0]} for one in line["run"]["texts"]] == wanted
     (again,) = registry.read(tmp_path / "results.jsonl")
-    summary = greedy_report.summary(again.run.texts)
-    assert summary == pytest.approx(greedy_report.summary(found), rel=1e-5)
+    summary = greedy.summary(again.run.texts)
+    assert summary == pytest.approx(greedy.summary(found), rel=1e-5)
     assert "Dodo 4x: 3 passages, 12 tokens compressed, 2 read, 3 asked" in shown.out
     assert f"| Dodo 4x         | {summary['overlap']:.1%} (" in shown.out
     assert "| paper: Dodo 10x | 75.3% " in shown.out

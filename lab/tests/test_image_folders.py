@@ -11,12 +11,11 @@ from PIL import Image
 from torch.nn.functional import cross_entropy
 
 from gistkit import cli
+from gistkit_lab.studies import resolution
+from gistkit_lab.studies.batches import Augment
+from gistkit_lab.studies.images import Files, load_images
 from gistkit_lab.studies.registry import find, read
-from gistkit_lab.studies.resolution import study as resolution
-from gistkit_lab.studies.resolution.augment import Augment
-from gistkit_lab.studies.resolution.folders import Files
-from gistkit_lab.studies.resolution.images import load_images
-from gistkit_lab.studies.resolution.study import Arm, Classifier, Recipe
+from gistkit_lab.studies.resolution import Arm, Classifier, Recipe
 
 try:
     import torchvision.transforms.v2

@@ -6,19 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from study_runs import Bar
+from study_runs import Bar, session
 
-from gistkit import cli
 from gistkit.compress import GistPool
 from gistkit.hf import attach
 from gistkit.train import load_corpus
-from gistkit_lab.studies.in_place import report as in_place_report
-from gistkit_lab.studies.in_place import runs as in_place_runs
-from gistkit_lab.studies.in_place import study as in_place
-from gistkit_lab.studies.in_place.figures import STYLE
-from gistkit_lab.studies.in_place.study import PRESETS, Arm
+from gistkit_lab.studies import in_place
+from gistkit_lab.studies.fitting import Session
+from gistkit_lab.studies.in_place import PRESETS, STUDY, STYLE, Arm
 from gistkit_lab.studies.needles import Needles, as_batch
-from gistkit_lab.studies.registry import read
 from tests.helpers.tiers import mostly_slow
 
 RECIPE = dataclasses.replace(
@@ -126,8 +122,8 @@ def test_arms():
     assert names[:3] == ["no", "full", "gist-1x"] and "avgpool-1x" not in names
     assert [arm.name for arm in in_place.arms(["full", "gistpool"], [2])] == ["full", "gistpool-2x"]
     known = {*in_place.METHODS, *in_place.OTHER_METHODS}
-    assert known == set(in_place_report.TITLES) == set(in_place_report.PAPER)
-    assert set(in_place_report.TITLES.values()) == set(STYLE)
+    assert known == set(in_place.TITLES) == set(in_place.PAPER)
+    assert set(in_place.TITLES.values()) == set(STYLE)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +163,7 @@ def test_figures_are_those_of_the_losses_and_of_greedy_answers(corpus, method):
     # Questions that are answered right, but for the last token of one in each group.
     groups = []
     for group in asked:
-        given = in_place_runs.answers(compressor, group)
+        given = in_place.answers(compressor, group)
         wrong = (*given[0][:-1], (given[0][-1] + 1) % 256)
         pair = [dataclasses.replace(question, answer=answer) for question, answer in zip(group, given, strict=True)]
         groups.append([dataclasses.replace(pair[0], answer=wrong), pair[1]])
@@ -179,7 +175,7 @@ def test_figures_are_those_of_the_losses_and_of_greedy_answers(corpus, method):
     assert counts == [4, 6, 6]
     with torch.no_grad():
         losses = [float(compressor(**as_batch(group))["qa"]) for group in groups]
-    found = in_place_runs.evaluate(compressor, data, "test", 6)
+    found = in_place.evaluate(compressor, data, "test", 6)
     mean = sum(loss * count for loss, count in zip(losses, counts, strict=True)) / sum(counts)
     assert found["code"] == pytest.approx({"loss": mean, "exact": 3 / 6}, rel=1e-5)
     assert found["passage"] == pytest.approx({"loss": sum(losses[1:]) / 2, "exact": 2 / 6}, rel=1e-5)
@@ -189,24 +185,25 @@ def test_figures_are_those_of_the_losses_and_of_greedy_answers(corpus, method):
 
 def train(corpus, out, method="gistpool", *, seed=0, resume=False, bar=None):
     arm = Arm(method, 5)
-    return in_place_runs.train(RECIPE, arm, seed, corpus, out, resume=resume, bar=bar or Bar())
+    return STUDY.train(session(RECIPE, arm, out, corpus, seed=seed, resume=resume, bar=bar))
 
 
 @pytest.mark.slow
 def test_gists_that_start_as_means_resume_without_starting_again(corpus, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         train(corpus, tmp_path, "gistpool-means", bar=Bar(6))
-    monkeypatch.setattr(in_place_runs, "start", lambda *arguments: pytest.fail("started again"))
+    monkeypatch.setattr(in_place, "start", lambda *arguments: pytest.fail("started again"))
     train(corpus, tmp_path, "gistpool-means", resume=True)
 
 
 def test_arms_of_a_seed_share_their_base_model_and_batches(corpus, tmp_path):
-    data = in_place_runs.questions(RECIPE, corpus, 0)
-    in_place_runs._base(RECIPE, 0, data, tmp_path, "cpu", Bar())
+    arm = Arm("gistpool", 5)
+    data = in_place.questions(session(RECIPE, arm, tmp_path, corpus))
+    in_place.base(session(RECIPE, arm, tmp_path, corpus), data)
     (weights,) = tmp_path.glob("base-0/*/trainable.safetensors")
     base = weights.read_bytes()
     # Found again, not trained again: a bar that would stop its first step is never asked.
-    model = in_place_runs._base(RECIPE, 0, data, tmp_path, "cpu", Bar(0))
+    model = in_place.base(session(RECIPE, arm, tmp_path, corpus, bar=Bar(0)), data)
     assert weights.read_bytes() == base
     fresh = in_place.fresh_model(RECIPE, 0)
     assert not torch.equal(model.lm_head.weight, fresh.lm_head.weight)
@@ -214,14 +211,14 @@ def test_arms_of_a_seed_share_their_base_model_and_batches(corpus, tmp_path):
 
 def test_the_language_loss_is_the_models_own(corpus):
     model = in_place.fresh_model(RECIPE, 0)
-    batch = in_place_runs.questions(RECIPE, corpus, 0)(0)
+    batch = in_place.questions(session(RECIPE, Arm("full"), None, corpus))(0)
     bos = torch.full((len(batch["input_ids"]), 1), 256)
     whole = torch.cat([bos, batch["input_ids"], batch["question_ids"], batch["answer_ids"]], 1)
     with torch.no_grad():
         own = model(input_ids=whole, labels=whole).loss
         compressor = in_place.build_compressor(RECIPE, Arm("full"), model)
         with attach(compressor.model):
-            found = in_place_runs.language_loss(compressor, batch)
+            found = in_place.language_loss(compressor, batch)
     torch.testing.assert_close(found, own, rtol=1e-5, atol=1e-5)
 
 
@@ -234,7 +231,7 @@ def test_the_repetition_loss_is_that_of_what_comes_again():
         lambda module, args, kwargs, out: seen.append(kwargs["input_ids"]), with_kwargs=True
     )
     with torch.no_grad(), attach(model):
-        found = in_place_runs.repetition_loss(compressor, batch, torch.Generator().manual_seed(3))
+        found = in_place.repetition_loss(compressor, batch, torch.Generator().manual_seed(3))
         hook.remove()
         again = seen[0][:, 21:]
         count = again.shape[1]
@@ -246,10 +243,11 @@ def test_the_repetition_loss_is_that_of_what_comes_again():
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("arm", mostly_slow(in_place.arms(ratios=[5]), "no", "gistpool-5x"))
-def test_every_arm_trains(corpus, tmp_path, arm):
+# Those of the others differ in options, which the test of masks, offsets and parameters has.
+@pytest.mark.parametrize("arm", mostly_slow(in_place.arms(["no", "avgpool", "gistpool-means"], [5]), "no"))
+def test_arms_of_each_kind_train(corpus, tmp_path, arm):
     recipe = dataclasses.replace(RECIPE, steps=2, base_steps=0, eval_questions=2, final_questions=2)
-    run = in_place_runs.train(recipe, arm, 0, corpus, tmp_path, bar=Bar())
+    run = STUDY.train(session(recipe, arm, tmp_path, corpus))
     assert (run.method, run.ratio) == (arm.method, arm.ratio)
     assert [step for step, *_ in run.curve] == [0, 2] and run.curve[1][1] < run.curve[0][1]
     assert len(run.examples) == 4 and all(one["question"].startswith("\n...") for one in run.examples)
@@ -258,13 +256,13 @@ def test_every_arm_trains(corpus, tmp_path, arm):
 @pytest.mark.slow
 def test_own_parameters_of_memory_learn_at_their_own_rate(corpus, tmp_path, monkeypatch):
     seen = []
-    fit = in_place_runs.fit
+    fit = Session.fit
 
     def watch(*arguments, optimizer, **options):
         optimizer.register_step_pre_hook(lambda *_: seen.append({group["lr"] for group in optimizer.param_groups}))
         return fit(*arguments, optimizer=optimizer, **options)
 
-    monkeypatch.setattr(in_place_runs, "fit", watch)
+    monkeypatch.setattr(Session, "fit", watch)
     train(corpus, tmp_path)
     rate = RECIPE.learning_rate * RECIPE.steps / RECIPE.warmup
     assert sorted(seen[-1]) == pytest.approx([rate, 3 * rate])
@@ -273,63 +271,14 @@ def test_own_parameters_of_memory_learn_at_their_own_rate(corpus, tmp_path, monk
 def test_whole_maps_beside_lora_learn_more_slowly():
     for lora, rate in ((2, RECIPE.copy_factor), (None, RECIPE.memory_factor)):
         compressor = GistPool(in_place.fresh_model(RECIPE, 0), ratio=5, full_copy=True, lora=lora)
-        assert in_place_runs.memory_factor(RECIPE, compressor) == rate
+        assert in_place.memory_factor(RECIPE, compressor) == rate
 
 
 def test_gists_that_start_as_means_have_read_as_many_as_the_recipe_says(corpus, monkeypatch):
     read = []
-    monkeypatch.setattr(in_place_runs, "start_as_means", lambda compressor, contexts: read.append(contexts) or [])
+    monkeypatch.setattr(in_place, "start_as_means", lambda compressor, contexts: read.append(contexts) or [])
     compressor = in_place.build_compressor(RECIPE, Arm("gistpool-means", 5), in_place.fresh_model(RECIPE, 0))
-    data = in_place_runs.questions(RECIPE, corpus, 0)
-    in_place_runs.start(RECIPE, compressor, data)
+    data = in_place.questions(session(RECIPE, Arm("full"), None, corpus))
+    in_place.start(RECIPE, compressor, data)
     assert read == [[row for step in range(4) for row in data(step)["input_ids"].tolist()]]
     assert sum(len(row) // 5 for row in read[0]) >= 60 > sum(len(row) // 5 for row in read[0][:-4])
-
-
-@pytest.fixture
-def runs():
-    return [
-        in_place_runs.Run(
-            arm.method,
-            arm.ratio,
-            seed,
-            curve=[(0, 3.0, 0.0), (50, 2.0 + 0.1 * seed, 0.1), (100, 1.0 + 0.1 * arm.ratio + 0.1 * seed, 0.2)],
-            held_out={kind: {"loss": 1.0 + 0.1 * arm.ratio + 0.1 * seed, "exact": 0.5} for kind in ("code", "all")},
-            test={kind: {"loss": 2.0, "exact": 0.25} for kind in ("code", "all")},
-            examples=[{"question": "\n...a", "answer": "b", "given": arm.name}],
-        )
-        for seed in (0, 1)
-        for arm in in_place.arms()
-    ]
-
-
-def test_the_table_has_a_row_an_arm_beside_the_paper(runs):
-    rows = in_place_report.table_rows(runs)
-    assert rows[0] == ["method", "ratio", "loss", "exact", "seeds", "paper: SQuAD loss"]
-    assert rows[1][:2] == ["No context", "-"] and len(rows) == 1 + len(in_place.arms())
-    (gistpool,) = (row for row in rows if row[:2] == ["GistPool", "5x"])
-    assert gistpool == ["GistPool", "5x", "1.550 (1.500-1.600)", "0.500 (0.500-0.500)", "2", "0.408"]
-    assert in_place_report.table_rows(runs, "test")[2][2] == "2.000 (2.000-2.000)"
-    assert "gistpool-5x" in in_place_report.format_examples(runs)
-    assert "gistpool-2x" not in in_place_report.format_examples(runs)
-
-
-@pytest.fixture
-def tiny(monkeypatch):
-    """The preset "quick" at a few steps."""
-    recipe = dataclasses.replace(RECIPE, steps=2, eval_questions=2, final_questions=2)
-    monkeypatch.setitem(in_place.PRESETS, "quick", recipe)
-
-
-@pytest.mark.slow
-def test_the_command_prints_tables_and_leaves_results(tiny, tmp_path, capsys):
-    arguments = ["study", "in-place", "--methods", "no,full,gistpool", "--ratios", "5", "--out", str(tmp_path)]
-    assert cli.main(arguments) == 0
-    shown = capsys.readouterr().out
-    assert "Questions that no choice was made on:" in shown and "paper: SQuAD loss" in shown
-    assert len(re.findall(r"^\| (?:No context|Full context|GistPool) +\|", shown, re.MULTILINE)) == 6
-    found = [one.run for one in read(tmp_path / "results.jsonl")]
-    assert [run.method for run in found] == ["no", "full", "gistpool"]
-    assert all((tmp_path / f"{name}.png").exists() for name in ("ratios", "curves"))
-    assert cli.main([*arguments, "--resume"]) == 0
-    assert [one.run for one in read(tmp_path / "results.jsonl")] == found

@@ -6,18 +6,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from study_runs import Bar
+from study_runs import session
 
 from gistkit import cli
 from gistkit.hf import attach
-from gistkit_lab.studies import results
-from gistkit_lab.studies.pooling import command as pooling_command
-from gistkit_lab.studies.pooling import inputs as pooling_inputs
-from gistkit_lab.studies.pooling import layer as layer_of
-from gistkit_lab.studies.pooling import report as pooling_report
-from gistkit_lab.studies.pooling import runs as pooling
-from gistkit_lab.studies.pooling.inputs import make_inputs
-from gistkit_lab.studies.pooling.layer import CONTEXTS, MASKS, PoolingLayer, Recipe, Setting
+from gistkit_lab.studies import pooling, results
+from gistkit_lab.studies.pooling import CONTEXTS, MASKS, STUDY, PoolingLayer, Recipe, Setting, make_inputs
 from gistkit_lab.studies.registry import read
 
 TINY = Recipe(steps=6, batch=4, width=16, mlp=32, warmup=2, eval_every=2, eval_batches=1, final_batches=1)
@@ -42,7 +36,7 @@ def plain_mask(mask, context, ratio):
 @pytest.mark.parametrize(("length", "ratio"), [(8, 2), (7, 3), (5, 1), (6, 6), (9, 8)])
 def test_targets_are_the_means_of_windows(length, ratio):
     context = torch.randn(3, length, 4, dtype=torch.float64)
-    means = layer_of.window_means(context, ratio)
+    means = pooling.window_means(context, ratio)
     assert means.shape == (3, -(-length // ratio), 4)
     for row in range(3):
         for window in range(means.shape[1]):
@@ -59,17 +53,17 @@ def test_share_right_is_that_of_a_loop():
             distances = [float(((predicted[row, index] - mean) ** 2).sum()) for mean in means[row]]
             right += distances.index(min(distances)) == index
     assert 0 < right < 30
-    assert layer_of.share_right(predicted, means) == pytest.approx(right / 30)
-    assert layer_of.share_right(means, means) == 1
+    assert pooling.share_right(predicted, means) == pytest.approx(right / 30)
+    assert pooling.share_right(means, means) == 1
     # Nearest among the windows of the same sequence, not of the batch.
-    assert layer_of.share_right(means, means.roll(1, 1)) == 0
+    assert pooling.share_right(means, means.roll(1, 1)) == 0
 
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize(("length", "ratio"), [(8, 2), (7, 3), (4, 1), (5, 5)])
 @pytest.mark.parametrize("at_zero", [False, True])
 def test_masks_and_positions_are_those_written_out(mask, length, ratio, at_zero):
-    layout = layer_of.build_layout(mask, length, ratio, at_zero)
+    layout = pooling.build_layout(mask, length, ratio, at_zero)
     expected = plain_mask(mask, length, ratio)
     assert (layout.dense_mask("physical") == expected).all()
     plan = layout.compile()
@@ -91,7 +85,7 @@ def test_the_layer_is_gemma2s_with_the_dense_mask(mask, heads, kv_heads):
     context = torch.randn(2, 8, 16, dtype=torch.float64)
     with attach(layer.model), torch.no_grad():
         ours = layer(context)
-        attention = layer_of.attention_of_gists(layer, context)
+        attention = pooling.attention_of_gists(layer, context)
 
     theirs = layer.model
     theirs.set_attn_implementation("eager")
@@ -118,18 +112,18 @@ def test_the_share_of_attention_in_a_window():
     attention[0, :2] = 0.25
     attention[1, 2] = attention[1, 4] = 0.1
     attention[2] = 0.2
-    assert layer_of.share_in_window(attention, 2) == pytest.approx((1 + 0.5 + 0.2) / 3)
+    assert pooling.share_in_window(attention, 2) == pytest.approx((1 + 0.5 + 0.2) / 3)
 
 
 @pytest.mark.slow
 def test_the_pool_mask_learns_and_an_untrained_layer_guesses(tmp_path):
     cell = {"inputs": "sphere+common", "context": "variable", "length": 12, "learning_rate": 5e-3}
-    pool = pooling.train(SMALL, Setting(mask="pool", **cell), tmp_path / "pool", bar=Bar())
+    pool = STUDY.train(session(SMALL, Setting(mask="pool", **cell), tmp_path / "pool"))
     assert pool.share > 0.95 and pool.error < 0.5 and pool.in_window == pytest.approx(1)
     assert pool.curve[0][2] < 0.35
-    standard = pooling.train(SMALL, Setting(mask="standard", **cell), tmp_path / "standard", bar=Bar())
+    standard = STUDY.train(session(SMALL, Setting(mask="standard", **cell), tmp_path / "standard"))
     assert standard.share < 0.6 and standard.in_window < 0.5
-    untrained = pooling.train(dataclasses.replace(SMALL, steps=0), Setting(**cell), tmp_path / "none", bar=Bar())
+    untrained = STUDY.train(session(dataclasses.replace(SMALL, steps=0), Setting(**cell), tmp_path / "none"))
     assert untrained.share == pytest.approx(pooling.chance(SMALL, untrained.setting), abs=0.1)
     # Training ends where nothing is left to learn.
     assert pool.curve[-1][0] <= SMALL.steps
@@ -142,7 +136,7 @@ def test_chance_is_that_of_guessing_on_what_is_measured(tmp_path, monkeypatch):
     setting = Setting(context="at-zero", length=8)
     guess = lambda predicted, means: float((torch.randint(means.shape[1], means.shape[:2]) == 0).float().mean())  # noqa: E731
     monkeypatch.setattr(pooling, "share_right", guess)
-    shares = [pooling.train(recipe, setting, tmp_path / "state", bar=Bar()).share for _ in range(4)]
+    shares = [STUDY.train(session(recipe, setting, tmp_path / "state")).share for _ in range(4)]
     assert sum(shares) / 4 == pytest.approx(pooling.chance(recipe, setting), abs=0.02)
 
 
@@ -163,17 +157,17 @@ def test_inputs_have_the_norms_they_promise(monkeypatch):
     assert float(common.mean((0, 1)).norm()) == pytest.approx(4, rel=0.05)
 
     table = torch.randn(500, 24) + 0.3
-    rows = pooling_inputs.project(table, 16)
+    rows = pooling.project(table, 16)
     assert rows.shape == (500, 16) and float(rows.square().sum(-1).mean()) == pytest.approx(16, rel=1e-4)
     # At full width a projection is a rotation: angles stay.
-    turned = pooling_inputs.project(table, 24)
+    turned = pooling.project(table, 24)
     torch.testing.assert_close(turned @ turned.T / 24, table @ table.T / table.square().sum(-1).mean())
     with pytest.raises(ValueError, match="width: expected at most the rows' width 24, got 32"):
-        pooling_inputs.project(table, 32)
+        pooling.project(table, 32)
 
     model = torch.nn.Module()
     model.get_input_embeddings = lambda: torch.nn.Embedding.from_pretrained(table)
-    monkeypatch.setattr(pooling_inputs, "load_smollm2", lambda: (model, None))
+    monkeypatch.setattr(pooling, "load_smollm2", lambda: (model, None))
     make_inputs.cache_clear()
     drawn = make_inputs("vocabulary", 16).draw(2, 5, generator).flatten(0, 1)
     make_inputs.cache_clear()
@@ -211,7 +205,7 @@ def test_the_table_shows_best_and_median_beside_the_paper():
         for mask, seed, share in [("pool", 0, 1.0), ("pool", 1, 0.5), ("standard", 0, 0.2)]
     ]
     runs.append(pooling.Run(Setting(inputs="sphere+common", heads=8, kv_heads=4), share=0.25))
-    header, paper, sphere, common = pooling_report.table_rows(runs, Recipe())
+    header, paper, sphere, common = STUDY.rows(runs, Recipe())
     assert header[5] == "pool, variable" and header[8] == "standard, variable" and header[10:] == ["chance", "runs"]
     assert paper[0] == "paper: sphere" and paper[5] == "near perfect" and paper[8] == "much reduced"
     assert sphere == ["sphere", "1/1", "2", "20", "-", "1.00 (0.75)", "-", "-", "0.20", "-", "0.10 / 0.13", "1-2"]
@@ -237,7 +231,7 @@ def test_the_command_leaves_results_and_pictures(tmp_path, capsys, monkeypatch):
     assert cli.main([*words[:-4], "--heads", "8/8", "--out", str(tmp_path), "--resume"]) == 0
     assert len(read(tmp_path / "results.jsonl")) == 12
     # None of them is lost when the next study is interrupted.
-    monkeypatch.setattr(pooling_command, "train", interrupted)
+    monkeypatch.setattr(pooling, "train", interrupted)
     assert cli.main([*words[:-4], "--ratios", "4", "--out", str(tmp_path), "--resume"]) == 130
     assert "--resume goes on" in capsys.readouterr().err
     assert cli.main([*words, "--resume"]) == 0

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict
+from math import log
 from pathlib import Path
 
 import numpy as np
@@ -14,43 +15,39 @@ pytest.importorskip("matplotlib", reason="the viz extra is not installed")
 
 from gistkit import cli
 from gistkit_lab.cli import view_results
-from gistkit_lab.studies import registry, results, shown
-from gistkit_lab.studies.greedy.report import Run as GreedyRun
-from gistkit_lab.studies.greedy.study import Recipe as GreedyRecipe
-from gistkit_lab.studies.greedy.study import SwapSearch
-from gistkit_lab.studies.retrieval import study as retrieval
+from gistkit_lab.studies import filler, greedy, pages, positions, registry, results, shown
 from tests.helpers.tiers import mostly_slow
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 MACHINE = {"processor": "some"}
-# The pages' tables are made of the same files by other code; some leave a column out.
+# The pictures of each file.
 NUGGETS = {"perplexity", "ae-types", "ae-text", "lm-types", "lm-text"}
 VARIANTS = {f"{variant}-{name}" for variant in ("x500-0.001", "x500-0.003", "icae-0.001", "icae-0.003")
             for name in ("loss", "attention")}  # fmt: skip
 STAGED = {
     f"icae-{variant}staged-bfloat16-0.001-{name}" for variant in ("matched-", "") for name in ("loss", "attention")
 }
-COMMITTED: dict[str, tuple[set[str], str | None]] = {
-    "epl": ({"loss"}, "demo table"),
-    "compression-loss": ({"fine-tuning"}, "compression-loss table"),
-    "smollm2-short": (VARIANTS, None),
-    "smollm2-long": ({"x500-0.001-loss", "x500-0.001-attention"}, None),
-    "smollm2-staged": (STAGED, None),
-    "pooling": (set(), "pooling table"),
-    "in-place-short": ({"ratios", "curves"}, "in-place table"),
-    "in-place-quick": ({"ratios", "curves"}, "in-place table"),
-    "in-place-long": ({"ratios", "curves"}, "in-place table"),
-    "pairs-quick": ({"ratios", "curves", "gated-text-ratios", "gated-text-curves"}, "pairs table"),
-    "pairs-varied": ({"ratios", "curves"}, "pairs table"),
-    "facts-quick": ({"curves"}, "facts table"),
-    "nuggets-short": (NUGGETS, "nuggets table"),
-    "nuggets-quick": (NUGGETS, "nuggets table"),
-    "length-short": ({"length"}, None),
-    "retrieval-short": ({"retrieval", "documents-retrieval"}, None),
-    "resolution-digits-short": ({"resolution", "canvas-resolution"}, None),
-    "voco-digits-quick": ({"accuracy", "curves"}, None),
-    "greedy": (set(), "greedy table"),
+COMMITTED: dict[str, set[str]] = {
+    "epl": {"loss"},
+    "compression-loss": {"fine-tuning"},
+    "smollm2-short": VARIANTS,
+    "smollm2-long": {"x500-0.001-loss", "x500-0.001-attention"},
+    "smollm2-staged": STAGED,
+    "pooling": set(),
+    "in-place-short": {"ratios", "curves"},
+    "in-place-quick": {"ratios", "curves"},
+    "in-place-long": {"ratios", "curves"},
+    "pairs-quick": {"ratios", "curves", "gated-text-ratios", "gated-text-curves"},
+    "pairs-varied": {"ratios", "curves"},
+    "facts-quick": {"curves"},
+    "nuggets-short": NUGGETS,
+    "nuggets-quick": NUGGETS,
+    "length-short": {"length"},
+    "retrieval-short": {"retrieval", "documents-retrieval"},
+    "resolution-digits-short": {"resolution", "canvas-resolution"},
+    "voco-digits-quick": {"accuracy", "curves"},
+    "greedy": set(),
 }
 
 
@@ -76,19 +73,37 @@ def test_the_committed_results_are_few_and_small() -> None:
     assert studies == set(COMMITTED)
 
 
-@pytest.mark.parametrize("study", COMMITTED)
-def test_the_table_is_that_of_the_pages(study: str) -> None:
-    lines = shown.table(committed(study)).splitlines()
-    rows = [line for line in lines if line.startswith("|") and not line.startswith("|--")]
-    assert len(rows) > 2
-    if (heading := COMMITTED[study][1]) is not None:
-        table = (RESULTS / "README.md").read_text().partition(f"<!-- {heading} -->")[2].partition("<!-- end of ")[0]
-        assert set(rows) <= set(table.splitlines())
+def test_a_table_has_a_row_an_arm_with_the_seeds_mean_and_reach() -> None:
+    study = registry.find("length")
+    runs = [
+        positions.Run(arm, seed, held_out={"8": 1.0, "16": 2.0}, test={"8": log(4 + seed), "16": log(150)}, seconds=9.6)
+        for seed in (1, 0)
+        for arm in ("alibi", "nope")
+    ]
+    header, nope, alibi = study.rows([*runs, positions.Run("alibi", 2, test=runs[0].test)], None)
+    assert header == ["position encoding", "1x, 8", "2x, 16", "training", "seeds"]
+    assert nope == ["NoPE", "4.50 (4.00-5.00)", "150 (150-150)", "10 s (10 s-10 s)", "2"]
+    assert alibi[:2] == ["ALiBi", f"{14 / 3:.2f} (4.00-5.00)"] and alibi[-1] == "3"
+    assert study.rows(runs[:1], None, "held_out")[1][1:3] == ["2.72", "7.39"]
+    assert [positions.number(x) for x in (3.14159, 99.0, 150.2, 20_000.0)] == ["3.14", "99.00", "150", "2.0e+04"]
+
+
+@pytest.mark.parametrize("name", registry.STUDIES)
+def test_the_page_of_a_study_is_in_the_committed_results(name: str) -> None:
+    """Every table, figure of a paper and caption, from the runs that are committed."""
+    heading = "demo" if name == "epl" else name
+    page = (RESULTS / "README.md").read_text().partition(f"<!-- {heading} table -->")[2].partition("<!-- end of ")[0]
+    assert registry.find(name).page(pages.committed(RESULTS, name)) == page.strip()
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_a_file_is_a_table(name: str) -> None:
+    assert sum(line.startswith("| ") for line in shown.table(committed(name)).splitlines()) > 2
 
 
 @pytest.mark.parametrize("study", mostly_slow(COMMITTED, "epl", "pooling", "greedy", "resolution-digits-short"))
 def test_the_pictures_by_name(study: str) -> None:
-    assert set(shown.draw(committed(study))) == COMMITTED[study][0]
+    assert set(shown.draw(committed(study))) == COMMITTED[study]
 
 
 def test_curves_are_those_of_the_file(tmp_path: Path) -> None:
@@ -108,8 +123,8 @@ def test_curves_are_those_of_the_file(tmp_path: Path) -> None:
 def test_a_line_says_all_of_its_run(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     answers = {"128": {"loss": 1 / 3, "exact": 0.75}}
-    runs = [retrieval.Run("nope", seed, [(0, 0.1, 0.0)], answers, answers) for seed in (0, 1)]
-    recipe = retrieval.PRESETS["quick"]
+    runs = [positions.Run("nope", seed, [(0, 0.1, 0.0)], answers, answers) for seed in (0, 1)]
+    recipe = filler.PRESETS["quick"]
     lines = [results.line("retrieval", run, recipe, None, MACHINE) for run in runs]
     results.write(path, lines[:1])
     results.append(path, lines[1])
@@ -157,20 +172,16 @@ def test_processes_that_add_lines_to_one_file_lose_none(tmp_path: Path) -> None:
 
 
 def test_a_search_for_better_nuggets_is_a_row(tmp_path: Path) -> None:
-    nuggets = GreedyRun("Dodo 3x", {}, [SwapSearch((1, 3), (2, 3), 2.0, 1.0, 5)])
-    results.write(tmp_path / "c.jsonl", [results.line("greedy", nuggets, GreedyRecipe(), None, MACHINE)])
+    nuggets = greedy.Run("Dodo 3x", {}, [greedy.SwapSearch((1, 3), (2, 3), 2.0, 1.0, 5)])
+    results.write(tmp_path / "c.jsonl", [results.line("greedy", nuggets, greedy.Recipe(), None, MACHINE)])
     assert "| Dodo 3x         | 50.0% (0.0%) | 7.39 " in shown.table(tmp_path / "c.jsonl")
     assert shown.draw(tmp_path / "c.jsonl") == {}
 
 
-def test_every_study_is_a_command_and_a_folder() -> None:
+def test_every_study_is_a_command() -> None:
     (commands,) = (action for action in cli.parser()._actions if isinstance(action.choices, dict))
     (studies,) = (action for action in commands.choices["study"]._actions if isinstance(action.choices, dict))
     assert tuple(studies.choices) == (*registry.STUDIES, "paper-table")
-    folder = Path(registry.__file__).parent
-    assert {path.parent.name for path in folder.glob("*/command.py")} - {"extrapolation"} == {
-        name.replace("-", "_") for name in registry.STUDIES
-    }
     assert all(registry.find(name).name == name for name in registry.STUDIES)
     with pytest.raises(ValueError, match=r"study: expected one of compression-loss, .*, got 'other'"):
         registry.find("other")

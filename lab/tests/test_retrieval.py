@@ -1,26 +1,23 @@
 """The study `retrieval`: its sequences and documents, its figures, its report and command."""
 
 import dataclasses
-import math
 import re
 
 import pytest
 import torch
-from study_runs import Bar
+from study_runs import session
 from torch.nn.functional import cross_entropy
 
 from gistkit import cli
 from gistkit.train import load_corpus
-from gistkit_lab.studies import shown
-from gistkit_lab.studies.extrapolation.student import ARMS, IGNORE, Arm, Student
-from gistkit_lab.studies.length import study as length
+from gistkit_lab.studies import documents, filler, length, shown
+from gistkit_lab.studies.filler import Facts
 from gistkit_lab.studies.pages import committed
+from gistkit_lab.studies.positions import IGNORE, Arm, Student
 from gistkit_lab.studies.registry import find, read
-from gistkit_lab.studies.retrieval import documents, report
-from gistkit_lab.studies.retrieval import study as retrieval
-from gistkit_lab.studies.retrieval.study import Facts
+from gistkit_lab.studies.retrieval import STUDY
 
-RECIPE = retrieval.Recipe(
+RECIPE = filler.Recipe(
     steps=4, batch=3, warmup=2, eval_every=2, length=30, longest=2, dim=16, layers=2, heads=2, encoder_heads=2,
     digits=2, max_position=90, pivots=4, candidates=5, windows=3, window_positions=4, keys=6, values=7, filler=3,
     facts=5, questions=3, eval_rows=6, test_rows=5,
@@ -79,7 +76,7 @@ def test_figures_are_those_of_greedy_answers(name, size):
     whole[2, -1] = whole[2, -1] % 7 + 1
     labels = torch.where(labels != IGNORE, whole[:, 1:], IGNORE)
     data.split = lambda split, length, rows: (whole[:, :-1], labels)
-    found = retrieval.measure(student, data, "held_out", size, 5)
+    found = filler.measure(student, data, "held_out", size, 5)
     with torch.no_grad():
         logits = torch.cat([student.model(row[None]) for row in whole[:, :-1]])
     loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
@@ -91,9 +88,8 @@ def test_figures_are_those_of_greedy_answers(name, size):
     assert found["exact"] == right / 15 and 8 / 15 <= found["exact"] < 1
 
 
-def train(out, name="seqpe-bias", *, seed=0, resume=False, bar=None, **changes):
-    recipe = dataclasses.replace(RECIPE, **changes)
-    return retrieval.train(recipe, Arm(name), seed, out, resume=resume, bar=bar or Bar())
+def train(out, name="seqpe-bias", **changes):
+    return STUDY.train(session(dataclasses.replace(RECIPE, **changes), Arm(name), out))
 
 
 @pytest.mark.slow
@@ -129,51 +125,6 @@ def test_the_smallest_length_is_all_facts_and_questions():
 def test_presets_are_tested_at_eight_times_their_length():
     for recipe in find("retrieval").presets.values():
         assert recipe.lengths[-1] == 8 * recipe.length
-
-
-@pytest.fixture
-def runs():
-    figures = lambda arm, seed: {"loss": math.log(2.0 + seed), "exact": 1 / (1 + ARMS.index(arm))}  # noqa: E731
-    return [
-        retrieval.Run(
-            arm, seed, curve=[(0, 5.0, 0.0)], seconds=10.0,
-            held_out={str(size): figures(arm, seed) for size in RECIPE.lengths},
-            test={str(size): figures(arm, seed) for size in RECIPE.lengths},
-        )
-        for seed in (0, 1)
-        for arm in ("seqpe-bias", "nope")
-    ]  # fmt: skip
-
-
-def test_the_tables_have_a_row_an_arm_beside_the_paper(runs):
-    exact, perplexity = (report.table_rows(runs, figure) for figure in ("exact", "perplexity"))
-    assert exact[0][:3] == ["position encoding", "1x, 30", "2x, 60"]
-    assert exact[1][:3] == ["NoPE", *["1.000 (1.000-1.000)"] * 2] and exact[2][1] == "0.100 (0.100-0.100)"
-    assert perplexity[1][1] == "2.50 (2.00-3.00)"
-    assert [
-        "SeqPE AttnBias",
-        "5.56 / 26.8",
-        "7.64 / 15.0",
-        "7.58 / 11.4",
-        "28.60 / 2.6",
-    ] in report.paper_rows()
-
-
-@pytest.mark.slow
-def test_the_command_prints_tables_and_leaves_results(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(find("retrieval").presets, "quick", dataclasses.replace(RECIPE, steps=2))
-    names = "rope-1e6,seqpe-bias,seqpe-bias-no-ood"
-    arguments = ["study", "retrieval", "--preset", "quick", "--encodings", names, "--out", str(tmp_path)]
-    assert cli.main(arguments) == 0
-    shown = capsys.readouterr().out
-    assert (
-        "5 facts, a key and its value each: trained on 30 tokens, tested at up to 60" in shown
-        and "paper: RULER SQuAD" in shown
-    )
-    assert len(re.findall(r"^\| SeqPE AttnBias +\|", shown, re.MULTILINE)) == 3
-    runs = [one.run for one in read(tmp_path / "results.jsonl")]
-    assert [run.arm for run in runs] == names.split(",") and (tmp_path / "retrieval.png").exists()
-    assert set(report.PAPER) <= set(ARMS)
 
 
 BASE = length.Recipe(
@@ -236,9 +187,9 @@ def test_documents_of_training_grow_with_the_steps_and_have_fewer_facts(corpus):
         check_document(row, wanted, text, int((labels[0] != IGNORE).sum()))
 
 
-def tune(corpus, out, name="seqpe-bias", *, seed=0, resume=False, bar=None, **changes):
+def tune(corpus, out, name="seqpe-bias", *, resume=False, **changes):
     recipe = dataclasses.replace(DOCUMENTS, **changes)
-    return documents.train(recipe, Arm(name), seed, corpus, out, resume=resume, bar=bar or Bar())
+    return STUDY.train(session(recipe, Arm(name), out, corpus, resume=resume))
 
 
 def test_a_run_on_documents_of_other_facts_is_refused(corpus, tmp_path):
@@ -249,17 +200,17 @@ def test_a_run_on_documents_of_other_facts_is_refused(corpus, tmp_path):
 
 
 def test_the_models_that_are_fine_tuned_are_those_of_the_study_length(corpus, tmp_path):
-    length.train(BASE, Arm("alibi"), 0, corpus, tmp_path / "length", bar=Bar())
+    length.train(session(BASE, Arm("alibi"), tmp_path / "length", corpus))
     *_, last = sorted((tmp_path / "length" / "alibi-0").rglob("trainable.safetensors"))
     before = last.read_bytes()
     run = tune(corpus, tmp_path, "alibi")
     assert last.read_bytes() == before
-    base, _ = length.fit(BASE, Arm("alibi"), 0, corpus, tmp_path / "length", device="cpu", resume=True, bar=Bar())
+    base, _ = length.fit(session(BASE, Arm("alibi"), tmp_path / "length", corpus, resume=True))
     data = documents.Documents(corpus, DOCUMENTS, 0)
-    found = retrieval.measure(base, data, "held_out", 48, 6)
+    found = filler.measure(base, data, "held_out", 48, 6)
     assert run.curve[0] == (0, found["loss"], found["exact"])
     untrained = Student(BASE, Arm("alibi"), 256, 0)
-    assert retrieval.measure(untrained, data, "held_out", 48, 6)["loss"] != pytest.approx(found["loss"], rel=1e-5)
+    assert filler.measure(untrained, data, "held_out", 48, 6)["loss"] != pytest.approx(found["loss"], rel=1e-5)
     # Where there is none it is trained first, to the same result.
     alone = tune(corpus, tmp_path / "alone", "alibi")
     assert (alone.curve, alone.test) == (run.curve, run.test)

@@ -17,8 +17,7 @@ from study_runs import few_chunks, outcome  # noqa: F401
 from gistkit import cli
 from gistkit.train.data import load_corpus
 from gistkit_lab.studies import results, runner
-from gistkit_lab.studies.epl import command
-from gistkit_lab.studies.epl.study import Recipe
+from gistkit_lab.studies.epl import STUDY, Recipe
 from gistkit_lab.studies.registry import read
 from gistkit_lab.studies.runner import processes_for, run_jobs
 from gistkit_lab.studies.study import Job, StudyPlan
@@ -37,10 +36,10 @@ def outcomes(found) -> dict:
 
 @pytest.mark.slow
 def test_side_by_side_gives_what_one_after_another_gives_bit_for_bit(plan, tmp_path, capfd):
-    whole = outcomes(run_jobs(command.STUDY, plan, plan.jobs, tmp_path / "one", processes=1))
+    whole = outcomes(run_jobs(STUDY, plan, plan.jobs, tmp_path / "one", processes=1))
     assert list(whole) == ["dpl-0", "epl-0", "dpl-1", "epl-1"]
     capfd.readouterr()
-    parts = outcomes(run_jobs(command.STUDY, plan, plan.jobs, tmp_path / "side", processes=3))
+    parts = outcomes(run_jobs(STUDY, plan, plan.jobs, tmp_path / "side", processes=3))
     assert parts == whole
     # Each bar ends as a line of its own.
     shown = capfd.readouterr().err
@@ -54,7 +53,7 @@ def test_a_mistake_in_one_run_is_raised_and_ends_the_others(plan, tmp_path):
     jobs = [Job("epl", 0), Job("no-layout", 0)]
     long = dataclasses.replace(plan, recipe=dataclasses.replace(RECIPE, steps=10**6, eval_every=10**6))
     with pytest.raises(ValueError, match="no-layout") as caught:
-        list(run_jobs(command.STUDY, long, jobs, tmp_path, processes=2))
+        list(run_jobs(STUDY, long, jobs, tmp_path, processes=2))
     assert "in the process of no-layout seed 0" in str(caught.value.__cause__)
     assert "build_compressor" in str(caught.value.__cause__)
     assert multiprocessing.active_children() == []
@@ -72,7 +71,7 @@ class Ends:
 @pytest.mark.slow
 def test_a_process_that_ends_is_told(plan, tmp_path):
     with pytest.raises(ChildProcessError, match="ends seed 0: expected a run, got none: its process ended with exit c"):
-        list(run_jobs(command.STUDY, plan, [Job("epl", 0), Job(Ends(), 0)], tmp_path, processes=2))
+        list(run_jobs(STUDY, plan, [Job("epl", 0), Job(Ends(), 0)], tmp_path, processes=2))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,7 @@ def test_as_many_side_by_side_as_the_cores_carry(jobs, cores, count):
     assert processes_for(jobs, cores) == count
 
 
-class Counts(type(command.STUDY)):
+class Counts(type(STUDY)):
     """A study whose runs are torch's number of threads."""
 
     def __init__(self, small):
@@ -92,7 +91,7 @@ class Counts(type(command.STUDY)):
     def small(self, recipe):
         return self.is_small
 
-    def train(self, plan, job, out, **_):
+    def train(self, session):
         return torch.get_num_threads()
 
 
@@ -155,7 +154,7 @@ def test_committed_results_gain_the_runs_that_are_missing(tmp_path, monkeypatch,
     assert path.read_text().startswith(before) and [one.run.layout for one in read(path)] == ["dpl", "upl"]
     # All that are asked for are shown, whoever made them.
     capsys.readouterr()
-    monkeypatch.setattr(type(command.STUDY), "train", None)
+    monkeypatch.setattr(type(STUDY), "train", None)
     assert cli.main(words("upl,dpl")) == 0
     shown = capsys.readouterr().out
     assert shown.index("| UPL ") < shown.index("| DPL ") and len(path.read_text().splitlines()) == 2

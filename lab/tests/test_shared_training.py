@@ -13,15 +13,13 @@ from torch import Tensor
 
 from gistkit import cli
 from gistkit.common.processes import Processes
-from gistkit_lab.studies.extrapolation.learner import Learner
-from gistkit_lab.studies.extrapolation.student import Arm, Student
-from gistkit_lab.studies.length.study import Recipe
+from gistkit_lab.studies.images import Files, load_images
+from gistkit_lab.studies.length import Recipe
+from gistkit_lab.studies.positions import Arm, Learner, Student
 from gistkit_lab.studies.registry import find, read
-from gistkit_lab.studies.resolution.folders import Files
-from gistkit_lab.studies.resolution.images import load_images
-from gistkit_lab.studies.resolution.study import Arm as ImageArm
-from gistkit_lab.studies.resolution.study import Classifier
-from gistkit_lab.studies.resolution.study import Recipe as ImageRecipe
+from gistkit_lab.studies.resolution import Arm as ImageArm
+from gistkit_lab.studies.resolution import Classifier
+from gistkit_lab.studies.resolution import Recipe as ImageRecipe
 from gistkit_lab.studies.runner import devices, run_jobs
 from gistkit_lab.studies.study import Job, StudyPlan
 from tests.helpers.launched import launch

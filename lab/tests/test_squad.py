@@ -5,19 +5,17 @@ import json
 
 import pytest
 import torch
-from study_runs import Bar
+from study_runs import session
 from torch.nn.functional import cross_entropy, interpolate
 
 from gistkit import cli
 from gistkit.common.checks import IGNORE
 from gistkit.nn import Learned
 from gistkit.train import load_corpus
-from gistkit_lab.studies.extrapolation.student import Arm, Student
-from gistkit_lab.studies.length import command as length_command
-from gistkit_lab.studies.length import study as length
+from gistkit_lab.studies import length, positions, squad
 from gistkit_lab.studies.pages import committed
+from gistkit_lab.studies.positions import Arm, Student
 from gistkit_lab.studies.registry import find, read
-from gistkit_lab.studies.retrieval import squad
 
 BASE = length.Recipe(
     steps=2, batch=2, warmup=2, eval_every=2, length=64, longest=2, dim=16, layers=2, heads=2, encoder_heads=2,
@@ -162,9 +160,9 @@ def test_figures_are_those_of_rows_one_by_one(questions, name, monkeypatch):
     assert squad.answered(student, data, rows) == {"exact": 0.5, "contains": 0.75}
 
 
-def tune(questions, out, name="seqpe-bias", *, seed=0, resume=False, bar=None, **changes):
+def tune(questions, out, name="seqpe-bias", *, resume=False, **changes):
     recipe = dataclasses.replace(RECIPE, **changes)
-    return squad.train(recipe, Arm(name), seed, questions, out, resume=resume, bar=bar or Bar())
+    return squad.train(session(recipe, Arm(name), out, questions, resume=resume))
 
 
 @pytest.mark.slow
@@ -183,9 +181,7 @@ def test_the_model_of_the_lowest_held_out_loss_is_measured(questions, tmp_path):
     losses = [loss for _, loss, _ in run.curve]
     assert min(losses) == losses[0] < losses[-1] - 0.5
     data = squad.Prompts(questions, RECIPE, 0)
-    base, _ = length.fit(
-        BASE, Arm("alibi"), 0, questions.corpus, tmp_path / "length", device="cpu", resume=True, bar=Bar()
-    )
+    base, _ = length.fit(session(BASE, Arm("alibi"), tmp_path / "length", questions.corpus, resume=True))
     for split in ("held_out", "test"):
         assert getattr(run, split)["1024"] == squad.measure(base, data, split, 1024, 4)
 
@@ -251,7 +247,7 @@ def test_what_does_not_fit_is_named(questions):
 @pytest.mark.slow
 def test_the_command_says_what_the_preset_follows(files, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(find("retrieval").presets, "seqpe-squad", dataclasses.replace(RECIPE, steps=1))
-    monkeypatch.setattr(length_command, "_tokenizer", lambda name: None)
+    monkeypatch.setattr(positions, "_tokenizer", lambda name: None)
     (tmp_path / "text.txt").write_text("Rivers are long and lakes are deep. " * 400)
     arguments = ["study", "retrieval", "--preset", "seqpe-squad", "--text", str(tmp_path / "text.txt")]
     arguments += ["--encodings", "nope", "--out", str(tmp_path / "out"), "--questions", str(files[0])]

@@ -5,20 +5,16 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from study_runs import Bar
+from study_runs import session
 from torch.nn.functional import cross_entropy
 
 from gistkit import cli
 from gistkit.hf import attach
 from gistkit.train import checkpoints
-from gistkit_lab.studies.registry import read
-from gistkit_lab.studies.resolution.images import Images, Split
-from gistkit_lab.studies.voco import report
-from gistkit_lab.studies.voco import runs as voco_runs
-from gistkit_lab.studies.voco.mosaics import Mosaics
-from gistkit_lab.studies.voco.reader import Compressed, means
-from gistkit_lab.studies.voco.study import METHODS, PRESETS, Arm, arms, fresh_model
-from gistkit_lab.studies.voco.words import Words
+from gistkit_lab.studies import voco
+from gistkit_lab.studies.images import Images, Split
+from gistkit_lab.studies.mosaics import Mosaics, Words
+from gistkit_lab.studies.voco import METHODS, PRESETS, STUDY, Arm, Compressed, arms, fresh_model, means
 from tests.helpers.tiers import mostly_slow
 
 RECIPE = dataclasses.replace(
@@ -130,7 +126,7 @@ def test_means_are_of_windows_of_the_grid():
 def test_answers_read_what_the_arm_leaves(images, name):
     mosaics = Mosaics(images, RECIPE, 0)
     batch, model = mosaics.split("test", 2), fresh_model(RECIPE, images, 0).eval()
-    reader = voco_runs.build_reader(RECIPE, Arm(name, 4.0 if name == "dpl" else 1.0), model)
+    reader = voco.build_reader(RECIPE, Arm(name, 4.0 if name == "dpl" else 1.0), model)
     with torch.no_grad(), attach(model):
         found = reader.answers(batch.pixels, batch.text)
     image = [[1] + [3] * 36 * (name != "none")] * 2
@@ -150,7 +146,7 @@ def test_answers_read_what_the_arm_leaves(images, name):
             expected = torch.stack([logits[:, first + at] for at in range(2, 32, 4)], 1)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     with torch.no_grad(), attach(model):
-        figures = voco_runs.measure(reader, batch, at_once=1)
+        figures = voco.measure(reader, batch, at_once=1)
     answers = batch.text[:, 3::4]
     right, kinds = expected.argmax(-1) == answers, batch.text[:, 1::4]
     assert figures["loss"] == pytest.approx(float(cross_entropy(expected.flatten(0, 1), answers.flatten())), rel=1e-4)
@@ -158,14 +154,14 @@ def test_answers_read_what_the_arm_leaves(images, name):
     assert figures["count"] == pytest.approx(float(right[kinds == 6].float().mean()))
 
 
-@pytest.mark.parametrize("name", mostly_slow(["full", "none", "avgpool", "epl"], "epl"))
+@pytest.mark.parametrize("name", mostly_slow(["none", "avgpool", "epl"], "epl"))
 def test_the_tower_stays_as_it_was(images, tmp_path, name):
     arm = Arm(name, 4.0 if name in ("avgpool", "epl") else 1.0)
-    assert voco_runs.train(RECIPE, arm, 0, images, tmp_path, bar=Bar()).parameters > 0
+    assert STUDY.train(session(RECIPE, arm, tmp_path, images)).parameters > 0
     model = fresh_model(RECIPE, images, 0)
     checkpoints.restore(checkpoints.last_whole(tmp_path / "base-0", remove=False), model.named_parameters())
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    reader = voco_runs.build_reader(RECIPE, arm, model)
+    reader = voco.build_reader(RECIPE, arm, model)
     checkpoints.restore(checkpoints.last_whole(tmp_path / f"{arm.name}-0", remove=False), reader.trained())
     changed = {key for key, value in reader.model.state_dict().items() if not torch.equal(value, before[key])}
     assert not any("vision_tower" in key for key in changed)
@@ -175,19 +171,19 @@ def test_the_tower_stays_as_it_was(images, tmp_path, name):
 
 @pytest.mark.slow
 def test_all_vision_tokens_are_where_means_begin(images, tmp_path):
-    runs = [voco_runs.train(RECIPE, Arm(name), 0, images, tmp_path, bar=Bar()) for name in ("full", "avgpool")]
+    runs = [STUDY.train(session(RECIPE, Arm(name), tmp_path, images)) for name in ("full", "avgpool")]
     assert runs[0].curve == runs[1].curve
 
 
 @pytest.mark.slow
 def test_where_voco_tokens_look(images, tmp_path):
     batch, arm = Mosaics(images, RECIPE, 0).split("held_out", 1), Arm("epl", 4.0)
-    voco_runs.train(RECIPE, arm, 0, images, tmp_path, bar=Bar())
-    maps = voco_runs.sight(voco_runs.trained_reader(RECIPE, arm, 0, images, tmp_path), RECIPE, batch)
+    STUDY.train(session(RECIPE, arm, tmp_path, images))
+    maps = voco.sight(voco.trained_reader(RECIPE, arm, 0, images, tmp_path), RECIPE, batch)
     assert maps.shape == (9, 6, 6) and (maps > 0).all()
     # The rest is on BOS and on the VoCo tokens up to their own.
     assert (maps.sum((1, 2)) < 1).all() and (maps.sum((1, 2)) > 0.5).all()
-    path = report.draw_sight(tmp_path / "sight.png", RECIPE, images, [arm], tmp_path)
+    path = voco.draw_sight(tmp_path / "sight.png", RECIPE, images, [arm], tmp_path)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
@@ -195,11 +191,11 @@ def test_the_tables_and_their_pictures():
     def run(method, ratio, seed, share):
         figures = {"loss": 1.0, "at": share, "count": 0.5, "left": 0.25}
         curve = [(0, 2.0, 0.1, 0.1, 0.1), (4, 1.0, share, 0.5, 0.25)]
-        return voco_runs.Run(method, ratio, seed, curve, figures, figures)
+        return voco.Run(method, ratio, seed, curve, figures, figures)
 
     runs = [run("epl", 4.5, 1, 0.9), run("epl", 4.5, 0, 0.8), run("dpl", 4.5, 0, 0.7), run("dpl", 4.5, 1, 0.5)]
     runs += [run("none", 1.0, 0, 0.1), run("avgpool", 16.0, 0, 0.3), run("epl", 16.0, 0, 0.3)]
-    rows = report.table_rows(runs, PRESETS["quick"])
+    rows = STUDY.rows(runs, PRESETS["quick"])
     assert [row[:4] for row in rows[1:]] == [
         ["no image", "-", "0", "10.0"],
         ["VoCo DPL", "4.5x", "32", "60.0 (50.0-70.0)"],
@@ -207,27 +203,16 @@ def test_the_tables_and_their_pictures():
         ["means of vision tokens", "16x", "9", "30.0"],
         ["VoCo EPL", "16x", "9", "30.0"],
     ]
-    assert report.gain_rows(runs)[1:] == [
+    assert STUDY.more_rows(runs, PRESETS["quick"])[0][1:] == [
         ["4.5x", "+25.0 (+10.0 to +40.0)", "+0.0 (+0.0 to +0.0)", "+0.0 (+0.0 to +0.0)", "2"]
     ]
-    assert ["EPL", "4.5x", "128", "66.5", "64.6", "78.4"] in report.paper_rows()
-    assert ["DPL*", "288x", "2", "-", "60.1", "73.5"] in report.paper_rows()
-    assert set(report.figures(runs, PRESETS["quick"])) == {"accuracy", "curves"}
-    assert set(report.figures([run("none", 1.0, 0, 0.1)], PRESETS["quick"])) == {"accuracy"}
+    assert ["EPL", "4.5x", "128", "66.5", "64.6", "78.4"] in STUDY.paper_rows(PRESETS["quick"])[0]
+    assert ["DPL*", "288x", "2", "-", "60.1", "73.5"] in STUDY.paper_rows(PRESETS["quick"])[0]
+    assert set(STUDY.figures(runs, PRESETS["quick"])) == {"accuracy", "curves"}
+    assert set(STUDY.figures([run("none", 1.0, 0, 0.1)], PRESETS["quick"])) == {"accuracy"}
 
 
-@pytest.mark.slow
-def test_the_command_and_its_report(tmp_path, monkeypatch, capsys):
+def test_ratios_that_leave_no_whole_number_are_refused(tmp_path, capsys):
     pytest.importorskip("sklearn")
-    monkeypatch.setitem(PRESETS, "quick", dataclasses.replace(RECIPE, patches=4))
-    words = ["study", "voco", "--out", str(tmp_path), "--device", "cpu", "--ratios", "16"]
-    assert cli.main([*words, "--methods", "none"]) == 0
-    printed = capsys.readouterr().out
-    for text in ("144 vision tokens, of which 9 are left", "no image", "VoCo DPL", "VoCo EPL", "EPL less DPL", "VQAv2"):
-        assert text in printed
-    assert [(run.run.method, run.run.ratio) for run in read(tmp_path / "results.jsonl")] == [
-        ("none", 1.0), ("dpl", 16.0), ("epl", 16.0)
-    ]  # fmt: skip
-    assert {path.name for path in tmp_path.glob("*.png")} == {"accuracy.png", "curves.png", "sight.png"}
-    assert cli.main([*words, "--ratios", "288"]) == 2
+    assert cli.main(["study", "voco", "--out", str(tmp_path), "--device", "cpu", "--ratios", "288"]) == 2
     assert "--ratios: ratio: expected one that leaves a whole number" in capsys.readouterr().err

@@ -24,7 +24,7 @@ from gistkit.layouts.positions import SCHEMES
 from gistkit.options import arguments
 from gistkit.options.models import new_compressor
 from gistkit.train import read_metrics
-from gistkit_lab.studies.epl import PURPOSE as EPL
+from gistkit_lab.studies.registry import purpose
 from gistkit_serve.store import Store
 from tests.helpers.models import byte_tokenizer
 from tests.helpers.programs import printed
@@ -697,7 +697,7 @@ def test_the_map_has_every_command_with_its_line(capsys):
     for path in commands():
         # What `gistkit view layout --help` lists is not repeated.
         assert (f"\n  {' '.join(path)} " in shown) == (len(path) < 3)
-    assert f"study epl {EPL}" in words and "info report what is installed and what is missing" in words
+    assert f"study epl {purpose('epl')[0]}" in words and "info report what is installed and what is missing" in words
     headings = [line for line in shown.splitlines() if line in overview.GROUPS]
     assert headings == list(overview.GROUPS)
     firsts = [line.split()[0] for line in shown.splitlines() if re.match(r"  \w", line)]

@@ -1,4 +1,4 @@
-"""The papers' experiments at a size that runs on a laptop, a folder a study.
+"""The papers' experiments at a size that runs on a laptop, a file a study.
 
-Each folder has its own `Recipe`, `Run` and, where runs differ in more than a name, `Arm`.
+Each has its own `Recipe`, `Run` and, where runs differ in more than a name, `Arm`.
 """

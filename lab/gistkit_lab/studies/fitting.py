@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,30 +93,61 @@ def exclusively(path: Path) -> Iterator[None]:
         yield
 
 
-def fit(
-    recipe: StudyRecipe,
-    compressor: Compressor,
-    loss: Callable[[int], Tensor],
-    evaluate: Callable[[], tuple[float, ...]],
-    out: Path,
-    identity: dict[str, Any],
-    *,
-    resume: bool,
-    bar: Any,
-    optimizer: torch.optim.Optimizer | None = None,
-    carried: Carried | None = None,
-) -> Progress:
-    """Trains a compressor to the recipe's last step, see `optimise`.
+@dataclass(frozen=True)
+class Session:
+    """A run: what decides it, and how it trains.
 
     Args:
-        compressor: trained in place; its model is attached meanwhile.
-        loss, evaluate, out, identity, resume, bar, optimizer, carried: as in `optimise`.
+        recipe, arm, seed: what decides it, with its source.
+        out: folder of the states of a study's runs.
+        source: text or images; None: there are none.
+        device: torch device.
+        resume: whether to go on from a state in `out`.
+        bar: a tqdm progress bar.
     """
-    with attach(compressor.model):
-        return optimise(
-            recipe, list(compressor.trainable()), loss, evaluate, out, identity, resume=resume, bar=bar,
-            optimizer=optimizer, carried=carried,
-        )  # fmt: skip
+
+    recipe: Any
+    arm: Any
+    seed: int
+    out: Path
+    source: Any = None
+    device: str = "cpu"
+    resume: bool = False
+    bar: Any = None
+
+    @property
+    def name(self) -> str:
+        """Of the arm."""
+        return self.arm if isinstance(self.arm, str) else str(self.arm.name)
+
+    @property
+    def state(self) -> Path:
+        """The folder of its checkpoints."""
+        return self.out / f"{self.name}-{self.seed}"
+
+    @contextmanager
+    def shared(self, arm: Any, **changes: Any) -> Iterator[Session]:
+        """The same session with another arm, and other values of its recipe: what several runs share, such as the model
+        that the arms of a seed begin with. It goes on from what is there, and no other process is in this block."""
+        session = replace(self, arm=arm, recipe=replace(self.recipe, **changes), resume=True)
+        with exclusively(session.state.with_name(f"{session.state.name}.lock")):
+            yield session
+
+    def decides(self, *measured: str, **more: Any) -> dict[str, Any]:
+        """The JSON values that decide it; `measured`: fields of the recipe for figures of its end."""
+        recipe = {name: value for name, value in asdict(self.recipe).items() if name not in measured}
+        return {"recipe": recipe, "arm": self.name, "seed": self.seed, **more}
+
+    def fit(
+        self, compressor: Compressor, loss: Callable[[int], Tensor], figures: Callable[[], tuple[float, ...]],
+        identity: dict[str, Any], **options: Any,
+    ) -> Progress:  # fmt: skip
+        """Trains a compressor to the recipe's last step with its model attached; arguments as of `optimise`."""
+        with attach(compressor.model):
+            return optimise(
+                self.recipe, list(compressor.trainable()), loss, figures, self.state, identity, resume=self.resume,
+                bar=self.bar, **options,
+            )  # fmt: skip
 
 
 def optimise(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 from collections.abc import Mapping
 from functools import lru_cache
@@ -14,14 +13,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from gistkit.hf.smollm2 import load_smollm2
 
 
-def add_preset(parser: argparse.ArgumentParser, presets: Mapping[str, object], paper: str = "") -> None:
-    """--preset. `paper`: what else the preset "paper" is."""
+def sizes(presets: Mapping[str, object], paper: str = "") -> str:
+    """What the presets are. `paper`: what else the preset "paper" is."""
     long = "long: the same for more steps, ten minutes an arm; " if "long" in presets else ""
-    parser.add_argument(
-        "--preset", choices=presets, default="quick",
-        help=f"quick: a small model from scratch; {long}short: SmolLM2-135M, minutes a run on a CPU; paper: "
-        f"SmolLM2-135M on a GPU{paper} (default: %(default)s)",
-    )  # fmt: skip
+    return (
+        f"quick: a small model from scratch; {long}short: SmolLM2-135M, minutes a run on a CPU; paper: SmolLM2-135M on "
+        f"a GPU{paper}"
+    )
 
 
 def tokenizer(recipe: Any) -> Any:

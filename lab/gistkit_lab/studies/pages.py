@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gistkit_lab.studies.registry import SavedRun, read
+from gistkit_lab.studies.registry import read
+from gistkit_lab.studies.study import SavedRun
 
 
 def committed(folder: Path, study: str) -> list[list[SavedRun]]:
@@ -67,9 +68,3 @@ def model_line(recipe: Any) -> str:
     if recipe.model == "smollm2":
         return "SmolLM2-135M with LoRA"
     return f"A Llama of 0.6M parameters on bytes, after {recipe.base_steps} steps from scratch that the arms share"
-
-
-def drop_column(rows: list[list[str]], column: str) -> list[list[str]]:
-    """Rows without the column of a heading, such as a run's time, which other work on the machine distorts."""
-    dropped = rows[0].index(column)
-    return [row[:dropped] + row[dropped + 1 :] for row in rows]

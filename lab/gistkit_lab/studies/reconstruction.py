@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,10 +12,9 @@ from torch.nn.functional import cross_entropy
 
 from gistkit.compress import Compressor
 from gistkit.hf import attach
-from gistkit.inspect import measure_tracking
+from gistkit.inspect import AttentionRecorder, measure_tracking
 from gistkit.train.data import Corpus
-from gistkit_lab.studies.fitting import Carried, StudyRecipe, fit
-from gistkit_lab.studies.tracking import memory_attention
+from gistkit_lab.studies.fitting import Carried, Session, StudyRecipe
 
 GOAL = 1.0
 
@@ -43,7 +41,7 @@ class ReconstructionRecipe(StudyRecipe):
         return None
 
 
-Build = Callable[[Any, str, int], Compressor]
+Build = Callable[[Any, Any, int], Compressor]
 
 
 @dataclass
@@ -101,25 +99,19 @@ def held_out_losses(compressor: Compressor, rows: Tensor, *, batch: int = 64) ->
     return {name: value / len(rows) for name, value in total.items()}
 
 
-def train(
-    recipe: ReconstructionRecipe,
-    build: Build,
-    layout: str,
-    seed: int,
-    corpus: Corpus,
-    out: Path,
-    *,
-    device: str,
-    resume: bool,
-    bar: Any,
-) -> Run:
-    """Trains and measures one layout and seed; `out` keeps its state at every evaluation, so it can be resumed.
+def train(session: Session, build: Build) -> Run:
+    """Trains and measures one layout and seed.
+
+    Args:
+        session: of the run.
+        build: makes the untrained compressor of a recipe, an arm and a seed.
 
     Raises:
         ValueError: if the text is too short for one chunk and its continuation in each part.
     """
+    recipe, seed, device, corpus = session.recipe, session.seed, session.device, session.source
     corpus.check(recipe.chunk + recipe.continuation)
-    compressor = build(recipe, layout, seed).to(device)
+    compressor = build(recipe, session.arm, seed).to(device)
     # All at once, so that a resumed run uses those of its step. Shorter contexts have more rows, with as many tokens.
     length = recipe.chunk + recipe.continuation
     end = corpus.train.numel() - length + 1
@@ -127,7 +119,7 @@ def train(
     generator = torch.Generator().manual_seed(1000 + seed)
     starts = torch.randint(0, end, (recipe.steps, max(rows_of)), generator=generator)
     chunks = corpus.chunks(recipe.chunk, count=recipe.final_chunks).to(device)
-    run = Run(layout, seed, parameters=sum(parameter.numel() for _, parameter in compressor.trainable()))
+    run = Run(session.name, seed, parameters=sum(parameter.numel() for _, parameter in compressor.trainable()))
     made_with, current = compressor.loss_weights, recipe.context_at(0)
 
     def set_current(context: int) -> None:
@@ -140,17 +132,10 @@ def train(
         passages = corpus.passages(starts[step, : rows_of[step]], current + recipe.continuation)
         return _losses(compressor, passages.to(device), current)["loss"]
 
-    progress = fit(
-        recipe,
-        compressor,
-        loss,
-        lambda: evaluate(compressor, chunks[: recipe.eval_chunks, :current]),
-        out / f"{layout}-{seed}",
-        {"recipe": asdict(recipe), "corpus": corpus.digest, "layout": layout, "seed": seed},
-        resume=resume,
-        bar=bar,
-        carried=Carried(lambda: current, set_current),
-    )
+    progress = session.fit(
+        compressor, loss, lambda: evaluate(compressor, chunks[: recipe.eval_chunks, :current]),
+        session.decides(corpus=corpus.digest), carried=Carried(lambda: current, set_current),
+    )  # fmt: skip
     run.curve, run.seconds = progress.curve, progress.seconds
     compressor.set_losses(made_with)
     with attach(compressor.model):
@@ -167,6 +152,21 @@ def _reconstruct(run: Run, compressor: Compressor, corpus: Corpus, chunks: Tenso
     answer = compressor.generate(memory, task="ae", max_new_tokens=chunks.shape[1], stop_tokens=())
     run.greedy_accuracy = float((answer == chunks).float().mean())
     run.passage = {"original": corpus.text(chunks[0]), "reconstructed": corpus.text(answer[0])}
+
+
+@torch.no_grad()
+def memory_attention(compressor: Compressor, chunks: Tensor) -> list[Tensor]:
+    """Attention of the memory tokens over one chunk of context: for each layer [M, L], mean over rows and heads.
+
+    Args:
+        compressor: a compressor whose model is attached.
+        chunks: int64 [B, L], contexts of a single chunk.
+    """
+    length = chunks.shape[1]
+    # In physical order the memory tokens follow the context.
+    with AttentionRecorder(rows=slice(length, None), reduce="mean") as recorder:
+        compressor.encode(chunks)
+    return [layer_map.weights[:, 0, :, :length].mean(0) for layer_map in recorder.maps]
 
 
 def _track(run: Run, compressor: Compressor, chunks: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Results files, a run a line with everything that determined it; cells of tables; pictures as files.
+"""Results files, a run a line with everything that determined it; pictures as files.
 
 A line is a JSON object: "study", "machine", the source as "text" or "images" {"name", "digest"}, "recipe" and "run".
 Each line is complete, so that lines can be added, removed and merged. Attention maps are in FILE.npz beside FILE.jsonl,
@@ -12,11 +12,10 @@ import json
 import os
 import subprocess
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from statistics import mean
 from typing import TYPE_CHECKING, Any, Protocol
 from zipfile import BadZipFile
 
@@ -31,13 +30,6 @@ if TYPE_CHECKING:
 Line = dict[str, Any]
 # Attention weights are kept in these steps.
 STEPS = 100_000
-
-
-def spread(values: Sequence[float], form: Callable[[float], str] = "{:.3f}".format) -> str:
-    """A cell of a table: one value as it is; several seeds' as mean (lowest-highest)."""
-    if len(values) == 1:
-        return form(values[0])
-    return f"{form(mean(values))} ({form(min(values))}-{form(max(values))})"
 
 
 class DataSource(Protocol):

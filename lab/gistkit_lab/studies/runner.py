@@ -25,6 +25,7 @@ from tqdm import tqdm
 from gistkit.common.files import remove_partials
 from gistkit.common.processes import launched
 from gistkit.common.signals import Interrupted
+from gistkit_lab.studies.fitting import Session
 from gistkit_lab.studies.registry import find
 from gistkit_lab.studies.study import Job, Study, StudyPlan
 
@@ -78,8 +79,12 @@ def run_jobs(
     for job in jobs:
         bar_options: Any = {"unit": "step", "dynamic_ncols": True, "disable": not launch.is_first}
         with tqdm(desc=job.title, **bar_options) as bar, threads(1 if small else None):
-            run = study.train(plan, job, out, device=device, resume=resume, bar=bar)
+            run = study.train(_session(plan, job, out, device, resume, bar))
         yield job, run
+
+
+def _session(plan: StudyPlan, job: Job, out: Path, device: str, resume: bool, bar: Any) -> Session:
+    return Session(plan.recipe, job.arm, job.seed, out, plan.source, device, resume, bar)
 
 
 def devices(device: str, count: int) -> list[str]:
@@ -251,7 +256,7 @@ def _work(connection: Connection, packed: bytes, device: str, threads: int) -> N
         _use(device)
         study = find(name)
         while (job := connection.recv()) is not None:
-            run = study.train(plan, job, out, device=device, resume=resume, bar=_Bar(connection))
+            run = study.train(_session(plan, job, out, device, resume, _Bar(connection)))
             connection.send(("done", run))
     except (EOFError, Interrupted):
         # The parent process is gone, or waits for this one to end.

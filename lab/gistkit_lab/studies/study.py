@@ -1,18 +1,23 @@
-"""Study: the options of a study's command, its runs, and its tables and figures."""
+"""Study: a paper's experiment, in a file of its own: recipe and arms, how one is trained, its tables and pictures."""
 
 from __future__ import annotations
 
 import argparse
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from gistkit.evaluate.report import format_table
+from gistkit_lab.studies.options import add_fields, add_runs
 from gistkit_lab.studies.results import DataSource
+from gistkit_lab.studies.rows import Rows, drop_column, joined
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from gistkit_lab.studies.fitting import Session
 
 
 class Job(NamedTuple):
@@ -36,6 +41,11 @@ def _name(arm: Any) -> str:
     return arm if isinstance(arm, str) else str(arm.name)
 
 
+def jobs(arms: Sequence[object], seeds: int) -> list[Job]:
+    """Every arm of seed 0, then of seed 1, ..."""
+    return [Job(arm, seed) for seed in range(seeds) for arm in arms]
+
+
 @dataclass(frozen=True)
 class StudyPlan:
     """The runs that a command line asks for.
@@ -55,76 +65,129 @@ class StudyPlan:
     preset: str = ""
 
 
+class SavedRun(NamedTuple):
+    """A run from a results file; `source` is the name of its text or images."""
+
+    run: Any
+    recipe: Any
+    machine: dict[str, Any]
+    source: str = ""
+
+
 class Study(ABC):
     """A paper's experiment.
 
     Args:
         name: in commands and results files.
         run_type, recipe_type: classes of what a results file holds.
-        kind: of the plan's source, "text" or "images".
-        presets: recipes by name, for --preset.
+        arm_field: of a run, its arm, where that is a name.
+        arm_type: of other arms, whose fields a run has too.
+        presets: recipes by name, for --preset; `sizes`: what they are, for the help; `preset`: the default.
+        changes: fields of the recipe that are options, with their help; choices: the values of those that have names.
+        notes: by preset, what it follows and what its paper leaves open.
+        kind: of the source, "text" or "images".
         shared: whether the processes of a launcher can train a run together.
-        train_run: trains and measures one run: (recipe, arm, seed, the plan's source if it has one, out, *, device,
-            resume, bar); a study may override `train` instead.
+        measured: what the tables of held-out data and of the test split are called.
     """
 
-    name: str
-    run_type: Any
-    recipe_type: Any
-    kind = "text"
-    presets: Mapping[str, Any]
-    shared = False
-    train_run: Callable[..., Any]
+    name: ClassVar[str]
+    run_type: ClassVar[Any]
+    recipe_type: ClassVar[Any]
+    arm_field: ClassVar[str] = "arm"
+    arm_type: ClassVar[Any] = None
+    presets: ClassVar[Mapping[str, Any]] = {}
+    sizes: ClassVar[str] = ""
+    preset: ClassVar[str] = "quick"
+    changes: ClassVar[Mapping[str, str]] = {}
+    choices: ClassVar[Mapping[str, Sequence[str]]] = {}
+    notes: ClassVar[Mapping[str, str]] = {}
+    kind: ClassVar[str] = "text"
+    shared: ClassVar[bool] = False
+    measured: ClassVar[tuple[str, str]] = ("Held-out", "Test")
 
-    @abstractmethod
+    # What a command line asks for.
+
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Adds the options of its command, without those that all studies have."""
+        if self.presets:
+            parser.add_argument(
+                "--preset", choices=self.presets, default=self.preset, help=f"{self.sizes} (default: %(default)s)"
+            )
+        self.add_own(parser)
+        add_fields(parser, self.recipe_type, self.changes, self.choices)
+        add_runs(parser, None if self.presets else self.recipe_type.steps)
 
-    @abstractmethod
+    def add_own(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the options that are the study's alone."""
+        return
+
     def plan(self, options: argparse.Namespace) -> StudyPlan:
         """The runs to make.
 
         Raises:
             ValueError: naming the option, what was expected and what came.
         """
+        recipe = self.recipe_for(options)
+        source = self.load(options, recipe)
+        recipe = self.fitted(recipe, source)
+        arms = self.arms(options, recipe)
+        about = [self.about(recipe, arms, source), self.notes.get(getattr(options, "preset", ""))]
+        return StudyPlan(
+            recipe, jobs(arms, options.seeds), "\n".join(filter(None, about)), source, self.file(options, recipe)
+        )
 
     def recipe_for(self, options: argparse.Namespace) -> Any:
-        """The recipe of --preset, with --steps if they are given."""
-        recipe = self.presets[options.preset]
-        return replace(recipe, steps=options.steps or recipe.steps)
+        """The recipe of --preset, with --steps and what else of it is given."""
+        recipe = self.presets[options.preset] if self.presets else self.recipe_type()
+        given = {name: value for name in self.changes if (value := getattr(options, name)) is not None}
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        return replace(recipe, steps=options.steps or recipe.steps, **given)
 
-    def train(self, plan: StudyPlan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Any:
-        """Trains and measures one run; `out` keeps its state, from which `resume` continues."""
-        source = () if plan.source is None else (plan.source,)
-        return self.train_run(plan.recipe, job.arm, job.seed, *source, out, device=device, resume=resume, bar=bar)
+    def load(self, options: argparse.Namespace, recipe: Any) -> Any:
+        """The text or the images; None: there are none."""
+        return None
+
+    def fitted(self, recipe: Any, source: Any) -> Any:
+        """The recipe for a text or images."""
+        return recipe
+
+    def arms(self, options: argparse.Namespace, recipe: Any) -> Sequence[Any]:
+        """The arms, or their names."""
+        raise NotImplementedError
+
+    def about(self, recipe: Any, arms: Sequence[Any], source: Any) -> str:
+        """A line to print before the first run."""
+        return ""
+
+    def file(self, options: argparse.Namespace, recipe: Any) -> str:
+        """What the name of the committed results file has besides the study's."""
+        return getattr(options, "preset", "")
+
+    # A run.
 
     @abstractmethod
-    def arm_name(self, run: Any) -> str:
-        """The name of a run's arm."""
-
-    @abstractmethod
-    def table(self, runs: Sequence[Any], recipe: Any) -> str:
-        """The results of the runs of one recipe, beside the paper's figures."""
-
-    @abstractmethod
-    def figures(self, runs: Sequence[Any], recipe: Any) -> Mapping[str, Figure]:
-        """Pictures of the results, by name."""
-
-    @abstractmethod
-    def page(self, groups: Sequence[Sequence[Any]]) -> str:
-        """The tables of committed runs (`SavedRun` of the registry), in groups by recipe, with captions."""
-
-    def report(self, runs: Sequence[Any], plan: StudyPlan) -> str:
-        """The text that the command prints at the end."""
-        return self.table(runs, plan.recipe)
-
-    def more_pictures(self, plan: StudyPlan, out: Path) -> list[Path]:
-        """Writes pictures of the states in `out`, and returns their paths."""
-        return []
+    def train(self, session: Session) -> Any:
+        """Trains and measures one run; the session's folder gets its state at every evaluation."""
 
     def small(self, recipe: Any) -> bool:
         """Whether the model is so small that one thread trains it as fast as several."""
         return True
+
+    # What is kept of runs.
+
+    def arm_of(self, run: Any) -> Any:
+        """The arm of a run."""
+        if self.arm_type is None:
+            return getattr(run, self.arm_field)
+        return self.arm_type(**{each.name: getattr(run, each.name) for each in fields(self.arm_type)})
+
+    def arm_name(self, run: Any) -> str:
+        """The name of a run's arm."""
+        return _name(self.arm_of(run))
+
+    def seed(self, run: Any) -> int:
+        """The seed of a run."""
+        return int(run.seed)
 
     def variant(self, recipe: Any) -> str:
         """The name of a recipe among several in one results file; each has its own table."""
@@ -139,9 +202,70 @@ class Study(ABC):
         return self.run_type(**values)
 
     def recipe_of(self, values: dict[str, Any]) -> Any:
-        """A recipe from its values in a results file."""
-        return self.recipe_type(**values)
+        """A recipe from its values in a results file, in which tuples are lists."""
+        return self.recipe_type(**{name: tuple(x) if isinstance(x, list) else x for name, x in values.items()})
 
-    def seed(self, run: Any) -> int:
-        """The seed of a run."""
-        return int(run.seed)
+    # Tables and pictures.
+
+    def order(self, run: Any) -> Any:
+        """What the arms of runs are sorted by; the seed comes after it."""
+        return 0
+
+    def by_arm(self, runs: Sequence[Any]) -> dict[Any, list[Any]]:
+        """The runs of each arm by seed, arms in their order."""
+        found: dict[Any, list[Any]] = {}
+        for run in sorted(runs, key=lambda run: (self.order(run), self.seed(run))):
+            found.setdefault(self.arm_of(run), []).append(run)
+        return found
+
+    def rows(self, runs: Sequence[Any], recipe: Any, split: str = "test") -> Rows:
+        """Header and one row an arm, of "held_out" or "test"; several seeds give mean (lowest-highest)."""
+        raise NotImplementedError
+
+    def more_rows(self, runs: Sequence[Any], recipe: Any) -> Sequence[Rows]:
+        """Further tables of the runs."""
+        return ()
+
+    def paper_rows(self, recipe: Any) -> Sequence[Rows]:
+        """Tables of the paper's figures."""
+        return ()
+
+    def table(self, runs: Sequence[Any], recipe: Any) -> str:
+        """The results of the runs of one recipe, beside the paper's figures."""
+        return joined([self.rows(runs, recipe), *self.more_rows(runs, recipe), *self.paper_rows(recipe)])
+
+    def report(self, runs: Sequence[Any], plan: StudyPlan) -> str:
+        """The text that the command prints at the end."""
+        held_out, test = self.measured
+        return (
+            f"{held_out}:\n{format_table(self.rows(runs, plan.recipe, 'held_out'))}\n\n"
+            f"{test}:\n{self.table(runs, plan.recipe)}"
+        )
+
+    def page(self, groups: Sequence[Sequence[SavedRun]]) -> str:
+        """The tables of committed runs, in groups by recipe, with captions; and the paper's."""
+        parts: list[str] = []
+        for group in groups:
+            for rows, caption in self.captioned(group):
+                # Other work on the machine distorts how long a run took.
+                shown = drop_column(rows, "training") if "training" in rows[0] else rows
+                parts += ["\n\n".join(filter(None, [format_table(shown), caption]))] if len(rows) > 1 else []
+        return "\n\n".join([*parts, *map(format_table, self.paper_rows(groups[0][0].recipe))])
+
+    def captioned(self, group: Sequence[SavedRun]) -> Sequence[tuple[Rows, str]]:
+        """The tables of committed runs of one recipe, each with its caption."""
+        runs, recipe = [saved.run for saved in group], group[0].recipe
+        tables = [self.rows(runs, recipe), *self.more_rows(runs, recipe)]
+        return list(zip(tables, self.captions(group), strict=True))
+
+    def captions(self, group: Sequence[SavedRun]) -> Sequence[str]:
+        """Of `rows` and of each of `more_rows`."""
+        raise NotImplementedError
+
+    def figures(self, runs: Sequence[Any], recipe: Any) -> Mapping[str, Figure]:
+        """Pictures of the results, by name."""
+        return {}
+
+    def more_pictures(self, plan: StudyPlan, out: Path) -> list[Path]:
+        """Writes pictures of the states in `out`, and returns their paths."""
+        return []

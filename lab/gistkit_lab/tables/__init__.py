@@ -7,23 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gistkit_lab.tables import (
-    compression_loss,
-    curves,
-    dodo,
-    dodo_autoencoding,
-    epl,
-    gistpool,
-    masks,
-    preferences,
-    written,
-)
+from gistkit_lab.tables import curves, epl, gistpool, masks, preferences
+from gistkit_lab.tables.files import read
 from gistkit_lab.tables.table import Arm, Column, Stage, Table
 
 __all__ = ["TABLES", "Arm", "Column", "Stage", "Table", "find_table"]
 
-_OF_PAPERS = (epl, compression_loss, preferences, curves, dodo, dodo_autoencoding, gistpool, masks, written)
-TABLES: Mapping[str, Table] = {name: table for each in _OF_PAPERS for name, table in each.TABLES.items()}
+TABLES: Mapping[str, Table] = {
+    **epl.TABLES,
+    **read("cl"),
+    **preferences.TABLES,
+    **curves.TABLES,
+    **read("dodo"),
+    **gistpool.TABLES,
+    **masks.TABLES,
+    **read("written"),
+}
 # Experiments that train models of their own: their tables are what studies print.
 STUDIES = {
     "seqpe-1": "gistkit study length --preset seqpe-wikitext",

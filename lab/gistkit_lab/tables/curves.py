@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gistkit_lab.tables import compression_loss, epl
+from gistkit_lab.tables import epl
+from gistkit_lab.tables.files import read
 from gistkit_lab.tables.table import CURVES, Arm, StepsTo, Table
 
 COLUMN = StepsTo("steps to AE .01", "pretrain", "ae")
@@ -39,8 +40,8 @@ TABLES: Mapping[str, Table] = {
         for model, name in _EPL.items()
     },
     "cl-figure-2": _table(
-        f"{compression_loss.PAPER}, Figure 2: with and without PI",
-        compression_loss.TABLES["cl-2"],
+        "More Effective LLM Compressed Tokens, Figure 2: with and without PI",
+        read("cl")["cl-2"],
         ["wo CL", "wo CL + PI"],
         {},
     ),

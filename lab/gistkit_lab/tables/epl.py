@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gistkit.train.presets import PRESETS
-from gistkit_lab.tables.table import ALL, EVALUATE, TRAIN, Arm, Column, Stage, Table, published
+from gistkit_lab.tables.files import published
+from gistkit_lab.tables.table import ALL, EVALUATE, TRAIN, Arm, Column, Stage, Table
 
 PAPER = "Position IDs Matter"
 FIGURES = published("epl")

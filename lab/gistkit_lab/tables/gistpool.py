@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gistkit_lab.tables.table import ALL, EVALUATE, TRAIN, Arm, Column, Stage, Table, WrongAnswers, published
+from gistkit_lab.tables.files import published
+from gistkit_lab.tables.table import ALL, EVALUATE, TRAIN, Arm, Column, Stage, Table, WrongAnswers
 
 PAPER = "Long Context In-Context Compression by Getting to the Gist of Gisting"
 FIGURES = published("gistpool")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gistkit_lab.tables.compression_loss import MODEL, PAPER, QUESTIONS, TEXT
-from gistkit_lab.tables.compression_loss import TABLES as ABLATIONS
+from gistkit_lab.tables.files import read
 from gistkit_lab.tables.table import JUDGE, Arm, Column, Stage, Table
 
-_SYSTEMS = {arm.title: arm for arm in ABLATIONS["cl-2"].arms}
+_ABLATIONS = read("cl")["cl-2"]
+_SYSTEMS = {arm.title: arm for arm in _ABLATIONS.arms}
 _STAGES = ("pretrain", "finetune", "answers")
 COLUMNS = [Column(name.capitalize(), "judge", name) for name in ("win", "lose", "tie")]
 
@@ -37,13 +37,13 @@ def _arm(title: str, *figures: float) -> Arm:
 
 TABLES: Mapping[str, Table] = {
     "cl-3": Table(
-        f"{PAPER}, Table 3", "cl", MODEL, TEXT | QUESTIONS, COLUMNS,
+        _ABLATIONS.follows.replace("Table 2", "Table 3"), "cl", _ABLATIONS.model, _ABLATIONS.data, COLUMNS,
         [
             _arm("Full vs wo CL", 24.8, 25.0, 49.0),
             _arm("wo CL vs wo CL + PI", 37.1, 16.7, 45.0),
             _arm("wo AE vs wo CL", 25.2, 24.0, 49.9),
         ],
-        (*ABLATIONS["cl-2"].open,
+        (*_ABLATIONS.open,
          "the judge is GPT-4o there: --more 'judge=--judge URL --judge-model NAME'. Its prompt is ICAE's, which is not "
          "printed; here the words are gistkit's own",
          "in which order the answers stand: in both here, so that a liking for a place cancels; "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -20,19 +19,6 @@ REPORT, COMPRESSOR, METRICS = "evaluation.json", "compressor", "metrics.jsonl"
 # More examples than any set has.
 ALL = "1000000000"
 _FORMS = {name: form for name, _, form in COLUMNS}
-
-
-def published(paper: str) -> dict[str, Any]:
-    """The figures of a paper's .toml file, None for "-"."""
-
-    def figures(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: figures(each) for key, each in value.items()}
-        if isinstance(value, list):
-            return [figures(each) for each in value]
-        return None if value == "-" else value
-
-    return figures(tomllib.loads(Path(__file__).with_name(f"{paper}.toml").read_text(encoding="utf-8")))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,23 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from gistkit.viz.style import COLOURS, FigureOrAxes, axes_of, legend_beside, tidy
+from gistkit.viz.style import FigureOrAxes, axes_of, legend_beside, tidy
+from gistkit_lab.viz.lines import draw_bars, styles
 
-STYLE: dict[str, dict[str, Any]] = {
-    "Full (sliding)": {"color": COLOURS["black"], "linestyle": "-", "marker": "P"},
-    "Full (truncated)": {"color": COLOURS["black"], "linestyle": ":", "marker": "p", "markerfacecolor": "white"},
-    "No nuggets": {"color": COLOURS["grey"], "linestyle": ":", "marker": "s"},
-    "Compressive": {"color": COLOURS["orange"], "linestyle": "--", "marker": "D"},
-    "Dodo learned": {"color": COLOURS["blue"], "linestyle": "-", "marker": "o"},
-    "Dodo strided": {"color": COLOURS["sky"], "linestyle": "-.", "marker": "^"},
-    "Dodo random": {"color": COLOURS["red"], "linestyle": "-.", "marker": "v"},
-    "Dodo delimiters": {"color": COLOURS["green"], "linestyle": "-.", "marker": "<"},
-    "Dodo frozen scorer": {"color": COLOURS["purple"], "linestyle": "--", "marker": ">"},
-}
+STYLE = styles(
+    {
+        "Full (sliding)": ("black", "-", "P"),
+        "Full (truncated)": ("black", ":", "p"),
+        "No nuggets": ("grey", ":", "s"),
+        "Compressive": ("orange", "--", "D"),
+        "Dodo learned": ("blue", "-", "o"),
+        "Dodo strided": ("sky", "-.", "^"),
+        "Dodo random": ("red", "-.", "v"),
+        "Dodo delimiters": ("green", "-.", "<"),
+        "Dodo frozen scorer": ("purple", "--", ">"),
+    }
+)
+STYLE["Full (truncated)"]["markerfacecolor"] = "white"
 
 
 def draw_bleu_by_length(series: Mapping[str, Mapping[int, Sequence[float]]], *, ax: Axes | None = None) -> FigureOrAxes:
@@ -34,14 +38,14 @@ def draw_bleu_by_length(series: Mapping[str, Mapping[int, Sequence[float]]], *, 
 
     Paper: Dodo, Figure 4.
     """
-    styles = _styles("draw_bleu_by_length", series)
+    style = _styles("draw_bleu_by_length", series)
     result, axes = axes_of(ax, (6.8, 4.0))
     lowest = 100.0
     for method, lengths in series.items():
         at = sorted(lengths)
         means, lows, highs = _spread("draw_bleu_by_length", method, [lengths[length] for length in at])
-        axes.plot(at, means, label=method, markersize=5, linewidth=1.4, **styles[method])
-        axes.fill_between(at, lows, highs, color=styles[method]["color"], alpha=0.15, linewidth=0)
+        axes.plot(at, means, label=method, markersize=5, linewidth=1.4, **style[method])
+        axes.fill_between(at, lows, highs, color=style[method]["color"], alpha=0.15, linewidth=0)
         lowest = min(lowest, *lows)
     floor = max(0.0, (lowest - 1) // 10 * 10)
     axes.set(xlabel="text length (tokens)", ylabel="BLEU")
@@ -66,17 +70,16 @@ def draw_perplexity(
 
     Paper: Dodo, Table 1.
     """
-    styles = _styles("draw_perplexity", series)
+    style = _styles("draw_perplexity", series)
     result, axes = axes_of(ax, (7.4, 4.4))
     measured: list[float] = []
     for arm, points in series.items():
         points = sorted(points, key=lambda point: point[0])
         states = [states for states, _ in points]
-        means, lows, highs = _spread("draw_perplexity", arm, [values for _, values in points])
+        _spread("draw_perplexity", arm, [values for _, values in points])
         if states[0] <= 0:
             raise ValueError(f"draw_perplexity: expected states above 0, got {states[0]:g} of {arm!r}")
-        reach = [means - lows, highs - means]
-        axes.errorbar(states, means, reach, label=arm, markersize=6, linewidth=1.4, capsize=2, **styles[arm])
+        draw_bars(axes, dict(points), label=arm, markersize=6, linewidth=1.4, **style[arm])
         measured += states
     axes.set_xscale("log", base=2)
     ticks = 2.0 ** np.unique(np.round(np.log2(measured)))

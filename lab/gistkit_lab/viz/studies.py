@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from matplotlib.axes import Axes
 
 from gistkit.viz.style import LAYOUT_STYLE, OTHER_STYLES, FigureOrAxes, axes_of, tidy
+from gistkit_lab.viz.lines import draw_band
 
 
 def draw_loss_curves(
@@ -27,13 +27,9 @@ def draw_loss_curves(
     """
     result, axes = axes_of(ax, (6.4, 4.0))
     for index, (layout, seeds) in enumerate(curves.items()):
-        steps = [step for step, *_ in seeds[0]]
-        losses = np.array([[loss for _, loss, _ in curve] for curve in seeds])
         style = LAYOUT_STYLE.get(layout, OTHER_STYLES[index % len(OTHER_STYLES)])
         name = layout.upper() if layout in LAYOUT_STYLE else layout
-        axes.plot(steps, losses.mean(0), label=name, markersize=4, markevery=2, **style)
-        if len(seeds) > 1:
-            axes.fill_between(steps, losses.min(0), losses.max(0), color=style["color"], alpha=0.2, linewidth=0)
+        draw_band(axes, seeds, label=name, markersize=4, markevery=2, **style)
     axes.axhline(goal, color="0.5", linewidth=0.8)
     axes.annotate(f"loss {goal:g}", (0, goal), xytext=(2, 3), textcoords="offset points", color="0.35", fontsize=8)
     axes.set(xlabel="training step", ylabel="held-out loss (nats a token)", ylim=(0, None))

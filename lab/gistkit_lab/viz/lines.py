@@ -1,0 +1,44 @@
+"""Lines over seeds: their mean, and how far they reach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from gistkit.viz.style import COLOURS
+
+
+def styles(shapes: Mapping[str, tuple[str, str, str]]) -> dict[str, dict[str, Any]]:
+    """Keyword arguments of lines from colour, dashes and marker."""
+    return {
+        name: {"color": COLOURS[colour], "linestyle": dashes, "marker": marker}
+        for name, (colour, dashes, marker) in shapes.items()
+    }
+
+
+def draw_band(axes: Axes, seeds: Sequence[Sequence[Any]], *, alpha: float = 0.2, **style: Any) -> Any:
+    """The line of the seeds' mean, with a band from lowest to highest.
+
+    Args:
+        axes: to draw into.
+        seeds: the curve of each, points of (x, y, ...).
+        alpha: of the band.
+        style: of the line, its colour among it.
+    """
+    points = np.array([[point[:2] for point in curve] for curve in seeds], dtype=float)
+    at, values = points[..., 0].mean(0), points[..., 1]
+    (line,) = axes.plot(at, values.mean(0), **style)
+    if len(seeds) > 1:
+        axes.fill_between(at, values.min(0), values.max(0), color=style["color"], alpha=alpha, linewidth=0)
+    return line
+
+
+def draw_bars(axes: Axes, values: Mapping[Any, Sequence[float]], **style: Any) -> Any:
+    """The line of the mean of {x: the seeds' values}, with bars from lowest to highest."""
+    at = sorted(values)
+    means = np.array([np.mean(values[x]) for x in at])
+    reach = np.abs([[np.min(values[x]), np.max(values[x])] for x in at] - means[:, None]).T
+    return axes.errorbar(at, means, reach, capsize=2, **style)
