@@ -226,7 +226,7 @@ def _refuse(arguments: argparse.Namespace, beside: str, **plain: Any) -> None:
 
 
 def _written(arguments: argparse.Namespace) -> int:
-    """A writer in place of a compressor."""
+    """A writer instead of a compressor."""
     _refuse(
         arguments, "--writer", compressor=None, method=None, text=None, images=None, cloze=False, tau=None,
         segment=None, tasks=None, prompt="plain", max_new_tokens=None, excluded_words=None, documents=False,

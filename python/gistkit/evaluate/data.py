@@ -174,7 +174,7 @@ def load_questions(
             the package `datasets`; see `gistkit.formats.read_questions`.
         template: text with {question} in it, put between context and answer. If it has {context} too, the text before
             that precedes the context and is part of it, as in `question_template`.
-        summary_template: text with {context} in it, in place of `template` where a summary is asked for, such as from
+        summary_template: text with {context} in it, instead of `template` where a summary is asked for, such as from
             `evaluate.summary_template`; None: `template`.
         split: "train", "validation" or "test", of a folder or a name that has several; None: all of a folder, and
             "train" of a name.

@@ -54,7 +54,7 @@ def compare(
       (`word_loss`). If there is a method in place among them, whose encoder
       predicts the first one with a state that has read the whole context, all methods are measured from the second on.
     - "qa": loss and perplexity of the tokens of the first right answer after the question (GistPool, section 3; an end
-      token behind it does not count). F1 of ROUGE-1, ROUGE-2 and ROUGE-L, exact match and token F1 of the greedy
+      token after it does not count). F1 of ROUGE-1, ROUGE-2 and ROUGE-L, exact match and token F1 of the greedy
       answer, up to a stop token or the end of its first line, and the judge's score of it. Of the output up to a stop
       token: corpus BLEU-4 against all right answers (the compression-loss paper's measure on PwC, which does not say
       how it was tokenised), and accuracy, the share of questions where it contains an answer (`contains_answer`).
@@ -75,7 +75,7 @@ def compare(
         judge: scores the answers of "qa": a function of question, reference and answer, or an `OpenAIJudge`. See
             `judged`. The share of wrong answers, as in GistPool, is 100 less the score.
         processes: those that share the batches; each calls this with the same arguments and gets the same report, but
-            only the first asks the judge. None: this one alone.
+            only the first asks the judge. None: only this one.
 
     Raises:
         ValueError: if an argument is out of range, there is nothing to measure for a task, or a question has no answer.

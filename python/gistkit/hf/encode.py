@@ -233,7 +233,7 @@ def _bound(layers: Sequence[nn.Module], bind: Bind, *, embeds: bool = True) -> I
 
 @contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside, an instance has an attribute in place of its class's, or of its own."""
+    """Inside, an instance has an attribute instead of its class's, or of its own."""
     before = vars(owner).get(name)
     vars(owner)[name] = value
     try:

@@ -104,7 +104,7 @@ def dry_run(
     """What `run` would train with these arguments.
 
     Args:
-        model: the base model; one on device "meta", made from a configuration alone, needs no memory.
+        model: the base model; one on device "meta", made only from a configuration, needs no memory.
         preset, compressor: as in `run`.
         accumulate, precision, gradient_checkpointing: as in `Trainer`.
         processes: that share a step's rows.
