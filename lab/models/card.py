@@ -72,8 +72,8 @@ def write_card(folder: Path, name: str, model: Any, sittings: Sequence[Any]) -> 
     )
     text = f"""# {name}
 
-A compressor of SmolLM2-135M-Instruct: {model.method}, {settings}. Its adapter (rank {model.rank} on queries, keys,
-values and outputs) and its memory tokens, if it has any, were trained; the model itself is as it was. Weights in
+A compressor for SmolLM2-135M-Instruct: {model.method}, {settings}. Its adapter (rank {model.rank} on queries, keys,
+values and outputs) and its memory tokens, if it has any, were trained; the model is unchanged. The weights are in
 bfloat16.
 
     gistkit compress report.txt -o report.gist{option}
@@ -82,18 +82,18 @@ bfloat16.
 ## Training
 
 {tokens / 1e6:.1f} million tokens in {hours / 3600:.1f} hours of one process. Learning rate {model.learning_rate:g}
-after {model.warmup} steps of warm-up, falling in the last {model.decay:.0%} of each sitting; {model.precision}
-autocast. Stages: {stages}. It is in stage {len(reached)} of {len(model.stages)}.{state}
+after {model.warmup} steps of warm-up, falling in the last {model.decay:.0%} of each session; {model.precision}
+autocast. Stages: {stages}. The training is in stage {len(reached)} of {len(model.stages)}.{state}
 
 {format_table(rows)}
 
 {_figures(measured)}{beside(name)}## Data
 
-Pages of Debian's documentation packages, read where apt puts them ({sum(found["bytes"].values()) / 1e6:.0f} MB,
-{sum(found["pages"].values())} pages): {packages}. A tenth of the pages is held out, each as a whole, and homebank-data
-is not trained on at all. Each context has a made-up fact in it, about which a question is asked.
+Pages of Debian's documentation packages, as apt installs them ({sum(found["bytes"].values()) / 1e6:.0f} MB,
+{sum(found["pages"].values())} pages): {packages}. A tenth of the pages is held out, and so is all of
+homebank-data. Each context contains a made-up fact, and a question asks for it.
 
-`python lab/models/make.py {name} --steps N` goes on with it.
+`python lab/models/make.py {name} --steps N` continues the training.
 """
     (folder / "README.md").write_text(text)
 

@@ -46,23 +46,24 @@ SELECTIONS = {
 }
 
 
-NOTHING = "Nothing was trained on what the selection keeps."
+NOTHING = "Nothing was trained on the selection."
 PLAIN = """## What it is for
 
 | | |
 |---|---|
-| language | English prose; a text with few common English words has a warning |
-| length | the adapter has learned from 32 to 512 tokens; longer contexts are read in parts, with a warning |
-| questions | answered by a few words of the text: names, numbers, terms; in `### Question:` and `### Answer:` lines |
-| does badly | yes or no (about 25% right, from the whole text too); "not in the text" (0%: it makes one up); tables |
-| answers | a few words, also where the question asks for a sentence |
+| language | English prose; a text with few common English words gives a warning |
+| length | the adapter was trained on 32 to 512 tokens; longer contexts are read in parts, with a warning |
+| questions | answered with a few words of the text: names, numbers, terms; in `### Question:` and `### Answer:` lines |
+| does badly | yes or no (about 25% right, also from the full text); "not in the text" (0%: it makes one up); tables |
+| answers | a few words, even if the question asks for a sentence |
 
-The ratio: at 8x the file is half as large and 44% of the questions by hand are answered exactly, at 4x 50%, at 2x and
-from the whole text 52%. `gistkit compress --ratio 8`, or `compressor.at(8)`, has another ratio with the same adapter.
+Of the questions by hand it answers 50% exactly at 4x, 44% at 8x with a file of half the size, and 52% at 2x and from
+the full text. `gistkit compress --ratio 8`, or `compressor.at(8)`, selects another ratio with the same adapter.
 
 ## What it costs
 
-Seconds of one core of an Intel Xeon with AMX, 512 tokens, answers of 16 tokens, keys and values in the model's dtype:
+Times on one core of an Intel Xeon with AMX, for 512 tokens and answers of 16 tokens, with keys and values in the
+model's dtype:
 
 | | compressing | an answer | file | in RAM |
 |---|---|---|---|---|
@@ -71,26 +72,27 @@ Seconds of one core of an Intel Xeon with AMX, 512 tokens, answers of 16 tokens,
 | smollm2-select-4x, bfloat16 | 2.6 s | 1.2 s | 2.9 MB | 2.9 MB |
 | smollm2-avgpool-2x, bfloat16 | 0.4 s | 1.2 s | 5.9 MB | 5.9 MB |
 
-KVzip reads the text a second time, as it repeats it. Compressing is measured without the fit, which adds about 70% in
-bfloat16; its biases add 2% to the file. Answers were timed before heads were packed in RAM. vLLM and transformers' own
-cache do not read a memory whose heads keep different numbers of tokens: take smollm2-avgpool-2x there.
+KVzip reads the text twice. The times do not include the fit, which adds about 70% in bfloat16; its biases add 2% to the
+file. Answers were timed before heads were packed in RAM. vLLM and transformers' own cache need the same number of
+tokens in each head: use smollm2-avgpool-2x there.
 """
 OWN = """## What it is for
 
 | | |
 |---|---|
-| language | English prose; a text with few common English words has a warning |
-| length | the reader has learned from 128 to 512 tokens; longer contexts are read in parts, with a warning |
+| language | English prose; a text with few common English words gives a warning |
+| length | the reader was trained on 128 to 512 tokens; longer contexts are read in parts, with a warning |
 | questions | dates, numbers, names, codes, yes or no; in `### Question:` and `### Answer:` lines |
 | does badly | "not in the text" (it mostly makes one up); terms of several words, which it cuts short; tables |
-| answers | a few words, also where the question asks for a sentence |
+| answers | a few words, even if the question asks for a sentence |
 
-It answers far more made-up facts than smollm2-select-4x: it has learned from other facts of the same kinds. Other texts
-and questions are more like those by hand: of these smollm2-select-4x with `--ratio 8` answers 44% exactly, this 38%.
+It answers far more questions about made-up facts than smollm2-select-4x, because it was trained on facts of the same
+kinds. Other texts and questions are more like those by hand. Of these, smollm2-select-4x with `--ratio 8` answers 44%
+exactly, and this one 38%.
 `--ratio 4` and `--ratio 16`, or `compressor.at(4)`, have other ratios.
 
 Its costs are those of [smollm2-select-4x](../smollm2-select-4x/README.md), with half the bytes. vLLM and transformers'
-own cache do not read a memory whose heads keep different numbers of tokens.
+own cache do not read it, because its heads keep different numbers of tokens.
 """
 
 
@@ -113,7 +115,8 @@ def write_card(name: str, out: Path | None = None) -> None:
     """Writes README.md into a selection's folder."""
     one, folder = SELECTIONS[name], out or FOLDER / name
     given = {"ratio": 4, "by": "kvzip", "shares": "equal", "fit": False} | dict(one.settings)
-    fitted = " Values and biases are fitted to what all keys give." if given["fit"] else ""
+    fits = " Values and biases are fitted so that attention gives nearly the same as over the full text."
+    fitted = fits if given["fit"] else ""
     option = "" if name in DEFAULTS.values() else f" --compressor {name}"
     own = given.pop("own_reader", False)
     ask, reader = (option, f" with the adapter of {name}") if own else ("", "")
@@ -121,9 +124,10 @@ def write_card(name: str, out: Path | None = None) -> None:
     again = f"`python lab/models/selection.py {name}` makes the folder again."
     if own:
         again = f"`python lab/models/reader.py {name}` with `texts`, `train` and `save` makes such a folder."
+    settings = ", ".join(f"{key} {value}" for key, value in given.items())
     text = f"""# {name}
 
-A compressor of SmolLM2-135M-Instruct: `Select`, {", ".join(f"{key} {value}" for key, value in given.items())}. It keeps
+A compressor for SmolLM2-135M-Instruct: `Select`, {settings}. It keeps
 1/{given["ratio"]} of the context's own keys and values, chosen by KVzip among all layers and heads, and {read} with
 the adapter of [{one.adapter}](../{one.adapter}/README.md).{fitted} {_trained(folder) if own else NOTHING}
 

@@ -394,7 +394,7 @@ def test_the_card_says_what_has_been_learned(place, last, stage, answers):
     folder.mkdir(parents=True, exist_ok=True)
     card.write_card(folder, "staged", made, [make.Sitting(0, last, last, machine=machine)])
     page = (folder / "README.md").read_text()
-    assert f"It is in stage {stage} of 2." in page
+    assert f"The training is in stage {stage} of 2." in page
     assert ("has not learned to answer" not in page) is answers
 
 

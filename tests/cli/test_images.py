@@ -118,7 +118,7 @@ def test_a_question_that_would_be_cut_is_refused(photos, run, tmp_path):
     assert (
         status == 2
         and not shown
-        and "in a chat template that puts it behind the image and its gap, got 'what is'" in complaints
+        and "in a chat template that puts it after the image and its gap, got 'what is'" in complaints
     )
 
 

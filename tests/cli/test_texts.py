@@ -1,6 +1,15 @@
 """What commands read as a text."""
 
+import pytest
+
 from gistkit.options.texts import read_text
+
+
+@pytest.mark.parametrize("content", [b"%PDF-1.4\nwords", b"%PDF-1.4\n\xff"])
+def test_a_pdf_is_refused_with_the_remedy(content, tmp_path):
+    (tmp_path / "paper.pdf").write_bytes(content)
+    with pytest.raises(ValueError, match=r"paper\.pdf: expected a text, got a PDF; convert it with pdftotext first"):
+        read_text(tmp_path / "paper.pdf")
 
 
 def test_tags_of_a_page_are_read_with_a_warning(tmp_path, capsys):

@@ -278,10 +278,10 @@ def test_norms_of_a_bfloat16_model_train_in_float32():
 
 
 REFUSED = [
-    ("icae", {"lora": None, "embedding_lora": 5}, r"embedding_lora: expected it beside a rank for lora, .* lora=None"),
-    ("dodo", {"lora": None, "train_norms": True}, r"train_norms: expected it beside a rank .* got True"),
-    ("gist", {"lora": "plain", "embedding_lora": 5}, r"embedding_lora: .* a LoraConfig, whose target_modules"),
-    ("gist", {"lora": "plain", "train_norms": True}, r"train_norms: .* whose modules_to_save say it, got True"),
+    ("icae", {"lora": None, "embedding_lora": 5}, r"embedding_lora: expected it only with a rank .* lora=None"),
+    ("dodo", {"lora": None, "train_norms": True}, r"train_norms: expected it only with a rank .* got True"),
+    ("gist", {"lora": "plain", "embedding_lora": 5}, r"embedding_lora: .* LoraConfig, .* by target_modules"),
+    ("gist", {"lora": "plain", "train_norms": True}, r"train_norms: .* sets it by modules_to_save, got True"),
     ("x500", {"embedding_lora": 0}, r"embedding_lora: expected a whole number >= 1.*got 0"),
     ("x500", {"train_norms": 1}, r"train_norms: expected True or False, got 1"),
     ("icae", {"lora": "head"}, r"lora: expected no adapter on the output embedding, .* got one on lm_head"),

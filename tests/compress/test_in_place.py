@@ -479,7 +479,7 @@ def test_odd_arguments_say_what_was_expected():
             ValueError,
             "losses: expected some of ae, lm, qa, kl, reverse_kl, hidden for avgpool",
         ),
-        (Gist, {"bos_token": None}, ValueError, "bos_token: expected a token id, as the model's configuration"),
+        (Gist, {"bos_token": None}, ValueError, "bos_token: expected a token id, because the model's configuration"),
         (Gist, {"bos_token": 50}, ValueError, r"bos_token: expected a token id in \[0, 50\), got 50"),
     ]:
         with pytest.raises(error, match=message):

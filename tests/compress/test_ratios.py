@@ -195,7 +195,7 @@ def test_what_has_one_ratio_is_refused_by_name():
         (FiveHundredX(model, chunk=6, ratio=3, lora=2), "ratio: expected none for x500"),
         (ICAE(model, chunk=6, ratio=3, lora=2), "ratio: expected none for icae"),
         (NoContext(model, bos_token=BOS, lora=2), "ratio: expected none for no_context"),
-        (Select(model, budget=4, by="even", bos_token=BOS), "ratio: expected none beside the budget 4"),
+        (Select(model, budget=4, by="even", bos_token=BOS), "ratio: expected none with the compressor's budget 4"),
     ]:
         with pytest.raises(ValueError, match=match):
             compressor.encode(ids, ratio=4)

@@ -177,7 +177,7 @@ def test_files_tell_both_models_and_others_are_refused(tmp_path):
     # One folder names an encoder that nothing else describes; another has none.
     settings = json.loads((tmp_path / "two" / "compressor.json").read_text())
     (tmp_path / "two" / "compressor.json").write_text(json.dumps(settings | {"encoder": None}))
-    with pytest.raises(ValueError, match="expected what tells the encoder GPT2LMHeadModel from others, got none"):
+    with pytest.raises(ValueError, match="expected the identity of the encoder GPT2LMHeadModel, got none"):
         Compressor.from_pretrained(tmp_path / "two", tiny_llama())
     made().save_pretrained(tmp_path / "one")
     assert Compressor.from_pretrained(tmp_path / "one", tiny_llama()).encoder is None

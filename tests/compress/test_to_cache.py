@@ -197,7 +197,7 @@ def test_what_the_plain_model_cannot_read_is_refused():
         compressor.to_cache(compressor.encode([[3] * 8]))
     compressor = METHODS["x500"](tiny_llama(), "epl")
     for contexts, what in (
-        ([[3] * 8, [3] * 16], "memory tokens each"),
+        ([[3] * 8, [3] * 16], "memory tokens"),
         ([[3] * 17, [3] * 19], "tokens after the window"),
     ):
         with pytest.raises(ValueError, match=f"memory: expected rows with equal numbers of {what}"):

@@ -104,7 +104,7 @@ def test_a_dry_run_of_every_family_counts_what_a_compressor_trains(family, tmp_p
 
 def test_reading_on_and_changes(llama):
     found = run(llama, "dodo-lm", recipe={"steps": 9})
-    assert "reading on behind 128 recent tokens" in found.method and found.tokens == (32 * 1440, 32 * 1440)
+    assert "streaming, the last 128 tokens in full" in found.method and found.tokens == (32 * 1440, 32 * 1440)
     changed = run(llama, "epl-pretrain", method="icae", compressor={"ratio": 10, "lora": 8}, recipe={"batch": 2})
     assert changed.trained["memory tokens"] == 51 * 4096 and changed.trained["LoRA of the encoder"] == 64 * 2 * 8 * 4096
     dropping = {"r": 4, "lora_dropout": 0.1, "target_modules": ["q_proj"]}

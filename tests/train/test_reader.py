@@ -157,7 +157,7 @@ def test_texts_are_contexts_and_what_continues_them():
 
 
 def test_mistakes_name_the_argument(tmp_path):
-    with pytest.raises(ValueError, match="batches: expected input_ids and continuation_ids alone for a language model"):
+    with pytest.raises(ValueError, match="batches: expected only input_ids and continuation_ids for a language model"):
         train(tmp_path / "questions", make_reader(), make_questions())
     plain = {"cpu": True, "progress": False, "recipe": {"min_length": 30, "max_length": 40}}
     dodo = {"method": "dodo", "compressor": {"ratio": 4, "lora": 2, "layer": 1, "bos_token": 0}}

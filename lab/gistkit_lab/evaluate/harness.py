@@ -42,8 +42,8 @@ class CompressorLM(TemplateLM):
 
     Compressed is all of a context but its last `keep` tokens, and at least its first token; or, with a `marker`, what
     stands before the last occurrence of that text, such as "Question:". A context without the marker, or that begins
-    with it, is split by `keep`. The tokens behind the split, the continuation and what is generated are read
-    uncompressed behind the memory (task "qa").
+    with it, is split by `keep`. The tokens after the split, the continuation and what is generated are read
+    uncompressed after the memory (task "qa").
 
     `loglikelihood_rolling` predicts `stride` tokens of a text at a time: those before them are their context, split by
     `keep` (task "lm"). Every token is predicted once, the first ones from the tokenizer's first or end token.

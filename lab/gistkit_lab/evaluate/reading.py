@@ -105,7 +105,7 @@ def last_tokens(
 
     Args:
         model, texts, asked, batch_size: as in `read_on`.
-        on_batch: called with the number of texts behind each batch.
+        on_batch: called with the number of texts after each batch.
 
     Returns:
         Their mean loss in nats, the mean number of states for each, and the number of tokens.

@@ -17,7 +17,7 @@ from gistkit_lab.evaluate.prompts import word_summary_prompt
 
 
 class SummaryContext(FullContext):
-    """The model reads, in place of the context, a summary that it has written: LMSumm of Dodo, Section 6.
+    """The model reads, instead of the context, a summary that it has written: LMSumm of Dodo, Section 6.
 
     A context of n words, counted by spaces, is summarised greedily into ceil(n / ratio) words with the prompt of
     Appendix D.1. (The paper writes n * r there, for an r of 10% and a ratio of 10.) The summary ends at an end token,

@@ -212,7 +212,7 @@ class Conversation:
         return hidden_states[:, -1]
 
     def _forget(self, turns: int) -> None:
-        """Lets the oldest turns go; what was read behind them is read again."""
+        """Lets the oldest turns go; what was read after them is read again."""
         start = len(self._text) - sum(self._turns)
         self._cut(start)
         del self._text[start : start + sum(self._turns[:turns])]

@@ -97,7 +97,7 @@ def unpacked_tensors(
 
 
 def tensor_shapes(path: Path, content: str) -> Shapes:
-    """{name: shape} of a file as in `read_tensors`, all of floating point, from its header alone."""
+    """{name: shape} of a file as in `read_tensors`, all of floating point, only from its header."""
     with _opened(path, content, "a file that cannot be read") as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         for name, tensor in slices.items():
@@ -209,7 +209,7 @@ class Appended:
                 raise
 
     def cut(self, size: int) -> None:
-        """Removes what is behind the first `size` bytes."""
+        """Removes what is after the first `size` bytes."""
         with errors_told(self.path):
             self.file.truncate(size)
 

@@ -245,7 +245,7 @@ def _features(module: nn.Module) -> tuple[int, int] | None:
 
 
 def load_model(folder: Path) -> PreTrainedModel:
-    """The model that a compressor's folder holds, from safetensors alone, without code of its own.
+    """The model that a compressor's folder holds, only from safetensors, without code of its own.
 
     Raises:
         OSError, ValueError: naming the file, before more memory is taken than the file has.

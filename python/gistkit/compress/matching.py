@@ -23,7 +23,7 @@ class References:
 
     Args:
         query: [Hk, R, D], rotated, those of all query heads that read a key head.
-        behind: [Hk, R], the log of the summed exponentials of what each query also reads, behind the text.
+        behind: [Hk, R], the log of the summed exponentials of what each query also reads, after the text.
         scale: factor of query key^T.
     """
 

@@ -506,7 +506,7 @@ class Adapters:
         return not set(self.names.values()).isdisjoint(name.split("."))
 
     def plain(self, name: str) -> str:
-        """A parameter's name with the role in place of the adapter's name, which depends on other adapters."""
+        """A parameter's name with the role instead of the adapter's name, which depends on other adapters."""
         roles = {adapter: role for role, adapter in self.names.items()}
         return ".".join(roles.get(part, part) for part in name.split("."))
 

@@ -198,7 +198,7 @@ class LaidOut(Protocol):
         """Whether memory tokens are tokens of the pass; otherwise they are means over it."""
 
     def layout(self, context: int) -> Layout:
-        """The layout of a context and one token of text behind it."""
+        """The layout of a context and one token of text after it."""
 
 
 def check_text(method: str, layout: Layout) -> None:
@@ -353,7 +353,7 @@ def image_row(
     """A row of `length` tokens whose images are [start, end).
 
     Args:
-        gap: tokens behind an image that its memory tokens sum up with it.
+        gap: tokens after an image that its memory tokens sum up with it.
         ids: position ids [A, length] of the row; None: the model counts tokens.
         name: of the row in messages.
     """
@@ -433,7 +433,7 @@ def image_pass(
 
 
 def _kept(part: Layout, text_sees_before: bool) -> NDArray[np.int64]:
-    """The tokens that text behind a row sees."""
+    """The tokens that text after a row sees."""
     text = part.roles == Role.TEXT
     if not text_sees_before:
         text &= part.segments > part.segments[part.roles == Role.MEMORY].max()
@@ -441,7 +441,7 @@ def _kept(part: Layout, text_sees_before: bool) -> NDArray[np.int64]:
 
 
 def _padded(rows: Sequence[NDArray[Any]]) -> Tensor:
-    """int64 [B, N, ...] of arrays [n, ...], zeros behind them."""
+    """int64 [B, N, ...] of arrays [n, ...], zeros after them."""
     padded = np.zeros((len(rows), max(map(len, rows)), *rows[0].shape[1:]), np.int64)
     for index, row in enumerate(rows):
         padded[index, : len(row)] = row

@@ -65,7 +65,7 @@ class Exercise(NamedTuple):
     """A text that is read with the memory: its tokens, from which of them on they are predicted, and how well.
 
     Args:
-        states: [len(ids) - first, d], the hidden states that predict them behind the whole text.
+        states: [len(ids) - first, d], the hidden states that predict them after the whole text.
     """
 
     ids: list[int]
@@ -225,7 +225,7 @@ def _exercises(
 
 
 def _passages(ids: list[int], draw: random.Random, tokenizer: Any) -> Iterator[tuple[list[int], int]]:
-    """Passages of the text behind the request to repeat them."""
+    """Passages of the text after the request to repeat them."""
     found = list(KVzip(chunk=PIECE).repetitions(ids, tokenizer))
     for part, words in draw.sample(found, min(PASSAGES, len(found))):
         yield words, len(words) - (part.stop - part.start)

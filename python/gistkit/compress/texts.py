@@ -1,4 +1,4 @@
-"""Texts in place of token ids: a compressor's tokenizer, and what it compresses and answers with it."""
+"""Texts instead of token ids: a compressor's tokenizer, and what it compresses and answers with it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Prefix(Memory):
     """A memory of plain tokens: the keys and values of the model itself.
 
     Args:
-        lead: the token of each row in place of the task token: the last one of the context, or the start token.
+        lead: the token of each row instead of the task token: the last one of the context, or the start token.
         tokens_read: tokens of each row's context that the model reads.
     """
 

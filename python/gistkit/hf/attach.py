@@ -469,7 +469,7 @@ def _own_rotation(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | 
 
 
 def _norm_forward(self: Any, hidden_states: Tensor) -> Tensor:
-    """An RMS norm as one operation of a GPU in place of seven, which keeps one copy for the backward pass."""
+    """An RMS norm as one operation of a GPU instead of seven, which keeps one copy for the backward pass."""
     x, weight = hidden_states, self.weight
     wide = x.dtype == torch.float64 or x.dtype != weight.dtype
     if x.is_cpu or wide or torch.is_autocast_enabled(x.device.type):
@@ -553,7 +553,7 @@ def attention(
         plan, memory, keep, key_bias, extend: the keyword arguments of `model(...)`, see `attach`.
 
     Returns:
-        The output as [B, Nq, Hq, D], and None in place of attention weights.
+        The output as [B, Nq, Hq, D], and None instead of attention weights.
 
     Raises:
         ValueError: for what the plan or the op does not support, such as a dense mask or a window that the plan was not

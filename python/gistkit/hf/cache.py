@@ -182,7 +182,7 @@ class MemoryLayer(CacheLayerMixin):
 class MemoryCache(Cache):
     """A transformers cache of `MemoryLayer`s, made by `memory_cache`.
 
-    `guard`, if it is set, is called before each pass that `cover_memory` sees with the number of tokens behind the
+    `guard`, if it is set, is called before each pass that `cover_memory` sees with the number of tokens after the
     memory after it, and raises where the model would read the memory otherwise than its compressor does.
     """
 

@@ -74,7 +74,7 @@ def open_image(path: str | Path, content: bytes | None = None) -> Any:
 def image_prompt(processor: Any, images: Sequence[Any], question: str = "") -> dict[str, Any]:
     """What a processor returns for one message of images followed by a question.
 
-    `VoCo.split` cuts it into the context, which is the same whatever is asked, and the text behind the images, which is
+    `VoCo.split` cuts it into the context, which is the same whatever is asked, and the text after the images, which is
     the same whatever they are: `blank` can stand for them.
 
     Args:

@@ -217,7 +217,7 @@ def _bound(layers: Sequence[nn.Module], bind: Bind, *, embeds: bool = True) -> I
             if encoded is None:
                 raise ValueError(
                     "position: expected one block of gistkit.hf.encode_positions a model, and of DINOv2 transformers "
-                    "5.18 or later, got a layer that is not told of the encoding"
+                    "5.18 or later, got a layer that does not receive the encoding"
                 )
             if embeds and not index:
                 args = (encoded.position.embed(args[0], encoded.positions), *args[1:])
@@ -233,7 +233,7 @@ def _bound(layers: Sequence[nn.Module], bind: Bind, *, embeds: bool = True) -> I
 
 @contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside, an instance has an attribute in place of its class's, or of its own."""
+    """Inside, an instance has an attribute instead of its class's, or of its own."""
     before = vars(owner).get(name)
     vars(owner)[name] = value
     try:

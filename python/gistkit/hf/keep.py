@@ -106,7 +106,7 @@ class KeptKeys(Keeper):
 
 @dataclass(frozen=True, eq=False)
 class LlamaRope:
-    """The `Rope` of a Llama's attention and of those built like it: what its layers get in place of cos and sin.
+    """The `Rope` of a Llama's attention and of those built like it: what its layers get instead of cos and sin.
 
     Args:
         positions: position ids [B or 1, N] of the pass.

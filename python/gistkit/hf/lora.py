@@ -65,7 +65,7 @@ def adapter_config(
 ) -> LoraConfig | None:
     """The LoRA configuration for a compressor's `lora`: a rank, a configuration, or None.
 
-    `maps`, `embedding_lora` and `train_norms`, as in `lora_config`, go with a rank alone.
+    `maps`, `embedding_lora` and `train_norms`, as in `lora_config`, need a rank.
     """
     if isinstance(lora, bool) or not (lora is None or isinstance(lora, int) or hasattr(lora, "init_lora_weights")):
         raise TypeError(f"lora: expected a rank, a peft.LoraConfig or None, got {lora!r}")

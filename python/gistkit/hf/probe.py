@@ -54,7 +54,7 @@ class Traits:
         fused: the classes of attention in which gistkit's forward and RoPE give what the model's own give, and a
             layer's norm and projections give its keys.
         windows: the widths of its sliding windows, ascending; of a family in the table its modules say them.
-        embeddings: why it cannot read embeddings in place of tokens, as all compressors do; None: it can.
+        embeddings: why it cannot read embeddings instead of tokens, as all compressors do; None: it can.
         maps: why tokens of one role cannot have linear maps of their own in its layers, as those of `separate` methods
             do; None: they can.
         keys: why it cannot read keys and values of an earlier pass, as methods with a memory of them do; None: it can.

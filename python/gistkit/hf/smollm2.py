@@ -60,7 +60,7 @@ def load_smollm2(dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, A
 
 
 def load_smollm2_tokenizer() -> Any:
-    """The tokenizer alone; errors as in `load_smollm2`."""
+    """Only the tokenizer; errors as in `load_smollm2`."""
     source = gguf_file()
     cached = _cached(source)
     tokenizer: Any = AutoTokenizer.from_pretrained(cached) if cached.is_dir() else _tokenizer(source)

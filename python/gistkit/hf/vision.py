@@ -1,6 +1,6 @@
 """Vision: images in the sequence of a vision-language model, as its own processor and modules make them.
 
-A row of `FAMILIES` is all that a family needs: its features enter the text's sequence in place of the image tokens that
+A row of `FAMILIES` is all that a family needs: its features enter the text's sequence instead of the image tokens that
 its processor writes.
 """
 

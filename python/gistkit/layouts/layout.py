@@ -318,7 +318,7 @@ def _as_tuple(relations: Relation | tuple[Relation, ...]) -> tuple[Relation, ...
 def _joined(
     parts: Sequence[tuple[NDArray[np.int64], NDArray[np.int32]]],
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Orders and spans of runs of documents behind each other, each counted from its first token."""
+    """Orders and spans of runs of documents after each other, each counted from its first token."""
     orders, at = [], 0
     spans = np.zeros((sum(len(order) for order, _ in parts), max(part.shape[1] for _, part in parts), 2), np.int32)
     for order, part in parts:

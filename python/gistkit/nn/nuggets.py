@@ -80,7 +80,7 @@ def nuggets_above(scores: Tensor, threshold: float, mask: Tensor | None = None, 
 
     Args:
         scores, mask: as in `top_nuggets`.
-        threshold: Lambda, as `threshold_for` finds it; where no score is above it the last token alone is selected.
+        threshold: Lambda, as `threshold_for` finds it; where no score is above it only the last token is selected.
         keep_last: the last token of each row is selected in any case.
     """
     if math.isnan(threshold):

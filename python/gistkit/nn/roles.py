@@ -75,7 +75,7 @@ class LowRankTokens(LowRank):
 class RoleLinear(nn.Module):
     """A linear map or norm in which each role may have an adapter, or a whole map, of its own (GistPool, Section 5.2).
 
-    In the grouped order of a plan the tokens of a role are one slice, so its parameters see that slice alone: no second
+    In the grouped order of a plan the tokens of a role are one slice, so its parameters see only that slice: no second
     pass over all tokens, no mask. Rows in no slice pass through the base map.
 
     Args:

@@ -137,11 +137,12 @@ def _read_stdin() -> str:
 
 def decode(name: str, content: bytes) -> str:
     """Decodes UTF-8 without a byte order mark; a ValueError names the first bad byte."""
+    # Some PDFs are valid UTF-8.
+    if content.startswith(b"%PDF-"):
+        raise ValueError(f"{name}: expected a text, got a PDF; convert it with pdftotext first")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        if content.startswith(b"%PDF-"):
-            raise ValueError(f"{name}: expected a text, got a PDF; convert it with pdftotext first") from error
         raise ValueError(
             f"{name}: expected UTF-8 text, got byte {content[error.start]:#x} at {error.start}; convert it with iconv"
         ) from error

@@ -12,7 +12,7 @@ checkpoints and, at the end, `compressor/` for `Compressor.from_pretrained`. Ctr
 step, with a checkpoint; a second one ends it at once. In the compressor's place a `Trainer` takes a language model that
 reads with one, as `gistkit.compress.MixedResolution(compressor, tau=128, segment=32)`.
 
-`Trainer` is a `transformers.Trainer` with a recipe and batches in place of `TrainingArguments` and a dataset, which
+`Trainer` is a `transformers.Trainer` with a recipe and batches instead of `TrainingArguments` and a dataset, which
 `CompressorTrainer` takes. `track="tensorboard"` (or "wandb") has the figures too, and `callbacks` are transformers'.
 
 Several devices: start the same script with `accelerate launch`. By itself it copies the model to every device (DDP):

@@ -31,7 +31,7 @@ Row = Mapping[str, Any]
 
 
 class Batches(Dataset[Any]):
-    """The data of a `Trainer`: a dataset of torch whose row follows from its number alone, in every process.
+    """The data of a `Trainer`: a dataset of torch whose row depends only on its number, in every process.
 
     Rows 0, 1, ... never end; those of a step are `size` on end, and `collate` makes a batch of any of them.
     """
@@ -132,7 +132,7 @@ class Pretraining(Batches):
 class Packed(Batches):
     """A corpus cut into rows one after another, without gaps and padding; every epoch goes once through all rows.
 
-    As language models are trained (SeqPE, section 4.1, on WikiText-103): documents are packed one behind another, and a
+    As language models are trained (SeqPE, section 4.1, on WikiText-103): documents are packed one after another, and a
     row may begin within one. The order is a shuffle by seed and epoch; the ids that no whole row is left for are not
     trained on. Arguments as in `Pretraining`, with one length for all rows.
 

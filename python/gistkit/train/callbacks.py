@@ -40,13 +40,13 @@ class StepFlow(Flow):
 
 
 def seed_step(args: Any, state: Any, *stream: int) -> None:
-    """Sets what the next step draws, the same in a run that goes on; each `stream` of numbers draws its own."""
+    """Sets what the next step draws, the same in a run that continues; each `stream` of numbers draws its own."""
     seeds = np.random.SeedSequence([args.seed, state.global_step, args.process_index, *stream])
     torch.manual_seed(int(seeds.generate_state(1)[0]))
 
 
 def waited(state: Any) -> int:
-    """The evaluations on end that lowered no loss; the one before the first step does not count."""
+    """The evaluations in a row that lowered no loss; the one before the first step does not count."""
     losses = [entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry and entry["step"]]
     return len(losses) - 1 - losses.index(min(losses)) if losses else 0
 

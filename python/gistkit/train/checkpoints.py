@@ -157,7 +157,7 @@ def restore(path: str | Path, parameters: NamedParameters, identity: Mapping[str
     """Copies the trained weights of a checkpoint into `parameters` and returns its header.
 
     Args:
-        identity: of the run that goes on; None: any.
+        identity: of the run that continues; None: any.
 
     Raises:
         ValueError: if the file is cut short, not a checkpoint's, of another run or of other parameters.

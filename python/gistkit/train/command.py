@@ -81,12 +81,12 @@ def run(
             a peft.LoraConfig.
         start: folder of a trained compressor to continue from; it determines method, layout and settings, except for
             the losses and the window.
-        baseline: "none" or "full": in place of a compressor, the task tokens of the plain model that reads nothing of
+        baseline: "none" or "full": instead of a compressor, the task tokens of the plain model that reads nothing of
             the context or all of it (`gistkit.evaluate.NoContext` and `FullContext`), as Position IDs Matter trains its
             baselines.
         text, dataset, limit: the corpus, see `load_corpus`; the standard library's documentation by default.
         packed: whether the corpus is cut into rows of the recipe's max_length, see `Packed`; False: `Pretraining`.
-        longer_than: in place of that, one passage of the recipe's max_length from each document of more characters,
+        longer_than: instead of that, one passage of the recipe's max_length from each document of more characters,
             see `Windows`; 0: from none, passages are at random places of the joined text. None: the preset's, if it has
             any, and the rows are neither packed nor of questions.
         questions: files or folders for the losses "qa", "kl", "reverse_kl" and "hidden", see
@@ -97,7 +97,7 @@ def run(
             several. None: the last tenth of the contexts of each set.
         weights: the shares of several sets of questions, in their order, see `Mixture`; None: as many rows as each has.
         tau, segment: of the language model that reads with a compressor of the method, "dodo" or "avgpool", see
-            `gistkit.compress.READERS`; it is trained to read on, in place of the losses. None: the preset's, if it has
+            `gistkit.compress.READERS`; it is trained to read on, instead of the losses. None: the preset's, if it has
             any. segment None: its default.
         gists_as_means: the number of gists that `start_as_means` fits before the first step; None: it does not run. For
             "gistpool" with windows=1 and full_copy, whose maps then need a small `memory_factor` (0.1 in the study

@@ -70,7 +70,7 @@ def load_conversations(path: str | Path, images: str | Path) -> list[Conversatio
 class ConversationQuestions(Sequence[ImageQuestion]):
     """Every question of conversations as an `ImageQuestion`, made when it is asked for: its images are read then.
 
-    What a model reads is the processor's chat template of the questions and answers so far; all behind the last image
+    What a model reads is the processor's chat template of the questions and answers so far; all after the last image
     is the question. Give them to `ImageQuestions`, with their `held_out`.
 
     Args:

@@ -36,7 +36,7 @@ class Corpus:
         name: where the text comes from.
         train: [n] token ids, uint8 for bytes, otherwise int32.
         held_out: the same.
-        digest: first 12 hexadecimal digits of the SHA-256 of the text, to tell texts apart.
+        digest: first 12 hexadecimal digits of the SHA-256 of the text, to distinguish texts.
         tokenizer: the tokenizer of the ids; None if they are bytes.
         test: ids of a dataset's official test split, where `held_out` is its validation split; otherwise None.
     """

@@ -207,7 +207,7 @@ def _pieces(part: str, path: Path, start: int = 0, end: int | None = None) -> It
 
 
 def _begun(block: bytes) -> int:
-    """How many bytes at the end of a block are of a character that may go on behind it."""
+    """How many bytes at the end of a block are of a character that may go on after it."""
     for back in range(1, min(4, len(block)) + 1):
         if block[-back] < 0x80:
             return 0

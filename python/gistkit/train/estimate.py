@@ -104,7 +104,7 @@ def dry_run(
     """What `run` would train with these arguments.
 
     Args:
-        model: the base model; one on device "meta", made from a configuration alone, needs no memory.
+        model: the base model; one on device "meta", made only from a configuration, needs no memory.
         preset, compressor: as in `run`.
         accumulate, precision, gradient_checkpointing: as in `Trainer`.
         processes: that share a step's rows.
@@ -256,7 +256,7 @@ def _title(made: Prepared) -> str:
         return f"{compressor.method}, {tokens} VoCo tokens an image in layout {layout}, losses {losses}"
     chunk = "" if compressor.memory_tokens == 1 else f", chunks of {compressor.chunk} in layout {compressor.layout}"
     if made.tau is not None:
-        return f"{compressor.method} at {compressor.ratio:g}x, reading on behind {made.tau} recent tokens"
+        return f"{compressor.method} at {compressor.ratio:g}x, streaming, the last {made.tau} tokens in full"
     return f"{compressor.method} at {compressor.ratio:g}x{chunk}, losses {losses}"
 
 

@@ -40,7 +40,7 @@ class ImageQuestions(Batches):
         examples: `ImageQuestion`s by index, at least two. They may be made when they are asked for, as by a torch
             Dataset: they are not kept.
         size: rows B of a batch.
-        name: what tells these examples from others, for resumption.
+        name: what identifies these examples, for resumption.
         seed: at least 0.
         held_out: indices of the examples that are held out, all of an image or none; None: the last tenth.
     """

@@ -1,4 +1,4 @@
-"""Losses: the module that a trainer wraps and changes in place of the compressor."""
+"""Losses: the module that a trainer wraps and changes instead of the compressor."""
 
 from __future__ import annotations
 

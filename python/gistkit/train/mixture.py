@@ -18,7 +18,7 @@ class Mixture(Batches):
     """Batches whose rows come from several sets, of which each is read in its own order.
 
     Of every 1,000 rows on end each set has its share, rounded to a thousandth and at least one, in an order drawn from
-    the seed. So `mixture(step)` follows from the step alone, and so does the place in every set: a resumed run has the
+    the seed. So `mixture(step)` depends only on the step, and so does the place in every set: a resumed run has the
     same rows.
 
     GistPool trains on mixtures of three datasets and tests on a fourth (Tables 8 and 9). It does not say how rows are

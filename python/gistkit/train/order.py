@@ -11,7 +11,7 @@ ROUNDS = 6
 def shuffled(numbers: NDArray[np.int64], count: int, *key: int) -> NDArray[np.int64]:
     """Where a permutation of 0 to count - 1, one for each key, puts some of these numbers.
 
-    A Feistel network over the next power of 4; what falls behind `count` goes through it again. The same in every
+    A Feistel network over the next power of 4; what falls after `count` goes through it again. The same in every
     process and on every machine.
 
     Args:

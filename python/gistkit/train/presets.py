@@ -20,7 +20,7 @@ class Preset:
         compressor: keyword arguments of the method, the layout left out. A "lora" may be the keyword arguments of a
             peft.LoraConfig.
         method: of `gistkit.compress.METHODS`.
-        tau, segment: of the language model that reads with the compressor, in place of losses; None: there is none.
+        tau, segment: of the language model that reads with the compressor, instead of losses; None: there is none.
         longer_than: characters of the texts that have a passage each, see `gistkit.train.Windows`; None: passages are
             at random places of the joined text.
         rows: of the paper's training data, for plans of epochs; None: it has none.

@@ -73,7 +73,7 @@ class Recipe:
             raise ValueError(f"decay: expected schedule linear or cosine with it, got constant and decay {self.decay}")
 
     def for_rows(self, rows: int | None) -> Recipe:
-        """The recipe with steps in place of epochs: as many as read `rows` rows so many times, the last one in full.
+        """The recipe with steps instead of epochs: as many as read `rows` rows so many times, the last one in full.
 
         Raises:
             ValueError: if there are epochs, and `rows` is None.
@@ -140,7 +140,7 @@ def adamw(
     betas: tuple[float, float] = (0.9, 0.95),
     eps: float = 1e-8,
 ) -> torch.optim.AdamW:
-    """AdamW with weight decay on parameters with two or more axes alone.
+    """AdamW with weight decay on parameters with two or more axes only.
 
     Args:
         parameters, learning_rate: as in `split_groups`.
@@ -154,7 +154,7 @@ def adamw(
 def split_groups(
     parameters: Iterable[nn.Parameter] | Iterable[Group], learning_rate: float, weight_decay: float
 ) -> list[dict[str, Any]]:
-    """Groups of an optimizer, with weight decay on parameters with two or more axes alone.
+    """Groups of an optimizer, with weight decay on parameters with two or more axes only.
 
     Args:
         parameters: parameters, or groups {"params": .., "lr": ..} as `Compressor.parameter_groups` returns.

@@ -84,7 +84,7 @@ class ResumableTrainer(transformers.Trainer):
         args: transformers' own.
         identity: JSON values that determine the run; a checkpoint of another run is refused.
         flow: the `Flow` of this trainer.
-        save_minutes: minutes after which a step has a checkpoint if none before it has; None: by steps alone.
+        save_minutes: minutes after which a step has a checkpoint if none before it has; None: only by steps.
         notice: a line for standard error when a signal comes.
         callbacks, options: as of transformers' Trainer.
     """
@@ -169,7 +169,7 @@ class ResumableTrainer(transformers.Trainer):
         return False
 
     def _evaluation_due(self, state: TrainerState | None) -> bool:
-        """Whether the step that a run begins behind has an evaluation that was not made."""
+        """Whether the last step before a resumed run has an evaluation that was not made."""
         if state is None:
             return True
         step, last = state.global_step, self.args.max_steps if self.args.max_steps > 0 else state.max_steps
@@ -229,7 +229,7 @@ class ResumableTrainer(transformers.Trainer):
         self.seconds = header["seconds"]
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """The trained tensors alone, for a checkpoint."""
+        """Only the trained tensors, for a checkpoint."""
         header = {"identity": self.identity, **self.header()}
         checkpoints.save_weights(Path(str(output_dir)), self.trained(), header, write=self.args.should_save)
 

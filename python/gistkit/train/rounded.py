@@ -1,4 +1,4 @@
-"""Frozen linear maps in the precision of mixed-precision passes, rounded once in place of at every use."""
+"""Frozen linear maps in the precision of mixed-precision passes, rounded once instead of at every use."""
 
 from __future__ import annotations
 

@@ -14,12 +14,12 @@ from gistkit.compress.methods.dodo import RULES, Dodo, Rule
 
 @dataclass(frozen=True)
 class Stage:
-    """How nuggets are selected for some steps of a training; behind the last stage, as the compressor says.
+    """How nuggets are selected for some steps of a training; after the last stage, as the compressor says.
 
     Args:
         steps: how many, following those of the stage before.
-        rule: in place of the compressor's `selection`; a stage without the scorer does not train it. None: no other.
-        ratio: in place of the compressor's. None: no other.
+        rule: instead of the compressor's `selection`; a stage without the scorer does not train it. None: no other.
+        ratio: instead of the compressor's. None: no other.
         scorer_rests: the scorer selects, but does not learn.
     """
 
@@ -87,7 +87,7 @@ def check_stages(compressor: Any, stages: Sequence[Stage]) -> None:
 
 
 def stage_at(stages: Sequence[Stage], step: int) -> Stage | None:
-    """The stage of step 0, 1, ...; None behind the last one."""
+    """The stage of step 0, 1, ...; None after the last one."""
     for stage in stages:
         if step < stage.steps:
             return stage

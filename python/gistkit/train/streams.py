@@ -43,7 +43,7 @@ class IdStream:
         return SEPARATOR if self.documents and not continues else b""
 
     def add(self, source: str, part: bytes, continues: bool) -> None:
-        """Appends a part of the document `source`, behind its separator; or what `continues` the one before."""
+        """Appends a part of the document `source`, after its separator; or what `continues` the one before."""
         self.documents += 1
         if self.tokenizer is None:
             self.put(np.frombuffer(bytearray(part), np.uint8))

@@ -61,8 +61,8 @@ class CompressorTrainer(ResumableTrainer):
         memory_factor: learning rate of the gists' own parameters, over that of the others (GistPool).
         stages: how a Dodo with a scorer selects nuggets in the first steps, see `gistkit.train.growing`.
         measure: returns more numbers for each evaluation from the compressor in eval mode; called in every process.
-        patience: evaluations on end without a lower held-out loss after which the run ends. None: it goes on.
-        save_minutes: minutes after which a step has a checkpoint if none before it has; None: by steps alone.
+        patience: evaluations in a row without a lower held-out loss after which the run ends. None: it continues.
+        save_minutes: minutes after which a step has a checkpoint if none before it has; None: only by steps.
         identity: JSON values that determine the run; a checkpoint of another run is refused.
         progress: whether to show a progress bar.
         callbacks, options: as of transformers' Trainer.
@@ -493,7 +493,7 @@ class Trainer(CompressorTrainer):
         return Result(state.global_step, self.seconds, held_out[-1] if held_out else {}, self.out, weights)
 
     def _resumes(self, resume: bool) -> bool:
-        """Whether there is a checkpoint to go on from; a folder with another run's results is refused."""
+        """Whether there is a checkpoint to continue from; a folder with another run's results is refused."""
         states = checkpoints.find(self.out)
         if states and not resume:
             raise ValueError(f"{self.out}: expected no checkpoints, got {len(states)}; resume, or use another folder")

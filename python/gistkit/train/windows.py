@@ -13,7 +13,7 @@ from gistkit.train.streams import IdStream
 
 @dataclass(frozen=True)
 class Windows:
-    """Which passages of a text's documents are its corpus (Section 3), one behind another: cut it with `Packed`.
+    """Which passages of a text's documents are its corpus (Section 3), one after another: cut it with `Packed`.
 
     Args:
         longer_than: documents of more characters than this, at least 0, have a passage each; the others have none.

@@ -178,10 +178,10 @@ class Dodo(InPlace, config=DodoConfig):
         The threshold does not change either: a `MixedResolution` needs `calibrate` inside.
 
         Args:
-            rule: in place of `selection`; "learned" where there is a scorer, "delimiters" where there are delimiters.
+            rule: instead of `selection`; "learned" where there is a scorer, "delimiters" where there are delimiters.
                 "random" draws other tokens at every call, so that any token of any text is a nugget now and then. None:
                 no other.
-            ratio: in place of `ratio`, a whole number >= 1. None: no other.
+            ratio: instead of `ratio`, a whole number >= 1. None: no other.
             scorer_rests: freeze the scorer: scores have no gradients.
         """
         if rule is not None:

@@ -54,7 +54,7 @@ class ChunkConfig(Config):
         window: the first `window` tokens of a longer context are compressed, and the decoder reads the others
             uncompressed, after [LM] (More Effective LLM Compressed Tokens, section 2.2). None: all are compressed.
         end_token: token id that ends the reconstruction of a context, such as the tokenizer's eos. None: no token.
-        joint_head: the compression loss has one map to all logits of a segment, in place of one map for each offset.
+        joint_head: the compression loss has one map to all logits of a segment, instead of one map for each offset.
     """
 
     losses: Iterable[str] | Mapping[str, float] = setting(("ae", "lm"), in_memory=False)

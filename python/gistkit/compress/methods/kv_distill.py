@@ -64,7 +64,7 @@ class KVDistill(Dodo, config=KVDistillConfig):
     adapts_some = True
 
     def read_nuggets(self, input_rows: Rows, nuggets: Nuggets, plan: Plan | None) -> tuple[Tensor, Layers]:
-        """See `Dodo.read_nuggets`; `plan` is not used, as the selected tokens stand behind the others in the pass."""
+        """See `Dodo.read_nuggets`; `plan` is not used, as the selected tokens stand after the others in the pass."""
         parts = []
         for length, places, count in zip(input_rows.lengths, nuggets.index.tolist(), nuggets.counts, strict=True):
             selected = np.isin(np.arange(length), places[:count])

@@ -28,7 +28,7 @@ TEXT = "text"
 
 
 class ImageRows(Rows):
-    """`Rows` with images: `ids` has 0 in place of image tokens.
+    """`Rows` with images: `ids` has 0 instead of image tokens.
 
     Attributes:
         is_image: bool [B, N], the image tokens.

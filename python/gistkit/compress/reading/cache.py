@@ -18,7 +18,7 @@ class StreamCache:
     """The keys of a batch's tokens that later tokens can still see; the others are dropped, many at a time.
 
     The first columns of the cache hold the keys of each row that stayed at the last clearing, padded at the end. The
-    columns behind them hold the tokens since then, one column a token for all rows.
+    columns after them hold the tokens since then, one column a token for all rows.
 
     Args:
         layers: (key, value) of each layer, [B, Hk, K, D].

@@ -72,7 +72,7 @@ class Compressive(LanguageModel):
         return MeanStream(self, rows)
 
     def plan(self, count: int) -> Plan:
-        """The plan of `count` tokens, BOS first; behind their keys come the means of `ratio` tokens each."""
+        """The plan of `count` tokens, BOS first; after their keys come the means of `ratio` tokens each."""
         compressor = self.compressor
         spans = torch.from_numpy(self._spans(count, None))
         cuts = {window: torch.from_numpy(self._spans(count, window))[None] for window in compressor.lm.windows}
@@ -146,7 +146,7 @@ class HiddenMeans:
         self._made[layer_idx] = rope.project(layer, means, self.middle)
 
     def __call__(self, layer_idx: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's keys and values, and behind them those of the means."""
+        """The layer's keys and values, and after them those of the means."""
         # Kept: checkpointing may run a layer again without the hooks around it.
         made_key, made_value = self._made[layer_idx]
         return torch.cat([key, made_key], 2), torch.cat([value, made_value], 2)
@@ -174,7 +174,7 @@ class MeanCache(StreamCache):
         self.clear(ends)
 
     def _remaining(self, firsts: Sequence[int]) -> tuple[Layers, list[list[tuple[int, int]]]]:
-        """The columns that stay, and in order among them the means of what leaves, appended behind all columns."""
+        """The columns that stay, and in order among them the means of what leaves, appended after all columns."""
         ratio = self.reader.compressor.chunk
         layers, remaining = super()._remaining(firsts)
         columns: list[list[int]] = []

@@ -207,7 +207,7 @@ class Stream(ABC):
 
 
 class _Continuation(Loop):
-    """The texts of a stream and the new tokens behind them."""
+    """The texts of a stream and the new tokens after them."""
 
     def __init__(self, stream: Stream) -> None:
         super().__init__(stream.reader.compressor.lm)

@@ -37,7 +37,7 @@ def score_of(by: Any) -> Score:
 
 
 def description(score: Score) -> Any:
-    """What `score_of` makes the score of again, as JSON; of a class that is not in `SCORES`, what tells it apart."""
+    """What `score_of` makes the score of again, as JSON; of a class that is not in `SCORES`, what identifies it."""
     arguments = {each.name: getattr(score, each.name) for each in fields(score)}
     plain = all(arguments[each.name] == each.default for each in fields(score))
     return score.name if plain else {"name": score.name, **arguments}

@@ -21,7 +21,7 @@ class ExpectedAttention(Score):
     counts as much as the norm of the value.
 
     Args:
-        future: positions behind the text.
+        future: positions after the text.
         sinks: first tokens, which are kept, and whose queries, unlike all others, do not count.
     """
 
@@ -58,7 +58,7 @@ class ExpectedAttention(Score):
 
 
 def _mean_rotation(positions: Tensor, inv_freq: Tensor, like: Tensor) -> Tensor:
-    """The mean [D, D] of RoPE's rotations to `positions`; dimensions behind 2 x frequencies are not rotated."""
+    """The mean [D, D] of RoPE's rotations to `positions`; dimensions beyond 2 x frequencies are not rotated."""
     angles = positions[:, None].double() * inv_freq.double()
     cos, sin = angles.cos().mean(0), angles.sin().mean(0)
     half, rest = len(inv_freq), like.shape[-1] - 2 * len(inv_freq)

@@ -76,7 +76,7 @@ class GPT(nn.Module):
         dropout: float = 0.1,
         attention_dropout: float = 0.0,
     ) -> GPT:
-        """GPT-2's form, and its smallest size unless told otherwise. GPT-2 was trained with attention_dropout 0.1."""
+        """GPT-2's form, and its smallest size by default. GPT-2 was trained with attention_dropout 0.1."""
         return cls(
             vocab_size, dim, layers, heads, position, dropout=dropout, attention_dropout=attention_dropout, style="gpt2"
         )

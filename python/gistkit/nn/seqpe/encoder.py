@@ -41,7 +41,7 @@ class SeqPE(nn.Module):
     own, as in `plain`, so that less is shared (`layers.encode_dropped`): the same distribution, at half of `plain`'s
     work instead of a quarter. Nothing is kept from one call to the next, except inside `frozen`.
 
-    Weight decay should leave its parameters alone, as the paper has it.
+    Use no weight decay for its parameters, as in the paper.
 
     Args:
         dim: width of the encoder, a multiple of heads.
@@ -53,7 +53,7 @@ class SeqPE(nn.Module):
         heads: dim / 64 by default, at least 1.
         shared_places: places are numbered anew on each axis, as in the paper; False: from the first axis to the last,
             as the paper's released code has it.
-        dropout: behind each block's two halves, in training; the paper uses 0.1.
+        dropout: after each block's two halves, in training; the paper uses 0.1.
         attention_dropout: of the attention's weights, in training.
         std: of the normal distribution that weights and embeddings start from.
 

@@ -7,7 +7,7 @@ and scales what is linear in that mixture, so does its first feed-forward produc
 
 Dropout gives every position masks of its own. One mask a node would leave each position's distribution as it is, but
 positions with a common prefix would share their noise, and losses of pairs of embeddings see that. So states are shared
-up to the first mask, behind layer 1's attention, and are a position's own from there on: its feed-forward network, and
+up to the first mask, after layer 1's attention, and are a position's own from there on: its feed-forward network, and
 the keys and values of the next layer, run on every digit of every position. What is left out is half of the plain
 form's work.
 """
@@ -46,7 +46,7 @@ class DigitLayer(nn.Module):
         return hidden + self.dropout(self.network(hidden))
 
     def attend(self, hidden: Tensor, *, last: bool = False) -> Tensor:
-        """What attention adds to hidden [P, T, dim], [P, T, dim], or at the last token alone, [P, 1, dim]."""
+        """What attention adds to hidden [P, T, dim], [P, T, dim], or only at the last token, [P, 1, dim]."""
         dim = hidden.shape[-1]
         normed = self.norm_1(hidden)
         sizes = [dim, 2 * dim]
@@ -93,7 +93,7 @@ def _first_attention(block: DigitLayer, symbols: Tensor, paths: Links) -> Tensor
 
 
 def encode(blocks: Sequence[DigitLayer], symbols: Tensor, trie: DigitTrie) -> Tensor:
-    """States at [CLS] behind the last layer, before the final norm, without dropout.
+    """States at [CLS] after the last layer, before the final norm, without dropout.
 
     Args:
         blocks: the encoder's layers.

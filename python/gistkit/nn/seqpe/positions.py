@@ -29,7 +29,7 @@ class SeqPEPositions(PositionEncoding):
         heads: H of queries.
         head_dim: D.
         key_heads: Hk, heads of keys, where queries share them; None: heads.
-        layers: layers of the model; for projection "layer" alone.
+        layers: layers of the model; only for projection "layer".
         integration: see above.
         projection: W, a linear map with bias to (H + Hk) D channels (queries first, each head's side by side): "shared"
             by all layers, one of each "layer", or "none": e_q = e_k = e, where out_dim = H D and Hk = H.
