@@ -19,9 +19,9 @@ from typing import Any
 import fitted
 import harness
 
-from gistkit.evaluate import bleu_by_length
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.train.data import load_corpus
+from gistkit_lab.evaluate.lengths import bleu_by_length
 from gistkit_lab.viz import draw_bleu_by_length
 
 RESULTS = harness.ROOT / "benchmarks" / "results" / "lengths.jsonl"

@@ -39,8 +39,8 @@ from gistkit.compress.methods.select import READER
 from gistkit.compress.refining import OPENINGS, PIECE
 from gistkit.compress.scores import SCORES
 from gistkit.compress.tokens import QUESTION, pad
-from gistkit.evaluate.data import cloze_questions
 from gistkit.hf.smollm2 import load_smollm2
+from gistkit_lab.evaluate.cloze import cloze_questions
 from gistkit_lab.presses.comparison import kept
 from gistkit_lab.presses.facts import plant
 from gistkit_lab.presses.reader import PressReader, Text

@@ -67,7 +67,7 @@ def test_evaluate_against_presses_writes_rows_tables_and_a_picture_and_goes_on(r
     ("words", "message"),
     [
         (["--by", "kvzip"], "--by: expected none without --against, got ['kvzip']"),
-        (["--against", "presses", "--tau", "4"], "--tau: expected none beside --against, got 4"),
+        (["--against", "presses", "--tau", "4"], "--tau: expected none with --against, got 4"),
     ],
 )
 def test_options_that_do_not_go_together_are_named(words, message, run):
@@ -88,7 +88,7 @@ def test_what_is_missing_is_named_and_the_rest_of_the_command_stays(entries, mes
     monkeypatch.setattr(
         "gistkit.cli.plugins.entry_points", lambda group: [entry for entry in entries if entry.group == group]
     )
-    told = f"gistkit: --against presses{message}\n"
+    told = f"gistkit: --against{message}\n"
     assert run("evaluate", "--ratios", 4, "--against", "presses")[::2] == (2, told)
     status, _, complaints = run("evaluate", "--split", "train")
     assert status == 2 and complaints.startswith("gistkit: --split: expected validation or test")

@@ -15,7 +15,7 @@ from test_kinds_of_tables import OTHERS
 from transformers import AutoTokenizer
 
 from gistkit_lab.tables import TABLES
-from tests.evaluate.test_judge import Server, reply
+from tests.helpers.endpoint import Server, reply
 
 pytest.importorskip("PIL.Image")
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:memory_tokens")]

@@ -6,7 +6,7 @@ import pytest
 from test_tables import call, folder  # noqa: F401 - a fixture
 
 from gistkit_lab.tables import find_table
-from tests.evaluate.test_judge import Server, reply
+from tests.helpers.endpoint import Server, reply
 from tests.helpers.models import byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,12 +11,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from gistkit import cli
-from gistkit.cli import evaluate, judge, train
+from gistkit.cli import evaluate, train
 from gistkit.evaluate import load_baseline
 from gistkit.options.arguments import Parser
 from gistkit.train.estimate import operations
 from gistkit.train.prepare import prepare
 from gistkit_lab.cli import paper_table
+from gistkit_lab.evaluate import judge_command
 from gistkit_lab.tables import TABLES, find_table
 from gistkit_lab.tables.table import Choices, Run, TrainingLoss, WrongAnswers, missing_data, runs
 from tests.cli.test_cli import small_llama
@@ -86,7 +87,7 @@ def test_every_command_is_one_of_gistkit_and_the_paper_has_its_figures(name, fol
         assert any(column.heading in arm.published for column in table.columns) or table.picture
     parser = Parser(prog="gistkit")
     commands = parser.add_subparsers(parser_class=Parser)
-    for command in (train, evaluate, judge):
+    for command in (train, evaluate, judge_command):
         command.add(commands)
     planned = list(runs(table, Choices(str(folder), tmp_path)))
     assert len({run.folder for run in planned}) == len(planned)

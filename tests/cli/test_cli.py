@@ -6,7 +6,6 @@ import io
 import json
 import re
 import shlex
-import shutil
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -20,7 +19,6 @@ from gistkit import cli
 from gistkit.cli import overview
 from gistkit.compress import Compressor, Dodo, Memory, Select, language_model
 from gistkit.compress.tokens import batches
-from gistkit.evaluate import Markers, SummaryContext
 from gistkit.evaluate.data import QUESTION
 from gistkit.layouts.positions import SCHEMES
 from gistkit.options import arguments
@@ -448,8 +446,6 @@ def test_train_evaluate_compress_ask(run, tmp_path):
     counts = {"ae_examples": 3, "ae_tokens": 60, "lm_examples": 3, "lm_tokens": 30}
     assert report["rows"][0]["counts"] == {"examples": 3, **counts}
     assert f"{report['rows'][0]['metrics']['ae_loss']:.3f}" in shown and "| FullContext " in shown
-    status, shown, _ = run("evaluate", *words, "--cloze", "--tasks", "qa", "--baselines", "")
-    assert status == 0 and "QA EM" in shown
 
     assert run("compress", book, *trained)[0] == 0
     assert run("ask", book.with_suffix(".gist"), "Who?", *trained, "--max-new-tokens", 3)[0] == 0
@@ -596,50 +592,6 @@ def test_a_language_model_that_reads_with_a_compressor(run, folder, tmp_path, me
     assert status == 0 and "1 steps, " in shown, complaints
 
 
-def test_the_tokens_that_dodo_keeps(run, folder, tmp_path):
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    dodo = new_compressor(model, "dodo", ratio=4, layer=1, lora=2)
-    dodo.save_pretrained(tmp_path / "dodo")
-    new_compressor(model, "avgpool", ratio=4, lora=2).save_pretrained(tmp_path / "avgpool")
-    text_file = tmp_path / "a.txt"
-    text_file.write_text(TEXT)
-    status, shown, complaints = run("nuggets", text_file, "--compressor", tmp_path / "dodo")
-    assert status == 0, complaints
-    count = -(-len(TEXT) // 4)
-    assert f"{count} of {len(TEXT)} tokens kept, {len(TEXT) / count:.1f}x" in shown
-    assert (tmp_path / "a.html").read_text().count("<mark") >= count
-    assert (tmp_path / "a.html").read_text().startswith("<!DOCTYPE html>")
-    # The table counts what the memory holds.
-    kept = [TEXT[place - 1] for place in dodo.encode(byte_tokenizer()(TEXT)["input_ids"]).positions[0, 1:].tolist()]
-    first = shown.splitlines()[4].split("|")
-    assert first[1].strip() == repr(max(kept, key=lambda it: (kept.count(it), TEXT.count(it))))
-    assert float(first[2]) == pytest.approx(max(map(kept.count, kept)) / count, abs=5e-4)
-    page = tmp_path / "c.html"
-    run("nuggets", "-", "-o", page, "--compressor", tmp_path / "dodo", stdin="naïve 日本")
-    shown_text = re.sub(
-        r"<[^>]*aria-hidden.*?</span>|<[^>]+>", "", page.read_text(encoding="utf-8").split("pre-wrap")[1]
-    )
-    assert "naïve 日本" in shown_text and "\ufffd" not in shown_text
-    for words, message in (
-        ((text_file, "--compressor", tmp_path / "avgpool"), "--compressor: expected a dodo compressor, .* got avgpool"),
-        (
-            (text_file, "-o", "a.txt", "--compressor", tmp_path / "dodo"),
-            "-o: expected a file that ends in .html or .png",
-        ),
-        (("-", "--compressor", tmp_path / "dodo"), "-o: expected a file name for the picture of standard input"),
-    ):
-        status, _, complaints = run("nuggets", *words, stdin=TEXT)
-        assert status == 2 and re.search(message, complaints), complaints
-
-
-@pytest.mark.slow
-def test_a_picture_of_the_tokens_that_dodo_keeps(run, folder, tmp_path):
-    model, picture = AutoModelForCausalLM.from_pretrained(folder), tmp_path / "b.png"
-    new_compressor(model, "dodo", ratio=4, layer=1, lora=2).save_pretrained(tmp_path / "dodo")
-    status, _, _ = run("nuggets", "-", "-o", picture, "--compressor", tmp_path / "dodo", stdin=TEXT)
-    assert status == 0 and picture.read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.slow
 def test_untrained_methods_that_compress_in_place(run, tmp_path):
     text = tmp_path / "a.txt"
@@ -654,39 +606,6 @@ def test_untrained_methods_that_compress_in_place(run, tmp_path):
         options += ("--option", "layer=2") if method == "dodo" else ()
         assert run("compress", text, "--method", method, *options)[0] == 0
         assert run("ask", text.with_suffix(".gist"), "Who?", "--max-new-tokens", 2)[0] == 0
-
-
-@pytest.mark.slow
-def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsys):
-    questions, measured, chat = tmp_path / "questions.jsonl", tmp_path / "evaluation.json", tmp_path / "chat"
-    shutil.copytree(folder, chat)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = "<u>{{ messages[0]['content'] }}</u>{{ '<m>' if add_generation_prompt }}"
-    tokenizer.save_pretrained(chat)
-    rows = [{"context": f"{TEXT} The {n}.", "question": f"Which {n}?", "answers": [str(n)]} for n in range(3)]
-    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["--model", chat, "--compressor", folder / "x500", "--questions", questions, "--prompt", "dodo"]
-    words += ["--tasks", "qa", "--baselines", "none,full,summary", "--max-new-tokens", 8, "--out", measured]
-    assert cli.main(["evaluate", *map(str, words), "--keep-examples"]) == 0
-    assert " QA accuracy " in capsys.readouterr().out
-    found = {row["method"]: row["examples"] for row in json.loads(measured.read_text())["rows"]}
-    assert list(found) == ["NoContext", "FiveHundredX EPL 5x", "SummaryContext 5x", "FullContext"]
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    for row, example in zip(rows, found["FullContext"], strict=True):
-        prompt = (
-            f"<u>{row['context']}\nBased on the provided document, answer the following question:\n"
-            f"{row['question']}</u><m>"
-        )
-        ids = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-        made = model.generate(**ids, max_new_tokens=8, do_sample=False, pad_token_id=256)
-        answer = tokenizer.decode(made[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
-        assert example["output"] == answer.strip() and example["answers"] == row["answers"]
-        assert example["tokens_read"] == len("<u>" + row["context"])
-    # The opening marker, and the summary of what follows it.
-    reader = SummaryContext(model, tokenizer, ratio=5, markers=Markers("<u>", "</u><m>"))
-    summaries = reader.summaries([tokenizer(row["context"])["input_ids"] for row in rows])
-    read = [example["tokens_read"] for example in found["SummaryContext 5x"]]
-    assert read == [len(tokenizer(f"<u>{summary}")["input_ids"]) for summary in summaries]
 
 
 @pytest.mark.parametrize(
@@ -707,37 +626,6 @@ def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsy
         (["train", "--device", "tpu"], "--device: expected cpu or cuda, got 'tpu'"),
         (["evaluate", "--questions", "x", "--context", "9"], "--context: not allowed with --questions, got 9"),
         (["evaluate", "--questions", "{tmp}/none"], "none"),
-        (["evaluate", "--prompt", "dodo"], "--prompt: expected plain without --questions and --cloze, got dodo"),
-        (["evaluate", "--baselines", "recent"], "--baselines: expected some of none, full, summary without --tau"),
-        (["evaluate", "--segment", "4"], "--segment: not allowed without --tau, got 4"),
-        (["evaluate", "--tau", "4", "--keep-examples"], "--keep-examples: not allowed with --tau, got True"),
-        (["evaluate", "--tau", "4", "--tasks", "lm"], "--tasks: not allowed with --tau, got ['lm']"),
-        (["evaluate", "--cut"], "--questions: required with --writer"),
-        (["evaluate", "--writer-model", "large", "--ratio", "9"], "--ratio: not allowed with --writer, got 9"),
-        (["evaluate", "--written-ratio", "9", "--baselines", "full"], "--baselines: not allowed with --writer"),
-        (["evaluate", "--tau", "4", "--baselines", "none"], "--baselines: expected some of recent, full with --tau"),
-        (
-            ["evaluate", "--tau", "4"],
-            "compressor: expected dodo or avgpool, which language models read with, got select",
-        ),
-        # Those read a text before they know.
-        pytest.param(
-            [
-                "evaluate",
-                "--tau",
-                "64",
-                "--method",
-                "avgpool",
-                "--ratio",
-                "4",
-                "--context",
-                "40",
-                "--continuation",
-                "9",
-            ],
-            "--tau: expected less than a passage, 49 tokens, got 64",
-            marks=pytest.mark.slow,
-        ),
         pytest.param(
             ["evaluate", "--context", "900000"],
             "--context: expected at most the held-out part of pydoc_data.topics ",

@@ -25,8 +25,6 @@ COMMANDS = {
     "view layout": ["view", "layout", "gistpool", "--context", "8", "--ratio", "4", "-o", "OUT/view.html"],
     "view attention": ["view", "attention", "--text", "text.txt", "--model", "model", "-o", "OUT/view.html"],
     "view results": ["view", "results", str(RESULTS), "--out", "OUT"],
-    "nuggets": ["nuggets", "text.txt", "-o", "OUT/view.html", "--model", "model", "--compressor", "dodo"],
-    "nuggets, a picture": ["nuggets", "text.txt", "-o", "OUT/view.png", "--model", "model", "--compressor", "dodo"],
     "evaluate": ["evaluate", "--model", "model", "--text", "text.txt", "--examples", "2", "--max-new-tokens", "2",
                  "--chunk", "20", "--context", "20", "--continuation", "8", "--baselines", "", "--out", "OUT/a.json"],
     "train": ["train", "--model", "model", "--text", "text.txt", "--out", "OUT", "--device", "cpu", "--steps", "2",

@@ -120,7 +120,6 @@ READING = {
     "compressor": lambda file: ("compress", "ok.txt", "-o", "out.gist", "--compressor", file),
     "memory": lambda file: ("ask", file, "Who?"),
     "second memory": lambda file: ("ask", "ok.txt", "Who?", "--with", file),
-    "picture": lambda file: ("nuggets", file, "--compressor", "folder"),
     "questions": lambda file: ("evaluate", "--questions", file, *COMPRESSOR),
     "held out": lambda file: ("evaluate", "--text", file, *COMPRESSOR),
     "corpus": lambda file: ("train", "--text", file, "--out", "run", *COMPRESSOR),
@@ -160,7 +159,6 @@ def test_results_that_are_something_else_are_refused(hostile, capsys):
 WRITING = {
     "compress": lambda out: ("compress", "ok.txt", "-o", out, *COMPRESSOR),
     "standard input": lambda out: ("compress", "-", "-o", out, *COMPRESSOR),
-    "nuggets": lambda out: ("nuggets", "ok.txt", "-o", f"{out}.html" if out else out, "--compressor", "folder"),
     "evaluate": lambda out: ("evaluate", "--out", out, *COMPRESSOR),
     "train": lambda out: ("train", "--out", out, *COMPRESSOR),
     "attention": lambda out: ("view", "attention", "--text", "ok.txt", "-o", out),
@@ -176,11 +174,11 @@ def test_outputs_are_checked_before_work_begins(command, run, hostile, monkeypat
     def load(*_):
         raise AssertionError("the model was loaded")
 
-    for module in ("compress", "nuggets", "evaluate", "train", "view_attention"):
+    for module in ("compress", "evaluate", "train", "view_attention"):
         monkeypatch.setattr(f"gistkit.cli.{module}.load_model", load)
     for out in OUTPUTS:
         fits = {"compress": ("folder",), "standard input": ("folder",), "train": ("-", "folder")}.get(command, ())
-        if out in fits or (command == "nuggets" and out in ("-", "folder")):
+        if out in fits:
             continue
         words = WRITING[command](out)
         status, lines = call(run, *words, stdin=TEXT)

@@ -8,17 +8,25 @@ from gistkit import cli
 
 
 @pytest.mark.parametrize(
-    ("command", "message"),
+    ("words", "message"),
     [
-        ("study", "study is not installed; pip install ./lab provides it"),
-        ("broken", "broken: cannot be loaded: No module named 'nowhere'"),
+        ("study --steps 2", "study is not installed; pip install ./lab provides it"),
+        ("judge a.json b.json", "judge is not installed; pip install ./lab provides it"),
+        ("view matrix a.json", "matrix is not installed; pip install ./lab provides it"),
+        ("evaluate --writer http://x/v1", "--writer is not installed; pip install ./lab provides it"),
+        ("evaluate --baselines summary", "--baselines: expected some of none, full, got summary; pip install ./lab "
+         "provides others"),
+        ("evaluate --tau 4", "--tau is not installed; pip install ./lab provides it"),
+        ("evaluate --against presses", "--against: cannot be loaded: No module named 'nowhere'"),
+        ("broken --steps 2", "broken: cannot be loaded: No module named 'nowhere'"),
     ],
-)
-def test_a_command_that_is_not_there_is_refused_by_name(command, message, monkeypatch, capsys):
+)  # fmt: skip
+def test_a_command_that_is_not_there_is_refused_by_name(words, message, monkeypatch, capsys):
     entries = [EntryPoint("broken", "nowhere.at.all", "gistkit.commands")]
+    entries += [EntryPoint("presses", "nowhere.at.all", "gistkit.evaluate")]
     monkeypatch.setattr(
         "gistkit.cli.plugins.entry_points", lambda group: [entry for entry in entries if entry.group == group]
     )
-    assert cli.main([command, "--steps", "2"]) == 2
+    assert cli.main(words.split()) == 2
     assert capsys.readouterr().err == f"gistkit: {message}\n"
     assert cli.main(["info"]) == 0

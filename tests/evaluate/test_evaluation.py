@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gistkit.compress import ICAE, Dodo
-from gistkit.evaluate import Example, LengthBleu, Report, bleu_by_length, compare, evaluate, token_losses
+from gistkit.evaluate import Example, Report, compare, evaluate
 from gistkit.evaluate.report import Row
 from gistkit.evaluate.runner import end_tokens
 from tests.helpers.models import byte_tokenizer, tiny_llama
@@ -220,40 +220,6 @@ def test_accuracy_is_of_the_whole_output_and_the_other_scores_of_its_first_line(
     assert short.examples[0].output == "the answer\nis\nPar" and short.metrics["qa_contains_answer"] == 50
 
 
-def test_bleu_by_length_by_hand(capsys):
-    reader = Known()
-    contexts = [[1, 2, 3, 4], range(5, 13), [21, 22], torch.arange(11, 14), list(range(1, 40))]
-    short, long = LengthBleu(4, 2, pytest.approx(100)), 100 * (6 / 8 * 4 / 7 * 2 / 6 * 1 / 5) ** 0.25
-    found = bleu_by_length(reader, contexts, [8, 4], within=1)
-    assert found == [LengthBleu(8, 1, pytest.approx(long)), short]
-    # What is in no group is not reconstructed.
-    assert sorted(length for batch in reader.batches for length in batch) == [3, 4, 8]
-    assert "known: 100%" in (shown := capsys.readouterr().err) and "3/3" in shown
-    assert bleu_by_length(reader, contexts, [4], within=0, progress=False) == [LengthBleu(4, 1, short.bleu4)]
-    assert not capsys.readouterr().err
-    # A first token of the tokenizer's own counts.
-    text = bleu_by_length(Known(), ["bdd", "hijkl"], [4, 6], within=0, tokenizer=Letters(), progress=False)
-    assert [(group.length, group.contexts) for group in text] == [(4, 1), (6, 1)]
-
-
-@pytest.mark.parametrize(
-    ("contexts", "lengths", "settings", "message"),
-    [
-        ([], [4], {}, r"contexts: expected at least one in a sequence, got \[\]"),
-        ("text", [4], {}, "contexts: expected at least one in a sequence, got 'text'"),
-        ([[1]], [], {}, r"lengths: expected at least one length of at least 1, got \[\]"),
-        ([[1]], [5, 0], {}, r"lengths: expected at least one length of at least 1, got \[5, 0\]"),
-        ([[1]], [30, 20], {}, r"lengths: expected them more than 2 \* 5 tokens apart, got 20 and 30"),
-        ([[1]], [4, 4], {"within": 0}, r"lengths: expected them more than 2 \* 0 tokens apart, got 4 and 4"),
-        ([[1]], [1], {"within": -1}, "within: expected at least 0 tokens, got -1"),
-        ([[1] * 9], [9, 20], {}, "lengths: expected contexts of 20 ± 5 tokens, got none"),
-    ],
-)
-def test_errors_of_bleu_by_length(contexts, lengths, settings, message):
-    with pytest.raises(ValueError, match=message):
-        bleu_by_length(Known(), contexts, lengths, progress=False, **settings)
-
-
 def test_end_tokens_are_all_ends_of_sequence():
     model = tiny_llama()
     assert end_tokens(model, None) == [] and end_tokens(model, Letters()) == [2]
@@ -356,39 +322,3 @@ def test_an_infinite_perplexity_is_saved_as_null(tmp_path):
     path = report.save(tmp_path / "report.json")
     assert json.loads(path.read_text())["rows"][0]["metrics"]["lm_perplexity"] is None
     assert Report.load(path)["a"].metrics["lm_perplexity"] == math.inf
-
-
-def test_token_losses_by_hand():
-    losses = token_losses(Known(), [example.context for example in DATA])
-    right, wrong = nats(1, 0), nats(0, 1)
-    wanted = [[right] * 4, [wrong, *[right] * 4, wrong, right, right], [right] * 2]
-    for row, expected in zip(losses, wanted, strict=True):
-        # The tokens 5 and 10 are guessed wrong.
-        assert row == pytest.approx(expected, rel=1e-6)
-    with pytest.raises(TypeError, match="contexts: expected lists of token ids, one a text, got single ids"):
-        token_losses(Known(), [1, 2, 3])
-    with pytest.raises(TypeError, match="contexts: expected lists of token ids, one a text, got strings"):
-        token_losses(Known(), "a text")
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda model: ICAE(model, chunk=8, ratio=4, losses=("ae",)),
-        lambda model: Dodo(model, ratio=3, layer=1, losses=("ae",), bos_token=1),
-        lambda model: ICAE(model, chunk=8, ratio=4, losses=("ae",), window=9),
-    ],
-    ids=["icae", "dodo", "icae-window"],
-)
-def test_the_mean_of_token_losses_is_the_autoencoding_loss(make):
-    compressor = make(tiny_llama()).train()
-    contexts = [torch.randint(0, VOCABULARY, (length,)).tolist() for length in (8, 13, 5)]
-    losses = token_losses(compressor, contexts)
-    assert compressor.training
-    compressed = [min(length, compressor.window or length) for length in (8, 13, 5)]
-    assert [len(row) for row in losses] == compressed
-    with torch.no_grad():
-        whole = compressor.eval()(contexts)["ae"]
-    flat = [loss for row in losses for loss in row]
-    assert sum(flat) / len(flat) == pytest.approx(float(whole), rel=1e-5)
-    assert len(set(flat)) > len(flat) // 2

@@ -12,20 +12,16 @@ import pytest
 
 from gistkit.evaluate import (
     Example,
-    Markers,
     bleu4,
-    cloze_questions,
     contains_answer,
     exact_match,
     load_questions,
     normalise_answer,
     normalise_output,
-    passages,
     perplexity,
     rouge1_f1,
     rouge2_f1,
     rougel_f1,
-    sentence_summary_prompt,
     token_f1,
     token_texts,
 )
@@ -274,10 +270,10 @@ def test_questions_of_a_file_of_mrqa(tmp_path):
 def test_an_empty_question_asks_what_the_template_says(tmp_path):
     path = tmp_path / "cnn.jsonl"
     path.write_text(json.dumps({"context": "Long article.", "question": "", "answers": ["Summary."]}) + "\n")
-    prompt = sentence_summary_prompt("Long article.", Markers("<", ">"))
     template = "<{context}\nPlease summarize the above document in one sentence.{question}>"
     (example,) = load_questions(path, template=template)
-    assert example == Example(prompt.context, question=prompt.question, answers=("Summary.",))
+    asked = "\nPlease summarize the above document in one sentence.>"
+    assert example == Example("<Long article.", question=asked, answers=("Summary.",))
     assert prepare([example], byte_tokenizer(), ["qa"])[0].answers == ("Summary.",)
     with pytest.raises(
         ValueError, match="line 1, 'question': expected a text, because the template has no other, got ''"
@@ -322,43 +318,6 @@ def test_files_without_questions(tmp_path):
     for template in ("{question} {context}", "{context} {context} {question}", "{question} {context} {question}"):
         with pytest.raises(ValueError, match=r"template: expected \{context\} at most once and before \{question\}"):
             load_questions(tmp_path / "empty.jsonl", template=template)
-
-
-def test_passages_follow_each_other():
-    first, second = passages(range(11), 3, 2)
-    assert (first.context, first.continuation) == ([0, 1, 2], [3, 4])
-    assert (second.context, second.continuation) == ([5, 6, 7], [8, 9])
-    assert [(p.context, p.continuation) for p in passages(range(4), 2)] == [([0, 1], None), ([2, 3], None)]
-    with pytest.raises(ValueError, match="tokens: expected at least 5, one passage, got 4"):
-        passages(range(4), 3, 2)
-    with pytest.raises(ValueError, match="expected at least 1 and at least 0 tokens, got 0 and 1"):
-        passages(range(4), 0, 1)
-
-
-def test_cloze_questions_have_one_right_answer():
-    text = " ".join(f"w{i % 37}x{i % 11} (end{i})," for i in range(300))
-    examples = cloze_questions(text, words=50, phrase=2, template="{question}")
-    assert len(examples) == 12
-    assert examples == cloze_questions(text, words=50, phrase=2, template="{question}")
-    assert examples != cloze_questions(text, words=50, phrase=2, template="{question}", seed=1)
-    framed = cloze_questions(text, words=50, phrase=2, template="<{context}|{question}>")
-    assert [(e.context[1:], e.question[1:-1]) for e in framed] == [(e.context, e.question) for e in examples]
-    assert {(e.context[0], e.question[0], e.question[-1]) for e in framed} == {("<", "|", ">")}
-    for example in examples:
-        phrase = example.question.split('"')[1]
-        after = example.context.split(phrase)
-        assert len(after) == 2
-        assert exact_match(after[1].split()[0], example.answers) == 1
-        assert normalise_answer(example.answers[0])
-
-
-def test_cloze_questions_refuse_text_without_any():
-    with pytest.raises(ValueError, match="text: expected a passage of 100 words with a word to ask for, got 2 words"):
-        cloze_questions("two words")
-    with pytest.raises(ValueError, match="with a word to ask for, got 200 words"):
-        cloze_questions("same " * 200)
-    with pytest.raises(ValueError, match="phrase: expected 1 to 4 words of a passage of 5, got 5"):
-        cloze_questions("a b", words=5, phrase=5)
 
 
 def test_characters_of_several_tokens_are_text():

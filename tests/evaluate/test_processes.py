@@ -47,10 +47,6 @@ def without_times(report):
     [
         ("--context", "24", "--chunk", "6", "--ratio", "3", "--keep-examples"),
         pytest.param(
-            ("--cloze", "--tasks", "ae,qa", "--chunk", "6", "--ratio", "3", "--max-new-tokens", "5", "--keep-examples"),
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(
             (
                 *("--method", "avgpool", "--ratio", "4", "--option", "bos_token=0"),
                 *("--tau", "8", "--segment", "4", "--context", "24", "--continuation", "12"),

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from gistkit.compress import ICAE
-from gistkit.evaluate import Example, FullContext, WordLoss, compare, evaluate, read_on, word_loss
+from gistkit.evaluate import Example, FullContext, WordLoss, compare, evaluate, word_loss
 from tests.helpers.models import byte_tokenizer, tiny_llama
-from tests.helpers.train_worker import make_model, make_reader
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -95,26 +94,6 @@ def test_the_words_of_continuations_are_the_plain_models():
     assert "lm_word_perplexity" not in plain.rows[0].metrics
 
 
-def test_the_words_that_a_language_model_reads_on():
-    tokenizer, model = byte_tokenizer(), make_reader(selection="strided")
-    ids = tokenizer(TEXT)["input_ids"]
-    settings = {"baselines": ["full"], "tokenizer": tokenizer, "excluded_words": ["<unk>"], "progress": False}
-    report = read_on(model, [ids, ids[:50]], 40, **settings)
-    # The plain model has BOS, 0, before a text.
-    nats = plain_nats(make_model(), [0, *ids])
-    start = len(ids) - 40
-    whole, part = by_hand(TEXT, nats, start, ("<unk>",)), by_hand(TEXT.encode()[:50].decode(), nats, 10, ("<unk>",))
-    total, words, excluded = (a + b for a, b in zip(whole, part, strict=True))
-    full = report["FullContext"]
-    assert (full.counts["lm_words"], full.counts["lm_excluded_words"]) == (words, excluded) and words > 9 and excluded
-    assert full.metrics["lm_word_perplexity"] == pytest.approx(math.exp(total / words), rel=1e-4)
-    assert report.rows[0].counts["lm_words"] == words
-    assert report.rows[0].metrics["lm_word_perplexity"] != pytest.approx(math.exp(total / words), rel=1e-3)
-    assert "LM word PPL" in report.table()
-    with pytest.raises(ValueError, match="excluded_words: not allowed without a tokenizer, got some"):
-        read_on(model, [ids], 40, excluded_words=[], progress=False)
-
-
 def test_the_loss_of_answers_is_the_plain_models():
     tokenizer, model = byte_tokenizer(), model_of_bytes()
     data = [
@@ -153,7 +132,6 @@ def test_the_loss_of_answers_is_a_compressors_own():
         ({"excluded_words": [""]}, "excluded_words: expected words without white space, got ''"),
         ({"excluded_words": [], "tokenizer": None}, "excluded_words: not allowed without a tokenizer and the task"),
         ({"excluded_words": [], "tasks": ["ae"]}, "excluded_words: not allowed without a tokenizer and the task"),
-        ({"judge": 3, "tasks": ["lm"]}, "judge: expected a function and the task 'qa', got 3"),
     ],
 )
 def test_mistakes_name_the_argument(settings, message):

@@ -16,6 +16,7 @@ ROW = b'{"text": "%s"}\n'
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
     monkeypatch.setattr(files, "MOST", 1000)
+    monkeypatch.setattr(files, "DOCUMENT", 100_000)
 
 
 def zstd(content):
@@ -27,7 +28,7 @@ def zstd(content):
     ("content", "read", "message"),
     [
         (ROW % b"a" * 2 + ROW % (b"a" * 1000), files.json_lines, "line 3: expected a line of at most 1000 bytes"),
-        (b'[{"a": 1}, {"a": "' + b"a" * 200_000, files.members, "line 1: expected values of at most 1000 characters"),
+        (b'[{"a": 1}, {"a": "' + b"a" * 200_000, files.members, "expected a JSON document of at most 100000 bytes"),
         (b"a,b\n1,2\n" + b"3" * 2000 + b",4\n", files.rows, "expected lines of at most 1000 characters"),
         (b'a,b\n"' + b"x\n" * 2000, files.rows, "expected cells of CSV, got others: field larger than field limit"),
     ],

@@ -131,20 +131,14 @@ def train(out, compressor=None, batches=None, recipe=RECIPE, *, resume=False, **
 SHORT_RUNS = {
     "x500": make_compressor,
     "own": functools.partial(make_compressor, lora=None),
-    "adafactor": functools.partial(make_compressor, lora=None),
     "gistpool": make_gistpool,
     "reader": make_reader,
 }
 
 
-def recipe_of(name, **changes):
-    """That of one of `SHORT_RUNS`."""
-    return dataclasses.replace(RECIPE, optimizer="adafactor" if name == "adafactor" else "adamw", **changes)
-
-
 def short_run(out, name, steps=4, **options):
     """A run of one of `SHORT_RUNS`, with an evaluation before each checkpoint."""
-    recipe = recipe_of(name, steps=steps)
+    recipe = dataclasses.replace(RECIPE, steps=steps)
     return train(out, SHORT_RUNS[name](), recipe=recipe, eval_every=2, held_out=4, **options)
 
 
@@ -205,7 +199,7 @@ LOSSES = {0: 5.0, 1: 4.0, 2: 3.0, 3: 3.5, 4: 3.0}
 
 def stopping_run(out, name="x500", losses=LOSSES, patience=2, **options):
     """A run of one of `SHORT_RUNS` that ends early, with an evaluation after each step."""
-    recipe = recipe_of(name, patience=patience)
+    recipe = dataclasses.replace(RECIPE, patience=patience)
     with evaluations(losses):
         return train(out, SHORT_RUNS[name](), recipe=recipe, **{"eval_every": 1, "held_out": 4} | options)
 

@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-COMMANDS = ("study", "train", "evaluate", "judge", "lm-eval", "compress", "ask", "serve", "export", "nuggets", "view")
+COMMANDS = ("study", "train", "evaluate", "compress", "ask", "serve", "export", "view")
 COMMANDS += ("info",)
 # Every package that is loaded and came neither with Python nor at its start (a .pth file may load some).
 LOADED = """

@@ -10,10 +10,7 @@ from gistkit.viz.style import Picture
 from tests.helpers.programs import printed
 
 ONE_PANEL = {
-    "draw_attention_to_nuggets": ([[0.5, 0.25], [0.0, 1.0]], [True, False]),
     "draw_layout": (layouts.gist(6, 3, 2),),
-    "draw_similarity": ({"after": np.eye(4)},),
-    "draw_token_types": ([(" the", 0.4, 0.1), (",", 0.3, 0.2)],),
 }
 
 
@@ -40,11 +37,6 @@ def test_a_picture_of_one_panel_goes_into_given_axes():
     figure.savefig("figure.png")
 
 
-def test_axes_take_the_similarity_of_one_encoder_alone():
-    with pytest.raises(ValueError, match="ax: expected None or the embeddings of one encoder, got axes and those of 2"):
-        viz.draw_similarity({"before": np.eye(3), "after": np.eye(3)}, ax=Picture().add_subplot())
-
-
 @pytest.mark.slow
 def test_pictures_load_neither_pyplot_nor_transformers():
     code = """
@@ -52,7 +44,6 @@ import sys, gistkit as gk
 from gistkit import viz
 missing = [name for name in viz.__all__ if not callable(getattr(viz, name))]
 viz.draw_gallery({"one": gk.layouts.causal(3)})._repr_png_()
-viz.draw_text(["a"], [1.0])._repr_png_()
 print(*missing, *{"matplotlib.pyplot", "transformers", "IPython"} & set(sys.modules))
 """
     assert printed(code) == "\n"

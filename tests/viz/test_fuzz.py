@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 pytest.importorskip("matplotlib", reason="the viz extra is not installed")
 
 from gistkit.layouts import causal
-from gistkit.viz import text_html, text_page
 from gistkit.viz.page import Tokens, attention_page, layout_page
 
 pytestmark = pytest.mark.fuzz
@@ -43,18 +42,6 @@ class Elements(HTMLParser):
 def shape(page):
     """The elements, without the marks of invisible characters."""
     return [element for element in Elements(page).found if "aria-hidden" not in element]
-
-
-@settings(max_examples=settings.default.max_examples // 4)
-@given(st.lists(HOSTILE, min_size=3, max_size=3), HOSTILE, HOSTILE)
-@example(WORST[:3], WORST[3], WORST[7])
-def test_texts_add_no_elements(tokens, label, title):
-    for function in (text_html, text_page):
-        plain = function(["a", "b", "c"], [1, 2, 3], [True, False, True], label="label", title="title")
-        page = function(tokens, [1, 2, 3], [True, False, True], label=label, title=title or "title")
-        assert shape(page) == shape(plain)
-        if function is text_page:
-            page.encode("utf-8")
 
 
 # A page takes long to make.

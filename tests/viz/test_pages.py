@@ -14,9 +14,9 @@ from gistkit import layouts
 from gistkit.inspect import AttentionRecorder
 from gistkit.layouts import Layout, Role
 from gistkit.layouts.layout import physical_order
-from gistkit.viz import text_page
 from gistkit.viz.layout import ROLE_COLOURS
 from gistkit.viz.page import SHADES, Tokens, attention_page, layout_page
+from gistkit_lab.viz import text_page
 from tests.helpers.browser import Page, a_browser, luminance
 
 DIGEST = """(async () => {

@@ -18,15 +18,16 @@ SCORES = ("kvzip", "expected_attention", "snapkv", "key_diff", "key_norm", "stre
 RATIOS = (2, 4, 8, 16)
 # Options of `gistkit evaluate` that have no meaning here, with what they are by default.
 NONE: dict[str, Any] = {
-    "method": None, "layout": None, "ratio": None, "chunk": None, "option": [], "documents": False, "cloze": False,
+    "method": None, "layout": None, "ratio": None, "chunk": None, "option": [], "documents": False,
     "images": None, "prompt": "plain", "tasks": None, "baselines": None, "tau": None, "segment": None,
     "excluded_words": None, "judge": None, "writer": None, "cut": False, "trained_on": None, "tested_on": None,
     "keep_examples": False,
 }  # fmt: skip
 
 
-def add(group: Any) -> None:
+def add(parser: Any) -> None:
     """The options."""
+    group = parser.add_argument_group("comparison with training-free selection")
     group.add_argument(
         "--against", choices=("presses",),
         help="answers from selections of the context's keys and values, at the bytes of a trained compressor and under "

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.cli import evaluate, judge, train
+from gistkit.cli import evaluate, train
 from gistkit.common.files import write_picture, write_text
 from gistkit.options.arguments import Parser, add_command, add_device, number, path, positive
 from gistkit.options.models import DTYPES, add_model_name
 from gistkit.options.outputs import check_folder
+from gistkit_lab.evaluate import judge_command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -154,8 +155,8 @@ def _drawn(table: Table, out: Path) -> Figure | None:
 
     if not table.picture:
         return None
-    from gistkit.viz import draw_training_curves
     from gistkit_lab.viz import draw_bleu_by_length
+    from gistkit_lab.viz.curves import draw_training_curves
 
     if table.picture != CURVES:
         return draw_bleu_by_length(table.by_length(out))
@@ -190,7 +191,7 @@ def _call(words: Sequence[str]) -> int:
     """Runs `gistkit` with these words in this process; its status."""
     parser = Parser(prog="gistkit")
     commands = parser.add_subparsers(parser_class=Parser)
-    for command in (train, evaluate, judge):
+    for command in (train, evaluate, judge_command):
         command.add(commands)
     arguments = parser.parse_args(words)
     status: int = arguments.run(arguments)

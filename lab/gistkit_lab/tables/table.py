@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gistkit.evaluate.report import COLUMNS, format_table
-from gistkit.train.metrics import Curve, read_metrics, steps_to, training_curves
+from gistkit.train.metrics import read_metrics
+from gistkit_lab.evaluate.curves import Curve, steps_to, training_curves
 
 LENGTHS, CURVES = "lengths", "curves"
 TRAIN, EVALUATE, JUDGE = "train", "evaluate", "judge"

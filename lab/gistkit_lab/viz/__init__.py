@@ -1,5 +1,6 @@
 """Pictures of the studies, and of a comparison with presses."""
 
+from gistkit_lab.viz.curves import draw_training_curves
 from gistkit_lab.viz.dodo import draw_bleu_by_length, draw_perplexity
 from gistkit_lab.viz.grids import draw_grid_similarity
 from gistkit_lab.viz.learned_positions import (
@@ -8,11 +9,15 @@ from gistkit_lab.viz.learned_positions import (
     position_similarity,
     relative_bias,
 )
+from gistkit_lab.viz.nuggets import draw_attention_to_nuggets, draw_token_types
 from gistkit_lab.viz.pooling import draw_gist_attention
 from gistkit_lab.viz.presses import draw_presses
+from gistkit_lab.viz.similarity import draw_similarity
 from gistkit_lab.viz.studies import draw_loss_curves
+from gistkit_lab.viz.text import draw_text, text_html, text_page
 
 __all__ = [
+    "draw_attention_to_nuggets",
     "draw_bleu_by_length",
     "draw_gist_attention",
     "draw_grid_similarity",
@@ -21,6 +26,12 @@ __all__ = [
     "draw_position_similarity",
     "draw_presses",
     "draw_relative_bias",
+    "draw_similarity",
+    "draw_text",
+    "draw_token_types",
+    "draw_training_curves",
     "position_similarity",
     "relative_bias",
+    "text_html",
+    "text_page",
 ]

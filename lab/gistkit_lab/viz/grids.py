@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from gistkit.viz.seqpe import Scale, similarities
 from gistkit.viz.style import COLOURS, Picture
+from gistkit_lab.viz.similarity import Scale, similarities
 
 
 def draw_grid_similarity(

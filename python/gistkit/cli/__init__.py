@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 from gistkit import __version__
-from gistkit.cli import ask, compress, demo, evaluate, info, judge, lm_eval, nuggets, train, view
+from gistkit.cli import ask, compress, demo, evaluate, info, train, view
 from gistkit.cli.overview import command_map
 from gistkit.cli.plugins import add_plugins
 from gistkit.common.messages import one_line, plain_terminals
@@ -28,7 +28,7 @@ example: gistkit ask report.txt "Who wrote it?"
          gistkit compress report.txt -o report.gist
          gistkit ask report.gist "Who wrote it?" "When?"
          gistkit COMMAND --help          # the options of a command"""
-COMMANDS = (demo, compress, ask, view, info, nuggets, train, evaluate, judge, lm_eval)
+COMMANDS = (demo, compress, ask, view, info, train, evaluate)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 GROUPS: Mapping[str, Sequence[str]] = {
     "compress a text and ask it": ("compress", "ask", "serve", "demo", "export"),
     "look inside": ("view", "info", "nuggets"),
-    "train and measure": ("train", "evaluate", "judge", "lm-eval"),
-    "the papers' experiments": ("study",),
+    "train and measure": ("train", "evaluate"),
+    "the papers' experiments": ("study", "judge", "lm-eval"),
 }
 WIDTH = 100
 

@@ -10,10 +10,21 @@ from gistkit.common.messages import one_line
 
 # {group of entry points: {name: the folder of this repository that provides it}}
 BROUGHT = {
-    "gistkit.commands": {"study": "lab", "serve": "apps/serve", "export": "apps/vllm"},
-    "gistkit.view": {"results": "lab"},
-    "gistkit.evaluate": {"presses": "lab"},
+    "gistkit.commands": {
+        **dict.fromkeys(("study", "nuggets", "judge", "lm-eval"), "lab"),
+        "serve": "apps/serve",
+        "export": "apps/vllm",
+    },
+    "gistkit.view": dict.fromkeys(("results", "matrix", "curves"), "lab"),
+    "gistkit.evaluate": {"presses": "lab", "protocols": "lab"},
     "gistkit.stores": {"stores": "apps/serve"},
+}
+# The options that ask for each evaluation.
+EVALUATIONS = {
+    "presses": ("--against",),
+    "protocols": (
+        *("--judge", "--writer", "--images", "--prompt", "--documents", "--tau", "--trained-on", "--tested-on"),
+    ),
 }
 
 
@@ -40,26 +51,35 @@ def stores() -> Any:
     return next((entry.load() for entry in entry_points(group="gistkit.stores")), None)
 
 
-def add_against(group: Any) -> Any:
-    """Adds the lab's `--against` to `gistkit evaluate`; returns its module, None where it is not installed."""
-    ((name, folder),) = BROUGHT["gistkit.evaluate"].items()
-    for entry in entry_points(group="gistkit.evaluate"):
-        try:
-            command = entry.load()
-        except Exception as error:
-            reason = ValueError(f"--against {name}: cannot be loaded: {one_line(error)}")
-            break
-        command.add(group)
-        return command
-    else:
-        reason = missing(f"--against {name}", folder)
+def add_evaluations(parser: Any) -> list[Any]:
+    """Adds the options of evaluations to `gistkit evaluate`; returns the modules that make them, those that are there.
 
+    Options of one that is not installed, or broken, are refused by name.
+    """
+    found = {entry.name: entry for entry in entry_points(group="gistkit.evaluate")}
+    commands = []
+    for name, folder in BROUGHT["gistkit.evaluate"].items():
+        error, note = missing("{}", folder), f"not installed: pip install ./{folder}"
+        if name in found:
+            try:
+                commands.append(found[name].load())
+                continue
+            except Exception as broken:
+                note = f"cannot be loaded: {one_line(broken)}"
+                error = ValueError(f"{{}}: {note}")
+        for flag in EVALUATIONS[name]:
+            parser.add_argument(flag, nargs="*", action=_refusal(error), help=note)
+    for command in commands:
+        command.add(parser)
+    return commands
+
+
+def _refusal(error: ValueError) -> type[argparse.Action]:
     class Refuse(argparse.Action):
-        def __call__(self, *arguments: Any) -> None:
-            raise reason
+        def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+            raise ValueError(str(error).format(option))
 
-    group.add_argument("--against", choices=(name,), action=Refuse, help=f"not installed: pip install ./{folder}")
-    return None
+    return Refuse
 
 
 def missing(name: str, folder: str) -> ValueError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gistkit.cli import view_attention, view_curves, view_layout, view_matrix, view_run
+from gistkit.cli import view_attention, view_layout, view_run
 from gistkit.cli.plugins import add_plugins
 
 
@@ -17,6 +17,4 @@ def add(commands: Any) -> None:
     view_layout.add(kinds)
     view_attention.add(kinds)
     add_plugins(kinds, "gistkit.view")
-    view_matrix.add(kinds)
     view_run.add(kinds)
-    view_curves.add(kinds)

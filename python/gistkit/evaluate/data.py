@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -13,8 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from gistkit.compress.tokens import QUESTION
-from gistkit.evaluate.metrics import normalise_answer
-from gistkit.evaluate.prompts import SUMMARIZE, check_summary_template, check_template, fill
+from gistkit.evaluate.prompts import SUMMARIZE, check_template, fill
 from gistkit.formats import read_questions
 
 TASKS = ("ae", "lm", "qa")
@@ -131,20 +128,14 @@ def iter_questions(
     path: str | Path | Iterable[Mapping[str, Any]],
     *,
     template: str = QUESTION,
-    summary_template: str | None = None,
     split: str | None = None,
 ) -> Iterator[Example]:
     """The examples of `load_questions`, one at a time: no more than one record is in memory."""
     check_template(template)
-    if summary_template is not None:
-        check_summary_template(summary_template)
     any_question = False
     for asked in read_questions(path, split):
         any_question = True
-        if asked.question is None and summary_template is not None:
-            prompt = fill(summary_template, asked.context)
-        else:
-            prompt = fill(template, asked.context, SUMMARIZE if asked.question is None else asked.question)
+        prompt = fill(template, asked.context, SUMMARIZE if asked.question is None else asked.question)
         if not prompt.question:
             raise ValueError(f"{asked.where}, 'question': expected a text, because the template has no other, got ''")
         yield Example(prompt.context, question=prompt.question, answers=asked.answers)
@@ -157,14 +148,13 @@ def load_questions(
     path: str | Path | Iterable[Mapping[str, Any]],
     *,
     template: str = QUESTION,
-    summary_template: str | None = None,
     split: str | None = None,
 ) -> list[Example]:
     """Questions of a data set as it is published, or of JSON lines {"context", "question", "answers"}.
 
     The formats are those of MRQA, SQuAD 1.1 and 2.0 (whose questions without an answer are left out), DROP, RACE,
     NarrativeQA, FairytaleQA, Alpaca, PwC and CNN/DailyMail, plain, gzip or zstd: `gistkit.formats.questions` and
-    `gistkit.formats.folders` list them. A line that holds several questions is an example for each.
+    `gistkit_lab.evaluate.folders` list them. A line that holds several questions is an example for each.
 
     The answers of CNN/DailyMail are summaries: the question is "Please summarize the above document in one sentence."
     A question of JSON lines may be empty; `template` then says what is asked for.
@@ -173,9 +163,7 @@ def load_questions(
         path: the file, the folder of a data set, "hf:owner/name" of the Hugging Face hub, or rows such as a split of
             the package `datasets`; see `gistkit.formats.read_questions`.
         template: text with {question} in it, put between context and answer. If it has {context} too, the text before
-            that precedes the context and is part of it, as in `question_template`.
-        summary_template: text with {context} in it, in place of `template` where a summary is asked for, such as from
-            `evaluate.summary_template`; None: `template`.
+            that precedes the context and is part of it.
         split: "train", "validation" or "test", of a folder or a name that has several; None: all of a folder, and
             "train" of a name.
 
@@ -183,67 +171,4 @@ def load_questions(
         FileNotFoundError: if there is no such file.
         ValueError: if there is no question, or a record is not as expected; it names the file, the line and the key.
     """
-    return list(iter_questions(path, template=template, summary_template=summary_template, split=split))
-
-
-def passages(tokens: Sequence[int] | Tensor, context: int, continuation: int = 0) -> list[Example]:
-    """Consecutive passages of one long text: a context and the tokens after it. A shorter rest is dropped.
-
-    Args:
-        tokens: int64 [n], at least `context + continuation` of them.
-        context: tokens of a context, at least 1.
-        continuation: tokens of a continuation; 0 for none.
-    """
-    if context < 1 or continuation < 0:
-        raise ValueError(
-            f"context, continuation: expected at least 1 and at least 0 tokens, got {context} and {continuation}"
-        )
-    ids = _ids("tokens", tokens, None)
-    length = context + continuation
-    if len(ids) < length:
-        raise ValueError(f"tokens: expected at least {length}, one passage, got {len(ids)}")
-    starts = range(0, len(ids) - length + 1, length)
-    return [Example(ids[s : s + context], ids[s + context : s + length] or None) for s in starts]
-
-
-def cloze_questions(
-    text: str, *, words: int = 100, phrase: int = 4, seed: int = 0, template: str = QUESTION
-) -> list[Example]:
-    """One question for each passage of plain text: which word follows a phrase that occurs in it once.
-
-    The questions test the wording of the passage, not its meaning. The same arguments give the same questions.
-
-    Args:
-        text: plain text.
-        words: words of a passage.
-        phrase: words of the phrase, fewer than `words`.
-        seed: selects the phrase in each passage.
-        template: as in `load_questions`.
-
-    Raises:
-        ValueError: if no passage has a suitable word.
-    """
-    check_template(template)
-    if not 1 <= phrase < words:
-        raise ValueError(f"phrase: expected 1 to {words - 1} words of a passage of {words}, got {phrase}")
-    draw = random.Random(seed)
-    pieces = re.findall(r"\S+", text)
-    examples = []
-    for start in range(0, len(pieces) - words + 1, words):
-        passage = pieces[start : start + words]
-        phrases = [tuple(passage[i : i + phrase]) for i in range(words - phrase + 1)]
-        # A word of three letters or more survives the removal of punctuation and articles.
-        spots = [
-            spot
-            for spot in range(words - phrase)
-            if phrases.count(phrases[spot]) == 1 and len(normalise_answer(passage[spot + phrase])) >= 3
-        ]
-        if spots:
-            spot = draw.choice(spots)
-            question = f'Which word follows "{" ".join(phrases[spot])}"?'
-            answer = passage[spot + phrase].strip("\"'.,;:!?()[]{}")
-            prompt = fill(template, " ".join(passage), question)
-            examples.append(Example(prompt.context, question=prompt.question, answers=(answer,)))
-    if not examples:
-        raise ValueError(f"text: expected a passage of {words} words with a word to ask for, got {len(pieces)} words")
-    return examples
+    return list(iter_questions(path, template=template, split=split))

@@ -9,7 +9,6 @@ from typing import Any
 
 from gistkit.common.processes import Processes
 from gistkit.evaluate.data import Example, prepare
-from gistkit.evaluate.judge import Judge, described
 from gistkit.evaluate.metrics import need
 from gistkit.evaluate.report import Report
 from gistkit.evaluate.runner import Reader, Runner
@@ -39,7 +38,6 @@ def compare(
     stop_tokens: Sequence[int] | None = None,
     progress: bool = True,
     excluded_words: Sequence[str] | None = None,
-    judge: Judge | None = None,
     processes: Processes | None = None,
 ) -> Report:
     """A report on the same examples for every method, one row each.
@@ -55,9 +53,9 @@ def compare(
       predicts the first one with a state that has read the whole context, all methods are measured from the second on.
     - "qa": loss and perplexity of the tokens of the first right answer after the question (GistPool, section 3; an end
       token behind it does not count). F1 of ROUGE-1, ROUGE-2 and ROUGE-L, exact match and token F1 of the greedy
-      answer, up to a stop token or the end of its first line, and the judge's score of it. Of the output up to a stop
-      token: corpus BLEU-4 against all right answers (the compression-loss paper's measure on PwC, which does not say
-      how it was tokenised), and accuracy, the share of questions where it contains an answer (`contains_answer`).
+      answer, up to a stop token or the end of its first line. Of the output up to a stop token: corpus BLEU-4 against
+      all right answers (the compression-loss paper's measure on PwC, which does not say how it was tokenised), and
+      accuracy, the share of questions where it contains an answer (`contains_answer`).
 
     Args:
         methods: the methods by name, or a list, whose names are class, layout and ratio.
@@ -72,10 +70,8 @@ def compare(
         progress: whether to show progress bars.
         excluded_words: words that the perplexity of words leaves out, such as ("<unk>",) for WikiText; (): none. None:
             that perplexity is not measured. It needs a tokenizer.
-        judge: scores the answers of "qa": a function of question, reference and answer, or an `OpenAIJudge`. See
-            `judged`. The share of wrong answers, as in GistPool, is 100 less the score.
-        processes: those that share the batches; each calls this with the same arguments and gets the same report, but
-            only the first asks the judge. None: this one alone.
+        processes: those that share the batches; each calls this with the same arguments and gets the same report.
+            None: this one alone.
 
     Raises:
         ValueError: if an argument is out of range, there is nothing to measure for a task, or a question has no answer.
@@ -92,8 +88,6 @@ def compare(
         excluded_words = check_excluded(excluded_words)
         if tokenizer is None or "lm" not in tasks:
             raise ValueError("excluded_words: not allowed without a tokenizer and the task 'lm', got some")
-    if judge is not None and (not callable(judge) or "qa" not in tasks):
-        raise ValueError(f"judge: expected a function and the task 'qa', got {judge!r} and the tasks {tasks}")
     rows = prepare(data, tokenizer, tasks)
     skipped = int(any(getattr(reader, "encoder_predicts_first", False) for reader in methods.values()))
     if "lm" in tasks:
@@ -124,7 +118,6 @@ def compare(
         progress,
         [_first_answer(example, tokenizer) for example in data],
         excluded_words,
-        judge,
         processes or Processes(),
     )
     settings = {
@@ -137,8 +130,6 @@ def compare(
     }
     if excluded_words is not None:
         settings["excluded_words"] = list(excluded_words)
-    if judge is not None:
-        settings["judge"] = described(judge)
     return Report(tuple(runner.row(name, reader) for name, reader in methods.items()), settings)
 
 

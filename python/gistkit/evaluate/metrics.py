@@ -14,15 +14,6 @@ from typing import Any
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_COMMA, _POINT = re.compile(r"\d,\d"), re.compile(r"\.(?!\d)")
-_DIGITS = {"none": "0"} | {
-    word: str(number)
-    for number, word in enumerate(
-        ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-    )
-}  # fmt: skip
-_VQA_MARKS = ';/[]"{}()=+\\_-><@`,?!'
-_LETTER = re.compile(r"(?:the (?:correct )?answer is:?\s*)?\(?([a-h])\s*(?:[.:,)]|$)", re.IGNORECASE)
 _HYPHEN = re.compile(r"(?<=\w)-(?=\w)")
 
 
@@ -118,21 +109,6 @@ def exact_match(prediction: str, references: str | Sequence[str]) -> float:
     return _best(lambda p, r: float(normalise_answer(p) == normalise_answer(r)), prediction, references)
 
 
-def chosen_letter(text: str) -> str:
-    """The letter of the option that an answer names, by itself, before a mark or after "the answer is"; "" for none."""
-    found = _LETTER.match(text.strip())
-    return "" if found is None else found.group(1).upper()
-
-
-def choice_match(prediction: str, references: str | Sequence[str]) -> float:
-    """1 where the prediction names the option of one of the references, such as "B" or "(B) two", else 0.
-
-    SQuAD's exact match would take the letter A for an article, and be 1 for every empty answer. A ValueError without
-    any reference.
-    """
-    return _best(lambda p, r: float(chosen_letter(p) == chosen_letter(r) != ""), prediction, references)
-
-
 def _token_f1(prediction: str, reference: str) -> float:
     words, reference_words = normalise_answer(prediction).split(), normalise_answer(reference).split()
     common = sum((Counter(words) & Counter(reference_words)).values())
@@ -145,39 +121,6 @@ def token_f1(prediction: str, references: str | Sequence[str]) -> float:
     A prediction of no words scores 0, whatever the reference. A ValueError if there is no reference.
     """
     return _best(_token_f1, prediction, references)
-
-
-def _vqa_words(text: str) -> str:
-    """An answer as VQA's evaluation compares it: without articles, marks and apostrophes, number words as digits."""
-    before = found = text.lower().replace("'", "").replace("\n", " ")
-    for mark in _VQA_MARKS:
-        # A mark between two words is a space; one beside a space, or in a text with a number such as 1,000, is nothing.
-        beside = f"{mark} " in before or f" {mark}" in before or _COMMA.search(before) is not None
-        found = found.replace(mark, "" if beside else " ")
-    words = _POINT.sub("", found).split()
-    return " ".join(_DIGITS.get(word, word) for word in words if word not in ("a", "an", "the"))
-
-
-def vqa_accuracy(prediction: str, answers: str | Sequence[str]) -> float:
-    """The accuracy of VQA, 0..1: an answer that three others gave is right, one that two gave two thirds so.
-
-    It is the mean over the people who answered of min(1, matches among the other people / 3) (Antol et al., 2015). With
-    one answer, a match is right.
-
-    Args:
-        prediction: a text.
-        answers: what each person answered, ten in VQAv2; at least one.
-
-    Raises:
-        ValueError: if there is no answer.
-    """
-    given = [_vqa_words(answer) for answer in ([answers] if isinstance(answers, str) else answers)]
-    if not given:
-        raise ValueError("answers: expected at least one, got none")
-    match = [answer == _vqa_words(prediction) for answer in given]
-    if len(match) == 1:
-        return float(match[0])
-    return sum(min(1.0, (sum(match) - own) / 3) for own in match) / len(match)
 
 
 def normalise_output(text: str) -> str:

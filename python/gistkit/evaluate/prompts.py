@@ -1,4 +1,4 @@
-"""The prompts of Dodo, Appendix D, each in two parts: the context to compress, and the text that follows it."""
+"""Templates of prompts, and the markers of chat templates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Markers(NamedTuple):
     close: str
 
 
-# Llama 2's, as the paper prints them.
+# Llama 2's, as Dodo's paper prints them.
 INST = Markers("[INST]\n", "\n[/INST]")
 
 
@@ -32,12 +32,6 @@ def fill(template: str, context: str, question: str = "") -> Prompt:
     return Prompt(before + context, after.replace(QUESTION, question))
 
 
-def check_summary_template(template: str) -> None:
-    """Raises a ValueError unless there is one {context}."""
-    if template.count(CONTEXT) != 1:
-        raise ValueError(f"summary_template: expected a text with {CONTEXT} once in it, got {template!r}")
-
-
 def check_template(template: str) -> None:
     """Raises a ValueError unless there is a {question}, and at most one {context}, which precedes it."""
     if QUESTION not in template:
@@ -46,39 +40,8 @@ def check_template(template: str) -> None:
         raise ValueError(f"template: expected {CONTEXT} at most once and before {QUESTION}, got {template!r}")
 
 
-def question_template(markers: Markers = INST) -> str:
-    """The prompt of a question about a document, Appendix D.2, as a template for `load_questions`.
-
-    Here and below, line breaks within the paper's sentences come from its page layout and are spaces.
-    """
-    return f"{markers.open}{CONTEXT}\nBased on the provided document, answer the following question:\n{QUESTION}" + (
-        markers.close
-    )
-
-
-def question_prompt(document: str, question: str, markers: Markers = INST) -> Prompt:
-    """The prompt of one question about a document, Appendix D.2."""
-    return fill(question_template(markers), document, question)
-
-
-def summary_template(markers: Markers = INST) -> str:
-    """The prompt of a summary in one sentence, Appendix D.3, as a `summary_template` for `load_questions`."""
-    return f"{markers.open}{CONTEXT}\n{SUMMARIZE}{markers.close}"
-
-
-def sentence_summary_prompt(document: str, markers: Markers = INST) -> Prompt:
-    """The prompt of a summary in one sentence, Appendix D.3."""
-    return fill(summary_template(markers), document)
-
-
-def word_summary_prompt(text: str, words: int, markers: Markers = INST) -> Prompt:
-    """The prompt of a summary in `words` words, Appendix D.1; only the closing marker follows the text."""
-    template = f"{markers.open}Please summarize the following text into {words} words: {CONTEXT}{markers.close}"
-    return fill(template, text)
-
-
 def chat_markers(tokenizer: Any) -> Markers:
-    """The text around a user's message in a tokenizer's chat template; without a template, the paper's `INST`.
+    """The text around a user's message in a tokenizer's chat template; without a template, `INST`.
 
     A first token that the tokenizer puts before every text is left out.
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gistkit.compress import Compressor
 from gistkit.evaluate.baselines import FullContext, NoContextBaseline
 from gistkit.evaluate.data import TASKS, Example
 from gistkit.evaluate.evaluation import compare, method_name
-from gistkit.evaluate.prompts import INST, Markers
 from gistkit.evaluate.report import Report
 from gistkit.evaluate.runner import Reader
-from gistkit.evaluate.summary_context import SummaryContext
 
-BASELINES = ("none", "full", "summary")
+BASELINES = ("none", "full")
 
 
 def run(
@@ -25,32 +23,29 @@ def run(
     baselines: Sequence[str] = ("none", "full"),
     tasks: Sequence[str] | None = None,
     start_token: int | None = None,
-    markers: Markers = INST,
     method: str | None = None,
+    others: Mapping[str, Reader] | None = None,
     **settings: Any,
 ) -> Report:
-    """A report on a compressor beside the plain model without the context, with all of it, and with a summary.
+    """A report on a compressor beside the plain model without the context and with all of it.
 
     Args:
         compressor: the compressor; the baselines run on its model, without its LoRA adapter.
         tokenizer: of transformers, or None if the examples are token ids.
         examples: contexts with their tasks.
-        baselines: some of "none", "full" and "summary" (`SummaryContext` at the compressor's ratio), or none of them.
+        baselines: some of "none" and "full", or none of them.
         tasks: some of "ae", "lm" and "qa"; None: those that some example has.
         start_token: id from which NoContext predicts the first token; None: the tokenizer's first or else end token, or
             that of the model.
-        markers: of the user's message in which "summary" asks for summaries.
         method: the name of the compressor's row; None: its class, layout and ratio.
-        settings: batch_size, max_new_tokens, stop_tokens, progress, excluded_words, judge and processes, as in
-            `compare`.
+        others: more methods by the names of their rows, after the compressor's.
+        settings: batch_size, max_new_tokens, stop_tokens, progress, excluded_words and processes, as in `compare`.
 
     Raises:
         ValueError: if an argument is out of range, or as in `compare`.
     """
     if isinstance(baselines, str) or not set(baselines) <= set(BASELINES):
         raise ValueError(f"baselines: expected some of {', '.join(BASELINES)}, got {baselines!r}")
-    if "summary" in baselines and tokenizer is None:
-        raise ValueError("tokenizer: expected one for the baseline 'summary', which writes text, got None")
     if tasks is None:
         has_data = {
             "ae": True,
@@ -65,9 +60,7 @@ def run(
                 start_token = getattr(tokenizer, name, None)
         methods["NoContext"] = NoContextBaseline(compressor.model, start_token=start_token)
     methods[method or method_name(compressor)] = compressor
-    if "summary" in baselines:
-        summary = SummaryContext(compressor.model, tokenizer, ratio=compressor.ratio, markers=markers)
-        methods[summary.title] = summary
+    methods |= others or {}
     if "full" in baselines:
         methods["FullContext"] = FullContext(compressor.model)
     return compare(methods, examples, tokenizer=tokenizer, tasks=tasks, **settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
@@ -17,7 +17,6 @@ from gistkit.common.checks import IGNORE, padded
 from gistkit.common.processes import Processes
 from gistkit.compress.tokens import pad
 from gistkit.evaluate.data import Prepared, words_of
-from gistkit.evaluate.judge import Answered, Judge, judged
 from gistkit.evaluate.metrics import (
     bleu4,
     contains_answer,
@@ -77,7 +76,6 @@ class Runner:
     progress: bool
     answers: Sequence[list[int]]
     excluded_words: tuple[str, ...] | None
-    judge: Judge | None
     processes: Processes
 
     @cached_property
@@ -105,8 +103,6 @@ class Runner:
         for part in self.processes.gathered(results):
             results |= part
         ordered = [results[index] for index in range(len(self.rows))]
-        if self.judge is not None and self.processes.is_first:
-            self._judge(name, self.judge, ordered)
         metrics, counts = summary(ordered)
         if "ae" in self.tasks:
             metrics["ae_bleu4"] = reconstruction_bleu(ordered, self.tokenizer)
@@ -114,33 +110,15 @@ class Runner:
             metrics["qa_bleu4"] = answer_bleu(ordered, self.tokenizer)
         return Row(name, metrics, counts, perf_counter() - started, tuple(ordered))
 
-    def _bar(self, name: str) -> AbstractContextManager[Callable[[int], Any]]:
-        rows = (self.rows[index] for batch in self.processes.share(self.batches) for index in batch)
-        return self._counter(name, "text", sum(row.has(task) for row in rows for task in self.tasks))
-
     @contextmanager
-    def _counter(self, name: str, unit: str, total: int) -> Iterator[Callable[[int], Any]]:
+    def _bar(self, name: str) -> Iterator[Callable[[int], Any]]:
         if not (self.progress and self.processes.is_first):
             yield lambda count: None
             return
-        with need("tqdm").tqdm(total=total, desc=name, unit=unit) as bar:
+        rows = (self.rows[index] for batch in self.processes.share(self.batches) for index in batch)
+        total = sum(row.has(task) for row in rows for task in self.tasks)
+        with need("tqdm").tqdm(total=total, desc=name, unit="text") as bar:
             yield bar.update
-
-    def _judge(self, name: str, judge: Judge, results: list[ExampleResult]) -> None:
-        answered = [(row, result) for row, result in zip(self.rows, results, strict=True) if row.has("qa")]
-        asked = [
-            Answered(
-                words_of(row.question, self.tokenizer).strip(),
-                row.answers,
-                result.prediction or "",
-                words_of(row.context, self.tokenizer),
-            )
-            for row, result in answered
-        ]
-        with self._counter(f"{name}, judged", "answer", len(asked)) as advance:
-            scores = judged(judge, asked, on_answer=lambda: advance(1))
-        for (_, result), score in zip(answered, scores, strict=True):
-            result.judge = score
 
     def _reconstruct(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, ExampleResult]) -> None:
         # Tokens behind a compressor's window are not reconstructed.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gistkit.evaluate.metrics import perplexity
-from gistkit.evaluate.token_types import token_texts
+from gistkit.evaluate.token_texts import token_texts
 
 # The word of WikiText that stands for every word out of its vocabulary.
 UNKNOWN = ("<unk>",)

@@ -1,4 +1,4 @@
-"""Files of records, read one record at a time: JSON lines, one large JSON document, CSV; plain, gzip or zstd.
+"""Files of records: JSON lines and CSV, one record at a time, and JSON documents; plain, gzip or zstd.
 
 Errors name the file and the line, or the place in the document.
 """
@@ -19,12 +19,9 @@ from typing import IO, Any, cast
 # What a compressed file begins with, whatever its name is.
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 COMPRESSED = (".gz", ".zst")
-# Characters that a JSON document is read by; a larger member is read by more and more.
 CHUNK = 1 << 16
-# Bytes of a line or characters of a value, decompressed: a few kilobytes of a file may claim gigabytes.
-MOST = 1 << 28
-# An error of JSON so far from the end of what was read is one of the file.
-_CUT = 16
+# Bytes of a line and of a JSON document, decompressed: a few kilobytes of a file may claim more.
+MOST, DOCUMENT = 1 << 28, 1 << 31
 
 
 def suffix_of(path: Path) -> str:
@@ -152,7 +149,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def members(path: Path, inside: str | None = None) -> Iterator[tuple[str | int, Any]]:
-    """(key or index, value) of each member of a JSON document, an object or an array, one at a time.
+    """(key or index, value) of each member of a JSON document, an object or an array.
 
     Args:
         path: the file.
@@ -162,21 +159,27 @@ def members(path: Path, inside: str | None = None) -> Iterator[tuple[str | int, 
         ValueError: naming the file and the line of what is not JSON, or if `inside` is not there.
     """
     with opened(path) as file:
-        document = _Document(path, io.TextIOWrapper(file, "utf-8-sig", newline=""))
-        found = False
-        for name in document.members():
-            if inside is None:
-                yield name, document.value()
-            elif name == inside:
-                found = True
-                for index in document.members():
-                    yield index, document.value()
-            else:
-                document.value()
-        if document.peek():
-            raise document.error(f"the end of the file, got {document.peek()!r}")
-        if inside is not None and not found:
+        content = file.read(DOCUMENT + 1)
+    if len(content) > DOCUMENT:
+        raise ValueError(
+            f"{path}: expected a JSON document of at most {DOCUMENT} bytes, or JSON lines, got a larger one"
+        )
+    try:
+        document = json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}, line {line}: expected UTF-8 text, got byte {content[error.start]:#x}") from error
+    # Also of integers with thousands of digits.
+    except (ValueError, RecursionError) as error:
+        line = getattr(error, "lineno", 1)
+        raise ValueError(f"{path}, line {line}: expected JSON, got text that is not: {error}") from error
+    if inside is not None:
+        if not isinstance(document, dict) or inside not in document:
             raise ValueError(f"{path}: expected the key {inside!r}, got a document without it")
+        document = document[inside]
+    if not isinstance(document, dict | list):
+        raise ValueError(f"{path}: expected a JSON object or array, got {type(document).__name__}")
+    yield from document.items() if isinstance(document, dict) else enumerate(document)
 
 
 def rows(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict[str, str]]]:
@@ -217,91 +220,3 @@ def _cells(path: Path, reader: Any) -> Iterator[list[str]]:
         yield from reader
     except csv.Error as error:
         raise ValueError(f"{path}, line {reader.line_num}: expected cells of CSV, got others: {error}") from error
-
-
-class _Document:
-    """A JSON document that is read from its beginning on; what was read is forgotten."""
-
-    def __init__(self, path: Path, file: io.TextIOWrapper) -> None:
-        self.path, self.file = path, file
-        self.text, self.at, self.line = "", 0, 1
-        self.decode = json.JSONDecoder().raw_decode
-
-    def peek(self) -> str:
-        """The next character that is no space; "" at the end."""
-        while True:
-            while self.at < len(self.text):
-                if self.text[self.at] not in " \t\r\n":
-                    return self.text[self.at]
-                self.at += 1
-            if not self._fill():
-                return ""
-
-    def take(self, expected: str) -> str:
-        """The next character, one of those expected."""
-        got = self.peek()
-        if not got or got not in expected:
-            raise self.error(f"{' or '.join(expected)}, got {repr(got) if got else 'the end of the file'}")
-        self.at += 1
-        return got
-
-    def value(self) -> Any:
-        """The next value."""
-        self.peek()
-        while True:
-            try:
-                value, end = self.decode(self.text, self.at)
-            except RecursionError as error:
-                raise self.error("JSON, got objects inside each other too deep to read") from error
-            except ValueError as error:
-                if not isinstance(error, json.JSONDecodeError):
-                    # Of an integer with thousands of digits.
-                    raise self.error(f"JSON, got a number that is none: {error}") from error
-                # What is cut off at the end of what was read may go on.
-                broken = not error.msg.startswith("Unterminated string") and error.pos + _CUT < len(self.text)
-                if broken or not self._fill():
-                    self.at = min(error.pos, len(self.text))
-                    raise self.error(f"JSON, got text that is not: {error.msg}") from error
-                continue
-            # A number may go on.
-            if end < len(self.text) or not self._fill():
-                self.at = end
-                return value
-
-    def members(self) -> Iterator[str | int]:
-        """The key or the index of each member of the next value, which whoever asks has to read before the next."""
-        opening = self.take("[{")
-        closing = "]" if opening == "[" else "}"
-        if self.peek() == closing:
-            self.take(closing)
-            return
-        index = 0
-        while True:
-            name: str | int = index
-            if opening == "{":
-                if self.peek() != '"':
-                    raise self.error(f"a key, got {self.peek()!r}")
-                name = self.value()
-                self.take(":")
-            yield name
-            index += 1
-            if self.take("," + closing) == closing:
-                return
-
-    def error(self, expected: str) -> ValueError:
-        line = self.line + self.text.count("\n", 0, self.at)
-        return ValueError(f"{self.path}, line {line}: expected {expected}")
-
-    def _fill(self) -> bool:
-        """Reads on, as much as there is of an unread value at least; False at the end."""
-        if len(self.text) - self.at > MOST:
-            raise self.error(f"values of at most {MOST} characters, got a longer one")
-        try:
-            more = self.file.read(max(CHUNK, len(self.text) - self.at))
-        except UnicodeDecodeError as error:
-            raise self.error(f"UTF-8 text, got byte {error.object[error.start]:#x} after it") from error
-        if not more:
-            return False
-        self.line += self.text.count("\n", 0, self.at)
-        self.text, self.at = self.text[self.at :] + more, 0
-        return True

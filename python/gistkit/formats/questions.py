@@ -12,7 +12,7 @@ A record is one of
 - NarrativeQA of the hub: {"document": {"summary": {"text"}}, "question": {"text"}, "answers": [{"text"}]}.
 
 A file is JSON lines, a JSON array, CSV or Parquet of such records, or one of the documents that SQuAD (1.1 and 2.0)
-and DROP come in. `gistkit.formats.folders` reads folders.
+and DROP come in. The lab reads folders.
 """
 
 from __future__ import annotations

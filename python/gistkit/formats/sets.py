@@ -1,41 +1,34 @@
-"""Sets of questions: the files, folders and names of the hub that hold them, and MRQA's domains."""
+"""Sets of questions: the files, folders and names of the hub that hold them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gistkit.formats import files, hub, parquet
-from gistkit.formats.folders import folder_questions, is_one_set
 from gistkit.formats.questions import Asked, file_questions, of_records
 
+LAB = "NarrativeQA, FairytaleQA, RACE and CNN/DailyMail's stories are read with pip install ./lab"
 SUFFIXES = (".csv", ".json", ".jsonl", ".ndjson", parquet.SUFFIX)
-IN_DOMAIN, OUT_OF_DOMAIN = "in-domain", "out-of-domain"
-# MRQA's sets by the letters that their names begin with (Fisch et al., 2019); EPL's Tables 16 and 17.
-DOMAINS = {
-    **dict.fromkeys(("squad", "newsqa", "triviaqa", "searchqa", "hotpotqa", "naturalquestions"), IN_DOMAIN),
-    **dict.fromkeys(("bioasq", "drop", "duorc", "race", "relationextraction", "textbookqa"), OUT_OF_DOMAIN),
-}
 
 
 class QuestionSet(NamedTuple):
-    """A set of questions: its name, its file or folder, and for one of MRQA's files "in-domain" or "out-of-domain"."""
+    """A set of questions: its name, and its file or folder."""
 
     name: str
     path: Path
-    domain: str | None = None
 
 
 def read_questions(path: str | Path | Iterable[Mapping[str, Any]], split: str | None = None) -> Iterator[Asked]:
     """The questions of a set, one at a time.
 
     Args:
-        path: a file (`gistkit.formats.questions` lists the formats), a folder that is one data set
-            (`gistkit.formats.folders`), or "hf:owner/name" or "hf:owner/name:configuration" of the Hugging Face hub,
-            whose rows are in one of these formats; that needs the package `datasets` and a network. Or the rows
-            themselves, such as a split of `datasets`: anything that gives mappings.
+        path: a file (`gistkit.formats.questions` lists the formats), a folder that is one data set, which the lab
+            reads (`gistkit_lab.evaluate.folders`), or "hf:owner/name" or "hf:owner/name:configuration" of the Hugging
+            Face hub, whose rows are in one of these formats; that needs the package `datasets` and a network. Or the
+            rows themselves, such as a split of `datasets`: anything that gives mappings.
         split: "train", "validation" or "test", of a folder or a name that has several; None: all of a folder, and
             "train" of a name. Rows are of one split.
 
@@ -49,7 +42,9 @@ def read_questions(path: str | Path | Iterable[Mapping[str, Any]], split: str | 
     elif (name := hub.name_of(path)) is not None:
         yield from of_records(hub.rows(name, split or "train"))
     elif Path(path).is_dir():
-        yield from folder_questions(Path(path), split)
+        if (reader := _reader(Path(path))) is None:
+            raise FileNotFoundError(f"{path}: expected a file of questions, got a folder that is no data set; {LAB}")
+        yield from reader.folder_questions(Path(path), split)
     else:
         yield from file_questions(Path(path))
 
@@ -68,21 +63,29 @@ def question_sets(paths: Sequence[str | Path]) -> list[QuestionSet]:
             continue
         if not root.exists():
             raise FileNotFoundError(f"{root}: expected a file of questions or a folder of them, found none")
-        several = root.is_dir() and not is_one_set(root)
+        several = root.is_dir() and _reader(root) is None
         for path in _files(root) if several else [root]:
             name = _name(path)
             if name in found and several:
                 name = str(path.relative_to(root))
             if name in found:
                 raise ValueError(f"questions: expected sets of different names, got {found[name].path} and {path}")
-            found[name] = QuestionSet(name, path, _domain(path))
+            found[name] = QuestionSet(name, path)
     return list(found.values())
+
+
+def _reader(folder: Path) -> Any:
+    """The module of another distribution that reads a folder as one data set; None: there is none."""
+    readers = (entry.load() for entry in entry_points(group="gistkit.formats"))
+    return next((reader for reader in readers if reader.is_one_set(folder)), None)
 
 
 def _files(folder: Path) -> list[Path]:
     chosen = sorted(path for path in folder.rglob("*") if path.is_file() and files.suffix_of(path) in SUFFIXES)
     if not chosen:
-        raise FileNotFoundError(f"{folder}: expected {', '.join(SUFFIXES)} files of questions, got none")
+        raise FileNotFoundError(f"{folder}: expected {', '.join(SUFFIXES)} files of questions, got none; {LAB}")
+    if named := [path.name for path in chosen if path.name.endswith(("qaps.csv", "-questions.csv"))]:
+        raise ValueError(f"{folder}: expected files of questions, got {named[0]}; {LAB}")
     return chosen
 
 
@@ -90,20 +93,3 @@ def _name(path: Path) -> str:
     if path.is_dir():
         return path.resolve().name
     return (path.with_suffix("") if path.suffix in files.COMPRESSED else path).stem
-
-
-def _domain(path: Path) -> str | None:
-    """The domain of a file that begins with MRQA's header; its own name counts, where the header has no known one."""
-    if path.is_dir() or path.suffix == parquet.SUFFIX:
-        return None
-    try:
-        header = json.loads(files.head(path).lstrip().split("\n", 1)[0])["header"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    names = (header.get("dataset") if isinstance(header, dict) else None, path.name)
-    for name in names:
-        letters = "".join(filter(str.isalpha, str(name).lower()))
-        for beginning, domain in DOMAINS.items():
-            if letters.startswith(beginning):
-                return domain
-    return None

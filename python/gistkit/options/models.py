@@ -116,28 +116,6 @@ def load_model(
     return model.eval().to(device), tokenizer
 
 
-def load_tokenizer(name: str) -> Any:
-    """Only the tokenizer of a model; `name` as in `load_model`.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    if name == "smollm2":
-        from gistkit.hf.smollm2 import load_smollm2
-
-        return load_smollm2()[1]
-    from transformers import AutoTokenizer
-
-    try:
-        with hub_or_cache(name):
-            return AutoTokenizer.from_pretrained(str(Path(name).expanduser()))
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines() or [repr(error)]
-        raise ValueError(
-            f"--model: expected a folder or hub name with a tokenizer, got {name!r}: {reason[0]}"
-        ) from error
-
-
 def _from_transformers(name: str, dtype: torch.dtype, images: bool) -> tuple[PreTrainedModel, Any]:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from gistkit.train.data import Corpus, load_corpus
     from gistkit.train.estimate import DryRun, dry_run
     from gistkit.train.images import ImageQuestion, ImageQuestions
-    from gistkit.train.metrics import read_metrics, steps_to, training_curves
+    from gistkit.train.metrics import read_metrics
     from gistkit.train.mixture import Mixture
     from gistkit.train.presets import PRESETS, Preset, notes
     from gistkit.train.questions import QuestionAnswering
@@ -103,8 +103,6 @@ __all__ = [
     "read_metrics",
     "restore",
     "run",
-    "steps_to",
-    "training_curves",
 ]
 
 # Torch takes seconds to import, and a command's options and presets do without it.
@@ -117,7 +115,7 @@ _HOMES = {
     "data": ("Corpus", "load_corpus"),
     "estimate": ("DryRun", "dry_run"),
     "images": ("ImageQuestion", "ImageQuestions"),
-    "metrics": ("read_metrics", "steps_to", "training_curves"),
+    "metrics": ("read_metrics",),
     "mixture": ("Mixture",),
     "presets": ("PRESETS", "Preset", "notes"),
     "questions": ("QuestionAnswering",),

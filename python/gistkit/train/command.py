@@ -149,7 +149,7 @@ def run(
     elif text is not None or dataset is not None or packed or longer_than:
         raise ValueError("questions: expected no text, dataset, packed or longer_than with them")
     elif images is not None:
-        batches = _image_questions(new_compressor, tokenizer, sources, images, schedule, split)
+        batches = _image_questions(new_compressor, tokenizer, sources, images, schedule)
     else:
         batches = _questions(sources, split, held_out_sources, weights, tokenizer, schedule, out, progress)
     schedule = schedule.for_rows(batches.rows)
@@ -244,14 +244,14 @@ def _questions(
 
 
 def _image_questions(
-    compressor: Any, processor: Any, sources: Sequence[Questions], images: str | Path, recipe: Recipe, split: str
+    compressor: Any, processor: Any, sources: Sequence[Questions], images: str | Path, recipe: Recipe
 ) -> ImageQuestions:
     if len(sources) > 1:
         raise ValueError(f"questions: expected one file with images, got {len(sources)}")
     (source,) = sources
     if not isinstance(source, str | Path):
         raise ValueError(f"questions: expected a file with images, got {_name(source)}")
-    examples = ConversationQuestions(load_conversations(source, images, split), compressor, processor)
+    examples = ConversationQuestions(load_conversations(source, images), compressor, processor)
     return ImageQuestions(examples, recipe.batch, examples.digest, recipe.seed, examples.held_out)
 
 

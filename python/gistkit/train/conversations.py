@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gistkit.formats import records
-from gistkit.formats.choices import Choice, choices, is_choices
 from gistkit.hf.chat import chat_prompt, check_chat, open_image
 from gistkit.train.data import HELD_OUT
 from gistkit.train.images import ImageQuestion
@@ -25,14 +24,6 @@ _SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "
 
 
 @dataclass(frozen=True)
-class Picture:
-    """An image that is in a file of questions: its name in messages, and what a file of it would hold."""
-
-    name: str
-    content: bytes
-
-
-@dataclass(frozen=True)
 class Conversation:
     """Images, and questions about them in order with their answers.
 
@@ -43,16 +34,14 @@ class Conversation:
         group: as of `ImageQuestion`.
     """
 
-    images: tuple[Path | Picture, ...]
+    images: tuple[Path, ...]
     turns: tuple[tuple[str, str], ...]
     others: tuple[str, ...] = ()
     group: str = ""
 
 
-def load_conversations(path: str | Path, images: str | Path, split: str | None = None) -> list[Conversation]:
-    """The conversations of ScienceQA's problems.json or MMBench's .tsv, see `gistkit.formats.choices`.
-
-    Or those of a JSON array or of JSON lines, each an object of one of two forms.
+def load_conversations(path: str | Path, images: str | Path) -> list[Conversation]:
+    """The conversations of a JSON array or of JSON lines, each an object of one of two forms.
 
     - {"image", "question", "answer"}, or "answers", a list of texts, the first of which is trained on;
     - LLaVA's {"image", "conversations": [{"from": "human", "value"}, {"from": "gpt", "value"}, ...]}.
@@ -60,9 +49,8 @@ def load_conversations(path: str | Path, images: str | Path, split: str | None =
     "image" is a file's name or a list of them. Every `<image>` is in the first question.
 
     Args:
-        path: of the file, in UTF-8; plain, gzip or zstd. One conversation at a time is read.
+        path: of the file, in UTF-8; plain, gzip or zstd.
         images: the folder that the names of images are in; none leads out of it.
-        split: "train", "validation" or "test", of a file of ScienceQA, which has all three; None: all of them.
 
     Raises:
         FileNotFoundError: naming the file or the image that is not there.
@@ -73,10 +61,7 @@ def load_conversations(path: str | Path, images: str | Path, split: str | None =
         raise FileNotFoundError(f"{path}: expected a file of conversations about images, found none")
     if not folder.is_dir():
         raise FileNotFoundError(f"images: expected the folder of the images, got {str(images)!r}")
-    if is_choices(path):
-        found = [_of_choice(choice, folder) for choice in choices(path, split)]
-    else:
-        found = [_conversation(where, values, folder) for where, values in records(path)]
+    found = [_conversation(where, values, folder) for where, values in records(path)]
     if not found:
         raise ValueError(f"{path}: expected at least one conversation, got none")
     return found
@@ -125,7 +110,7 @@ class ConversationQuestions(Sequence[ImageQuestion]):
         """First 12 hexadecimal digits of a SHA-256 of all texts and the images' names and sizes, to tell data apart."""
         values = [
             (
-                [(image.name, _size(image)) for image in each.images],
+                [(image.name, image.stat().st_size) for image in each.images],
                 each.turns,
                 *([each.others] if each.others else []),
             )
@@ -154,7 +139,7 @@ class ConversationQuestions(Sequence[ImageQuestion]):
 
 def _groups(conversations: Sequence[Conversation]) -> list[int]:
     """For each conversation the first of those that it shares an image with, also through others."""
-    first: dict[Path | bytes, int] = {}
+    first: dict[Path, int] = {}
     parents = list(range(len(conversations)))
 
     def root(index: int) -> int:
@@ -165,22 +150,9 @@ def _groups(conversations: Sequence[Conversation]) -> list[int]:
 
     for index, conversation in enumerate(conversations):
         for image in conversation.images:
-            one, other = root(index), root(first.setdefault(_identity(image), index))
+            one, other = root(index), root(first.setdefault(image.resolve(), index))
             parents[max(one, other)] = min(one, other)
     return [root(index) for index in range(len(conversations))]
-
-
-def _identity(image: Path | Picture) -> Path | bytes:
-    """What is the same of the same image."""
-    return image.content if isinstance(image, Picture) else image.resolve()
-
-
-def _size(image: Path | Picture) -> int:
-    return len(image.content) if isinstance(image, Picture) else image.stat().st_size
-
-
-def _opened(image: Path | Picture) -> Any:
-    return open_image(image.name, image.content) if isinstance(image, Picture) else open_image(image)
 
 
 def _messages(conversation: Conversation, turn: int) -> list[dict[str, Any]]:
@@ -196,9 +168,9 @@ def _messages(conversation: Conversation, turn: int) -> list[dict[str, Any]]:
     return messages
 
 
-def _content(question: str, images: Sequence[Path | Picture]) -> Iterator[dict[str, Any]]:
+def _content(question: str, images: Sequence[Path]) -> Iterator[dict[str, Any]]:
     """The text of a first question with its images in their places."""
-    files = [{"type": "image", "image": _opened(image)} for image in images]
+    files = [{"type": "image", "image": open_image(image)} for image in images]
     parts = question.split(IMAGE)
     if len(parts) == 1:
         yield from files
@@ -210,14 +182,7 @@ def _content(question: str, images: Sequence[Path | Picture]) -> Iterator[dict[s
             yield file
 
 
-def _of_choice(choice: Choice, folder: Path) -> Conversation:
-    where, image = choice.where, choice.image
-    held = Picture(where, image) if isinstance(image, bytes) else _image_file(where, image, folder)
-    # What stands for an image is no text.
-    return Conversation((held,), ((choice.question.replace(IMAGE, ""), choice.answer),), group=choice.group)
-
-
-def _image_file(where: str, name: str, folder: Path) -> Path:
+def image_file(where: str, name: str, folder: Path) -> Path:
     """The image of a name in a folder, out of which none leads."""
     file = folder / name
     if "\0" in name or not file.resolve().is_relative_to(folder.resolve()):
@@ -234,7 +199,7 @@ def _conversation(where: str, values: Any, folder: Path) -> Conversation:
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{where}: expected image, a file's name or several, got {values.get('image')!r:.60}")
-    files = [_image_file(where, name, folder) for name in names]
+    files = [image_file(where, name, folder) for name in names]
     turns, others = _turns(where, values)
     for text in (*(text for turn in turns for text in turn), *others):
         try:

@@ -17,7 +17,6 @@ from gistkit.train.documents import (
     Document,
     Documents,
     Enough,
-    articles,
     row_documents,
     text_row,
 )
@@ -52,7 +51,7 @@ def file_documents(path: Path, enough: Enough, *, streaming: bool = False, split
     """
     if not path.exists():
         raise FileNotFoundError(f"text: expected a file or a folder, got {path}, which does not exist")
-    chosen = _files_in(path) if path.is_dir() else [path]
+    chosen = files_in(path) if path.is_dir() else [path]
     key = _key(path, chosen)
     if files.suffix_of(chosen[0]) in ROWS:
         splits = _splits(path, chosen, split)
@@ -67,26 +66,11 @@ def file_documents(path: Path, enough: Enough, *, streaming: bool = False, split
     return Documents(path.name, _read_files(chosen, sizes, enough), sum(sizes), sum(sizes), key)
 
 
-def whole_documents(path: Path) -> Iterator[str]:
-    """The documents of a file or a folder as `file_documents` takes them, in its order, none cut or held out.
-
-    Raises:
-        FileNotFoundError, ValueError: as `file_documents`.
-    """
-    if not path.exists():
-        raise FileNotFoundError(f"text: expected a file or a folder, got {path}, which does not exist")
-    chosen = _files_in(path) if path.is_dir() else [path]
-    if files.suffix_of(chosen[0]) in ROWS:
-        yield from (content.decode() for _, content in articles(Rows(chosen)))
-    else:
-        yield from (file.read_text(encoding="utf-8") for file in chosen)
-
-
 def _is_compressed(file: Path) -> bool:
     return file.suffix == parquet.SUFFIX or files.is_compressed(file)
 
 
-def _files_in(folder: Path) -> list[Path]:
+def files_in(folder: Path) -> list[Path]:
     every = sorted(file for file in folder.rglob("*") if file.is_file())
     rows = [file for file in every if files.suffix_of(file) in ROWS]
     texts = [file for file in every if file.suffix in SUFFIXES and not (rows and _ABOUT.match(file.name))]

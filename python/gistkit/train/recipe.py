@@ -101,7 +101,7 @@ class Recipe:
         """The optimizer over `parameters`, or over groups of them with a learning rate each."""
         if self.optimizer == "adamw":
             return adamw(parameters, self.learning_rate, self.weight_decay, self.betas, self.eps)
-        from gistkit.train.adafactor import Adafactor
+        from torch.optim import Adafactor
 
         return Adafactor(split_groups(parameters, self.learning_rate, self.weight_decay), lr=self.learning_rate)
 

@@ -441,6 +441,8 @@ class Trainer(CompressorTrainer):
             progress=progress,
             callbacks=callbacks,
         )
+        if self.is_fsdp_enabled and recipe.optimizer == "adafactor":
+            raise ValueError("optimizer: expected adamw with FSDP, as torch's Adafactor takes no sharded weights")
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
         return SequentialSampler(cast(Any, self.train_dataset))

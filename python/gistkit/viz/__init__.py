@@ -1,7 +1,7 @@
 """Pictures (`pip install gistkit[viz]`).
 
 Every drawing function returns a figure, which notebooks show, and opens no window. Functions with one panel also take
-matplotlib axes, `ax=`, and then return these. `text_html` returns an HTML fragment, and `text_page` a document.
+matplotlib axes, `ax=`, and then return these.
 """
 
 try:
@@ -10,28 +10,17 @@ except ImportError as error:
     raise ImportError("gistkit's pictures need matplotlib, which is missing: pip install gistkit[viz]") from error
 
 from gistkit.viz.attention import draw_attention, draw_memory_attention, draw_memory_map
-from gistkit.viz.curves import draw_training_curves
 from gistkit.viz.gallery import draw_gallery
 from gistkit.viz.layout import draw_layout
-from gistkit.viz.nuggets import draw_attention_to_nuggets, draw_token_types
 from gistkit.viz.run import draw_training_run
 from gistkit.viz.savings import draw_savings
-from gistkit.viz.seqpe import draw_similarity
-from gistkit.viz.text import draw_text, text_html, text_page
 
 __all__ = [
     "draw_attention",
-    "draw_attention_to_nuggets",
     "draw_gallery",
     "draw_layout",
     "draw_memory_attention",
     "draw_memory_map",
     "draw_savings",
-    "draw_similarity",
-    "draw_text",
-    "draw_token_types",
-    "draw_training_curves",
     "draw_training_run",
-    "text_html",
-    "text_page",
 ]

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from gistkit.layouts.relations import Role
 from gistkit.viz.browser import file_of
-from gistkit.viz.flow import legible
 from gistkit.viz.layout import ROLE_COLOURS
+from gistkit.viz.legible import legible
 
 __all__ = ["ROLE_COLOURS_ON", "MatrixPage", "Side"]
 # In their order, as they are defined before they are used.

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gistkit.layouts.layout import Layout, physical_order
 from gistkit.layouts.relations import Role
-from gistkit.viz.flow import legible
+from gistkit.viz.legible import legible
 from gistkit.viz.matrix_page import ROLE_COLOURS_ON, MatrixPage, Side
 
 __all__ = ["MOST_CELLS", "MOST_TOKENS", "Tokens", "attention_page", "layout_page"]

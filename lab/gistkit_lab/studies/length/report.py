@@ -64,7 +64,7 @@ def draw_embeddings(path: Path, recipe: Recipe, states: Mapping[str, Path]) -> P
     Args:
         states: by arm, the folder of its run.
     """
-    from gistkit.viz.seqpe import draw_similarity
+    from gistkit_lab.viz.similarity import draw_similarity
 
     embeddings: dict[str, Any] = {}
     positions = min(2048, recipe.base**recipe.digits)

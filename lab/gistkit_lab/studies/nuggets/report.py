@@ -97,8 +97,7 @@ def type_rows(runs: Sequence[Run], task: str, top: int = 10) -> list[list[str]]:
 
 def figures(runs: Sequence[Run]) -> dict[str, Figure]:
     """Perplexity by states, and of the learned scorer the token types and a text."""
-    from gistkit.viz import draw_text, draw_token_types
-    from gistkit_lab.viz import draw_perplexity
+    from gistkit_lab.viz import draw_perplexity, draw_text, draw_token_types
 
     pictures: dict[str, Figure] = {}
     language = {arm: arm_runs for arm, arm_runs in by_arm(runs, "lm").items() if arm.method != "full"}

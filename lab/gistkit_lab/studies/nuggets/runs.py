@@ -15,10 +15,10 @@ from gistkit.compress import Dodo, MixedResolution
 from gistkit.compress.methods.in_place import InPlace
 from gistkit.compress.reading.language import LanguageModel
 from gistkit.evaluate import bleu4
-from gistkit.evaluate.reading import last_tokens
 from gistkit.hf import attach
 from gistkit.train.data import Corpus
 from gistkit.train.stages import selecting_at
+from gistkit_lab.evaluate.reading import last_tokens
 from gistkit_lab.studies.fitting import Carried, Progress, exclusively, fit
 from gistkit_lab.studies.nuggets.study import Arm, Recipe, build_compressor, build_reader, fresh_model
 from gistkit_lab.studies.reconstruction import evaluate as reconstruct

@@ -1,0 +1,372 @@
+"""What the lab adds to `gistkit evaluate`: the papers' prompts, images, judges, writers, and several sets."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from gistkit.cli.evaluate import (
+    CONTEXT,
+    MEASURES,
+    check_data,
+    compressor_or_baseline,
+    context_of,
+    corpus_of,
+    measuring,
+    passages_of,
+    refuse,
+    show,
+    text_examples,
+)
+from gistkit.common.processes import launched
+from gistkit.options.arguments import device, number, path, positive
+from gistkit.options.messages import warn
+from gistkit.options.models import chosen_compressor, load_model
+from gistkit_lab.evaluate.endpoint_options import add_endpoint, chosen_endpoint
+
+if TYPE_CHECKING:
+    from gistkit.evaluate import Example, Report
+    from gistkit_lab.evaluate.sets import SetReports
+
+# Options that are None by default: of a writer, and of all others here.
+WRITER = ("writer", "writer_model", "writer_prompt", "writer_concurrency", "written_ratio")
+JUDGE = ("judge", "judge_model", "judge_prompt", "judge_concurrency")
+SETS = ("trained_on", "tested_on")
+
+
+def add(parser: Any) -> None:
+    """The options."""
+    group = parser.add_argument_group("the papers' protocols")
+    group.add_argument(
+        "--documents", action="store_true",
+        help="use each document of --text, cut to --context tokens, as a context; holds out nothing; for the task ae",
+    )  # fmt: skip
+    group.add_argument(
+        "--images", type=path, metavar="FOLDER",
+        help="folder of images, for the method voco; --questions are then files of image, question and answer or "
+        "answers, as for gistkit train, or in LLaVA's format, and every question is measured",
+    )  # fmt: skip
+    group.add_argument(
+        "--prompt", choices=("plain", "dodo"), default="plain",
+        help="prompt around a question; plain: ### Question: and ### Answer: lines; dodo: Dodo's prompt in the model's "
+        "chat template, or between [INST] and [/INST] (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--tau", type=positive, metavar="N",
+        help="evaluate the language model that sees its last N tokens, and only nuggets (dodo) or means (avgpool) of "
+        "earlier ones: the perplexity of continuations, and how many states it keeps, beside --baselines recent, as "
+        "many last tokens, and full (default: both)",
+    )  # fmt: skip
+    group.add_argument(
+        "--segment", type=positive, metavar="N", help="tokens that share the start of the --tau window (default: 32)"
+    )
+    group.add_argument("--trained-on", metavar="NAME", help="the compressor's training set, for gistkit view matrix")
+    group.add_argument("--tested-on", metavar="NAME", help="this test set, for gistkit view matrix")
+    fields = "{question}, {reference}, {answer} and perhaps {context}"
+    add_endpoint(parser.add_argument_group("judge of answers"), "judge", "scores answers", fields)
+    group = parser.add_argument_group("writer of shortened contexts")
+    does = "replaces the compressor: it shortens the contexts of --questions and answers from what it wrote"
+    add_endpoint(group, "writer", does, "{words} and {context}")
+    group.add_argument(
+        "--written-ratio",
+        type=number(1),
+        metavar="N",
+        help="words of a context per word that it may write (default: 5)",
+    )
+    group.add_argument(
+        "--cut", action="store_true", help="cut what it wrote to the number of tokens of a compressor at that ratio"
+    )
+
+
+def asked(arguments: argparse.Namespace) -> bool:
+    """Whether the arguments ask for what the library alone does not do."""
+    return (
+        any(getattr(arguments, name) is not None for name in ("images", "tau", "segment", *SETS, *JUDGE, *WRITER))
+        or any((arguments.documents, arguments.cut, arguments.prompt != "plain"))
+        or not {"summary", "recent"}.isdisjoint(arguments.baselines or ())
+        or _several(arguments.questions or [])
+    )
+
+
+def _several(questions: list[Path]) -> bool:
+    """Whether these are several sets; what is wrong with them is told by whoever reads them."""
+    from gistkit.formats import question_sets
+
+    try:
+        return len(question_sets(questions)) > 1
+    except (OSError, ValueError):
+        return False
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measures, and writes the report."""
+    if any(getattr(arguments, name) is not None for name in WRITER) or arguments.cut:
+        return _written(arguments)
+    if arguments.tau is not None or arguments.segment is not None:
+        return _read_on(arguments)
+    check_data(arguments)
+    if arguments.prompt != "plain" and arguments.questions is None:
+        raise ValueError(f"--prompt: expected plain without --questions, got {arguments.prompt}")
+    if arguments.documents:
+        refuse(arguments, "--documents", continuation=None, questions=None)
+        if arguments.text is None:
+            raise ValueError("--documents: not allowed without --text")
+    baselines = ["none", "full"] if arguments.baselines is None else arguments.baselines
+    if "recent" in baselines:
+        raise ValueError("--baselines: expected some of none, full, summary without --tau, got recent")
+
+    from gistkit_lab.evaluate.judge import OpenAIJudge
+
+    judge = chosen_endpoint(arguments, "judge", OpenAIJudge)
+    if arguments.images is not None:
+        return _about_images(arguments, judge)
+
+    from gistkit import evaluate
+    from gistkit.formats import question_sets
+    from gistkit.formats.hub import name_of
+    from gistkit_lab.evaluate import prompts
+    from gistkit_lab.evaluate.run import run as measure
+    from gistkit_lab.evaluate.sets import domain_of, run_sets
+
+    chosen = question_sets(arguments.questions or [])
+    for name in SETS:
+        if len(chosen) > 1 and (value := getattr(arguments, name)) is not None:
+            raise ValueError(
+                f"--{name.replace('_', '-')}: expected one set of questions, got {value} and {len(chosen)}"
+            )
+    device_name = launched().on(device(arguments.device))
+    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, needs=MEASURES)
+    compressor = compressor_or_baseline(arguments, model)
+    # An unusable chat template is an error only here.
+    chat = arguments.prompt == "dodo" or "summary" in baselines
+    markers = evaluate.chat_markers(tokenizer) if chat else evaluate.INST
+    settings: dict[str, Any] = {"baselines": baselines, "markers": markers, "judge": judge, **measuring(arguments)}
+    if not chosen:
+        if arguments.documents:
+            examples = _documents(arguments, tokenizer, context_of(arguments, compressor))
+        else:
+            examples = text_examples(arguments, tokenizer, compressor)
+        return _show(measure(compressor, tokenizer, examples, **settings), arguments)
+    read: Callable[..., Any] = evaluate.iter_questions
+    if arguments.prompt == "dodo":
+        read = partial(prompts.iter_questions, markers=markers)
+    sets = {each.name: partial(_questions, read, each.path, arguments) for each in chosen}
+    if len(sets) == 1:
+        (examples,) = (each() for each in sets.values())
+        return _show(measure(compressor, tokenizer, examples, **settings), arguments)
+    found = {each.name: domain_of(each.path) for each in chosen if name_of(each.path) is None}
+    domains = {name: domain for name, domain in found.items() if domain is not None}
+    return _show_sets(run_sets(compressor, tokenizer, sets, domains=domains, **settings), arguments)
+
+
+def _read_on(arguments: argparse.Namespace) -> int:
+    """A language model that reads with the compressor."""
+    if arguments.tau is None:
+        raise ValueError(f"--segment: not allowed without --tau, got {arguments.segment}")
+    plain: dict[str, Any] = dict.fromkeys(("questions", "images", "tasks", "max_new_tokens", *SETS, *JUDGE))
+    refuse(
+        arguments, "--tau", documents=False, prompt="plain", keep_examples=False, **plain
+    )  # fmt: skip
+    check_data(arguments)
+    baselines = ["recent", "full"] if arguments.baselines is None else arguments.baselines
+    if unknown := sorted({*baselines} - {"recent", "full"}):
+        raise ValueError(f"--baselines: expected some of recent, full with --tau, got {unknown[0]}")
+    processes = launched()
+    device_name = processes.on(device(arguments.device))
+
+    import torch
+
+    from gistkit.compress import MixedResolution, language_model
+    from gistkit_lab.evaluate.reading import read_on
+
+    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, needs=MEASURES)
+    compressor: Any = chosen_compressor(arguments, model)
+    reader = language_model(compressor, arguments.tau, arguments.segment)
+    context = arguments.context or CONTEXT
+    continuation = arguments.continuation or context
+    corpus = corpus_of(arguments, tokenizer, held_out_only=False)
+    rows = passages_of(arguments, corpus, context + continuation)
+    if arguments.tau >= len(rows[0]):
+        raise ValueError(f"--tau: expected less than a passage, {len(rows[0])} tokens, got {arguments.tau}")
+    if (
+        isinstance(reader, MixedResolution)
+        and compressor.samples_threshold
+        and compressor.settings["threshold"] is None
+    ):
+        # After training on whole contexts there is no threshold: training text determines it.
+        corpus.check(context + continuation)
+        sampled = torch.Generator().manual_seed(0)
+        reader.calibrate(corpus.batch(arguments.batch_size, context + continuation, sampled) for _ in range(4))
+    report = read_on(
+        reader,
+        rows,
+        continuation,
+        baselines=baselines,
+        batch_size=arguments.batch_size,
+        tokenizer=tokenizer,
+        excluded_words=arguments.excluded_words,
+        processes=processes,
+    )
+    return show(report, arguments)
+
+
+def _written(arguments: argparse.Namespace) -> int:
+    """A writer in place of a compressor."""
+    refuse(
+        arguments, "--writer", compressor=None, method=None, text=None, images=None, tau=None,
+        segment=None, tasks=None, prompt="plain", max_new_tokens=None, excluded_words=None, documents=False,
+        ratio=None, layout=None, chunk=None, option=[], baselines=None, context=None, continuation=None,
+    )  # fmt: skip
+    if not arguments.questions:
+        raise ValueError("--questions: required with --writer")
+    if not launched().is_first:
+        # Only one process asks.
+        return 0
+
+    from gistkit.evaluate import iter_questions
+    from gistkit.evaluate.metrics import need
+    from gistkit.formats import question_sets
+    from gistkit_lab.evaluate.judge import OpenAIJudge
+    from gistkit_lab.evaluate.written import OpenAIWriter, evaluate_written
+
+    writer = chosen_endpoint(arguments, "writer", OpenAIWriter)
+    if writer is None:
+        raise ValueError("--writer: expected a URL, such as http://localhost:8000/v1, got none")
+    judge = chosen_endpoint(arguments, "judge", OpenAIJudge)
+    tokenizer = _tokenizer(arguments.model)
+    reports = {}
+    for each in question_sets(arguments.questions):
+        examples = _questions(partial(iter_questions, template="{question}"), each.path, arguments)
+        with need("tqdm").tqdm(total=len(examples), desc=each.name, unit="answer") as bar:
+            reports[each.name] = evaluate_written(
+                writer, examples, ratio=arguments.written_ratio or 5, tokenizer=tokenizer, cut=arguments.cut,
+                judge=judge, on_answer=bar.update,
+            )  # fmt: skip
+        if unwritten := reports[each.name].rows[0].counts["unwritten"]:
+            warn(f"the writer gave {unwritten} contexts of {each.name} no text")
+    return _show_all(reports, arguments)
+
+
+def _about_images(arguments: argparse.Namespace, judge: Any) -> int:
+    """Questions about images, of which a compressor of images has the memory."""
+    refuse(arguments, "--images", baselines=None, tasks=None, prompt="plain", split="validation", excluded_words=None)
+    if arguments.questions is None:
+        raise ValueError("--questions: expected files of questions about the images, got none")
+
+    from gistkit import train
+    from gistkit_lab.evaluate.choices import image_conversations
+    from gistkit_lab.evaluate.images import evaluate_images
+
+    processes = launched()
+    device_name = processes.on(device(arguments.device))
+    model, processor = load_model(arguments.model, arguments.dtype, device_name, images=True, needs=MEASURES)
+    compressor: Any = chosen_compressor(arguments, model, processor)
+    reports = {}
+    with TemporaryDirectory() as extracted:
+        for file in arguments.questions:
+            name = file.name.partition(".")[0]
+            if name in reports:
+                raise ValueError(f"--questions: expected files of different names, got {name} twice")
+            conversations = image_conversations(file, arguments.images, Path(extracted))
+            reports[name] = evaluate_images(
+                compressor,
+                processor.tokenizer,
+                train.ConversationQuestions(conversations, compressor, processor),
+                limit=arguments.examples,
+                batch_size=arguments.batch_size,
+                max_new_tokens=arguments.max_new_tokens,
+                judge=judge,
+                processes=processes,
+            )
+    return _show_all(reports, arguments)
+
+
+def _show_all(reports: dict[str, Report], arguments: argparse.Namespace) -> int:
+    from gistkit_lab.evaluate.sets import SetReports
+
+    if len(reports) == 1:
+        return _show(next(iter(reports.values())), arguments)
+    return _show_sets(SetReports(reports), arguments)
+
+
+def _show(report: Report, arguments: argparse.Namespace) -> int:
+    _warn_of_missing_scores(report, arguments)
+    sets = {name: getattr(arguments, name) for name in SETS if getattr(arguments, name)}
+    return show(dataclasses.replace(report, settings=report.settings | sets), arguments)
+
+
+def _show_sets(reports: SetReports, arguments: argparse.Namespace) -> int:
+    for name, each in reports.reports.items():
+        _warn_of_missing_scores(each, arguments, f" to {name}")
+    return show(reports, arguments)
+
+
+def _warn_of_missing_scores(report: Report, arguments: argparse.Namespace, where: str = "") -> None:
+    if arguments.judge is None or not launched().is_first:
+        return
+    for row in report.rows:
+        if missing := row.counts["qa_examples"] - row.counts.get("qa_judged", 0):
+            warn(f"the judge gave {missing} of {row.counts['qa_examples']} answers{where} of {row.method} no score")
+
+
+def whole_documents(path: Path) -> Iterator[str]:
+    """The documents of a file or a folder as `file_documents` takes them, in its order, none cut or held out.
+
+    Raises:
+        FileNotFoundError, ValueError: as `file_documents`.
+    """
+    from gistkit.formats.files import suffix_of
+    from gistkit.train.document_files import ROWS, Rows, files_in
+    from gistkit.train.documents import articles
+
+    if not path.exists():
+        raise FileNotFoundError(f"text: expected a file or a folder, got {path}, which does not exist")
+    chosen = files_in(path) if path.is_dir() else [path]
+    if suffix_of(chosen[0]) in ROWS:
+        yield from (content.decode() for _, content in articles(Rows(chosen)))
+    else:
+        yield from (file.read_text(encoding="utf-8") for file in chosen)
+
+
+def _documents(arguments: argparse.Namespace, tokenizer: Any, length: int) -> list[Example]:
+    """The first documents of a text, each without what is beyond `length` tokens."""
+    from gistkit.compress.tokens import text_ids
+    from gistkit.evaluate import Example
+
+    rows = (text_ids(text, tokenizer)[:length] for text in whole_documents(arguments.text))
+    return [Example(row) for row in islice(filter(None, rows), arguments.examples)]
+
+
+def _questions(read: Callable[..., Any], source: Path, arguments: argparse.Namespace) -> list[Example]:
+    """The first questions of a set; no more of it is read."""
+    return list(islice(read(source, split=arguments.split), arguments.examples))
+
+
+def _tokenizer(name: str) -> Any:
+    """Only the tokenizer of a model; `name` as in `load_model`.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if name == "smollm2":
+        from gistkit.hf.smollm2 import load_smollm2
+
+        return load_smollm2()[1]
+    from transformers import AutoTokenizer
+
+    from gistkit.options.hub import hub_or_cache
+
+    try:
+        with hub_or_cache(name):
+            return AutoTokenizer.from_pretrained(str(Path(name).expanduser()))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines() or [repr(error)]
+        raise ValueError(
+            f"--model: expected a folder or hub name with a tokenizer, got {name!r}: {reason[0]}"
+        ) from error

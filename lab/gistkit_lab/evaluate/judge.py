@@ -1,0 +1,209 @@
+"""Judges of answers: any Python function of a question, a reference and an answer, or a model behind an endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from gistkit.evaluate import Example, Report, Row
+from gistkit.evaluate.data import prepare, words_of
+from gistkit.evaluate.metrics import need
+from gistkit.evaluate.report import summary
+from gistkit_lab.evaluate.endpoint import Endpoint, EndpointError, check_fields, filled, in_order, objects
+
+# (question, reference, answer) -> a score from 0, wrong, to 1, right. See `judged` for what else one may have.
+Judge = Callable[..., float]
+
+# GistPool's Appendix C describes its prompt, a judge with the full context and the right response, without printing it
+# in the stored text; these words are gistkit's own.
+TEMPLATE = """\
+You grade an answer to a question about a document.
+
+Document:
+{context}
+
+Question:
+{question}
+
+Reference answer:
+{reference}
+
+Answer to grade:
+{answer}
+
+The answer is correct if it says what the reference answer says, in whatever words, and nothing that the document \
+contradicts. Reply with a JSON object alone: {"score": 1} if it is correct, {"score": 0} if it is not."""
+
+
+class JudgeError(EndpointError):
+    """A judge that gave no score."""
+
+
+class Answered(NamedTuple):
+    """What a judge is asked about: texts, with all right answers."""
+
+    question: str
+    references: Sequence[str]
+    answer: str = ""
+    context: str = ""
+
+
+class PromptedJudge(Endpoint):
+    """A judge with a prompt of its own.
+
+    Args:
+        url, model, endpoint: as in `Endpoint`.
+        template: the prompt, a user's message with the fields, and perhaps {context}. Other braces are text.
+        fields: that have to be in it.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+
+    role, error = "judge", JudgeError
+
+    def __init__(self, url: str, model: str, template: str, fields: Sequence[str], **endpoint: Any) -> None:
+        super().__init__(url, model, **endpoint)
+        check_fields(template, fields)
+        self.template = template
+        self.reads_context = "{context}" in template
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What a report says of the judge; never the key."""
+        return super().description | {"template": self.template}
+
+
+class OpenAIJudge(PromptedJudge):
+    """A model behind an OpenAI-compatible endpoint that grades answers; a call gives a score from 0 to 1.
+
+    A reply counts if it holds a JSON object with a "score" from 0 to 1; the last such object is taken. One without is
+    tried again, as GistPool's Appendix C does three times.
+
+    Args:
+        url, model, endpoint: as in `Endpoint`.
+        template: the prompt, a user's message, with {question}, {reference}, {answer} and, if the judge is to read the
+            whole document as in GistPool, {context}. Other braces are text.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+
+    def __init__(self, url: str, model: str, *, template: str = TEMPLATE, **endpoint: Any) -> None:
+        super().__init__(url, model, template, ("question", "reference", "answer"), **endpoint)
+
+    def check(self) -> None:
+        """Asks for the score of one answer, so that a wrong address, name or key shows before an evaluation.
+
+        Raises:
+            JudgeError: if none came.
+        """
+        self("What is one and one?", "2", "2", context="One and one are two.")
+
+    def __call__(self, question: str, reference: str, answer: str, *, context: str = "") -> float:
+        """The score of one answer.
+
+        Raises:
+            JudgeError: if no attempt gave one, with the reason of the last one in a line.
+        """
+        texts = {"question": question, "reference": reference, "answer": answer, "context": context}
+        return self.ask(filled(self.template, texts), "a score", _score)
+
+
+def judged(
+    judge: Judge, answers: Sequence[Answered], *, on_answer: Callable[[], Any] = lambda: None
+) -> list[float | None]:
+    """The scores of answers, from 0 to 1; None where the judge raised a `JudgeError`.
+
+    An answer with several references has the best score over them; after a 1 the others are not asked for.
+
+    Args:
+        judge: called as judge(question, reference, answer). An attribute `reads_context` that is true adds the keyword
+            `context`, the whole document; an attribute `concurrency` is how many threads may call it at a time.
+        answers: the texts.
+        on_answer: called in this thread after each answer, in their order.
+
+    Raises:
+        ValueError: if a score is no number from 0 to 1. What else a judge raises ends the evaluation.
+    """
+    scores = []
+    for score in in_order(partial(_best, judge), answers, int(getattr(judge, "concurrency", 1))):
+        scores.append(score)
+        on_answer()
+    return scores
+
+
+def questions_of(data: Sequence[Example], tokenizer: Any | None) -> list[Answered | None]:
+    """What a judge is asked about each example, but for the answer; None for one without a question.
+
+    Raises:
+        ValueError: as of `gistkit.evaluate.compare` for the task "qa".
+    """
+    return [
+        Answered(words_of(row.question, tokenizer).strip(), row.answers, context=words_of(row.context, tokenizer))
+        if row.has("qa")
+        else None
+        for row in prepare(data, tokenizer, ("qa",))
+    ]
+
+
+def judge_report(report: Report, asked: Sequence[Answered | None], judge: Judge, *, progress: bool = True) -> Report:
+    """A report with a judge's scores of the answers in it: the metric "qa_judge", 0..100, of the "qa_judged" that it
+    gave. The share of wrong answers, as in GistPool, is 100 less it.
+
+    Args:
+        report: with its examples.
+        asked: for each example, as `questions_of` gives them.
+        judge: as in `judged`.
+        progress: whether to show progress bars.
+    """
+    return replace(
+        report,
+        rows=tuple(_judged_row(row, asked, judge, progress) for row in report.rows),
+        settings=report.settings | {"judge": described(judge)},
+    )
+
+
+def _judged_row(row: Row, asked: Sequence[Answered | None], judge: Judge, progress: bool) -> Row:
+    pairs = [(each, result) for each, result in zip(asked, row.examples, strict=True) if each is not None]
+    answers = [each._replace(answer=result.prediction or "") for each, result in pairs]
+    with need("tqdm").tqdm(
+        total=len(answers), desc=f"{row.method}, judged", unit="answer", disable=not progress
+    ) as bar:
+        scores = judged(judge, answers, on_answer=bar.update)
+    for (_, result), score in zip(pairs, scores, strict=True):
+        result.judge = score
+    metrics, counts = summary(row.examples)
+    return replace(row, metrics={**metrics, **row.metrics}, counts={**counts, **row.counts})
+
+
+def _best(judge: Judge, answered: Answered) -> float | None:
+    best = None
+    more = {"context": answered.context} if getattr(judge, "reads_context", False) else {}
+    for reference in dict.fromkeys(answered.references):
+        try:
+            score = judge(answered.question, reference, answered.answer, **more)
+        except JudgeError:
+            continue
+        if not isinstance(score, int | float) or not 0 <= score <= 1:
+            raise ValueError(f"judge: expected a score from 0 to 1, got {score!r}")
+        best = max(best or 0.0, float(score))
+        if best == 1:
+            break
+    return best
+
+
+def described(judge: Callable[..., float]) -> Any:
+    """What a report says of a judge: its description, or the name of the function."""
+    return getattr(judge, "description", None) or getattr(judge, "__name__", type(judge).__name__)
+
+
+def _score(text: str) -> float:
+    """The score of the last JSON object in a reply that has one."""
+    for each in objects(text):
+        score = each.get("score")
+        if isinstance(score, int | float) and 0 <= score <= 1:
+            return float(score)
+    raise ValueError(f'a reply without {{"score": a number from 0 to 1}}: {text!r:.80}')
