@@ -90,8 +90,9 @@ OWN = """## What it is for
 
 At 8x it answers 46% of the questions by hand exactly and 59% of the made-up facts; smollm2-select-4x with `--ratio 8`
 answers 44% and 35%. By hand that is one question of 50, and the share was chosen from six by these same questions; at
-16x both answer 36%. The reader has learned from other facts of the same kinds. With share 1, the learned adapter itself, 69%
-of the facts are answered, but 38% by hand. `--ratio 4` and `--ratio 16`, or `compressor.at(4)`, have other ratios.
+16x both answer 36%. The reader has learned from other facts of the same kinds. With share 1, the learned adapter
+itself, 69% of the facts are answered, but 38% by hand. `--ratio 4` and `--ratio 16`, or `compressor.at(4)`, have other
+ratios.
 
 Its costs are those of [smollm2-select-4x](../smollm2-select-4x/README.md), with half the bytes. vLLM and transformers'
 own cache do not read a memory whose heads keep different numbers of tokens.
