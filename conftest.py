@@ -96,6 +96,16 @@ def seed():
 
 
 @pytest.fixture
+def cached_smollm2(tmp_path_factory, monkeypatch):
+    """SmolLM2's weights, unpacked once for all tests and all processes of a run; skips where they are missing."""
+    from tests.helpers.smollm2 import skip_without_smollm2, unpacked
+
+    skip_without_smollm2()
+    base = tmp_path_factory.getbasetemp()
+    unpacked((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "smollm2", monkeypatch)
+
+
+@pytest.fixture
 def one_thread():
     """Torch uses one thread while the test runs."""
     before = torch.get_num_threads()

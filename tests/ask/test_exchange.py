@@ -2,11 +2,12 @@
 
 import re
 import shlex
+import shutil
 
 import pytest
 
 from gistkit import cli
-from tests.helpers.smollm2 import ROOT, beside_the_report
+from tests.helpers.smollm2 import ROOT
 
 (BLOCK,) = re.findall(
     r"```console\n(.*?)```", (ROOT / "docs/quickstart.md").read_text().replace(" \\\n", " "), re.DOTALL
@@ -14,8 +15,9 @@ from tests.helpers.smollm2 import ROOT, beside_the_report
 
 
 @pytest.mark.slow
-def test_the_exchange_of_the_quick_start(tmp_path, monkeypatch, capsys):
-    beside_the_report(tmp_path, monkeypatch)
+def test_the_exchange_of_the_quick_start(cached_smollm2, tmp_path, capsys):
+    (tmp_path / "docs").mkdir()
+    shutil.copy(ROOT / "docs/report.txt", tmp_path / "docs")
     commands = [part.split("\n", 1) for part in BLOCK.split("$ gistkit ")[1:]]
     assert len(commands) == 2
     for command, shown in commands:

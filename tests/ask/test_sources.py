@@ -180,7 +180,7 @@ def test_columns_that_fill_up_a_head_are_not_attended_to():
     assert float(attention.sum()) == pytest.approx(5, abs=1e-6) and len(context_attention(conversation)[0]) == 30
 
 
-@pytest.mark.parametrize("largest", [2**28, 250])
+@pytest.mark.parametrize("largest", [2**28, 700])
 def test_attention_to_heads_of_different_lengths_is_that_of_a_dense_computation(largest, monkeypatch):
     monkeypatch.setattr("gistkit.ask.conversation.ROWS", 3)
     for module in ("gistkit.ask.conversation", "gistkit.inspect.recorder"):
@@ -226,8 +226,8 @@ def test_attention_to_heads_of_different_lengths_is_that_of_a_dense_computation(
     expected = expected[2:] / compressor.config.num_hidden_layers / compressor.config.num_attention_heads
     torch.testing.assert_close(torch.cat([first, second]), expected, rtol=1e-5, atol=1e-6)
     assert (len(first), len(second)) == (30, 12)
-    # Those to a layer's text and memory.
-    assert max(alive) == 2
+    # A layer's at a time.
+    assert max(alive) == 1
 
 
 def test_a_stop_token_does_not_count():

@@ -220,7 +220,7 @@ def mistakes(llava, tmp_path_factory):
         ("compress {photo} {tmp}/text.txt", r"TEXT: expected only texts or only images, got .*0.png and .*text.txt"),
         ("compress {tmp}/broken.png", r"broken.png: expected an image, got a file that cannot be read as one: "),
         ("compress {tmp}/huge.png", r"huge.png: expected an image, got .*900000000 pixels"),
-        ("compress {photo} --option gap=9 --option memory_tokens=2", r"0.png: gap: expected at least 9 tokens behind"),
+        ("compress {photo} --option gap=9 --option memory_tokens=2", r"0.png: gap: expected at least 9 tokens after"),
         pytest.param(
             "train --preset epl-finetune --questions {tmp}/huge.jsonl --images {tmp} --steps 1 "
             "--option memory_tokens=2",

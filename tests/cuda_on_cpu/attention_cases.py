@@ -6,6 +6,7 @@ import ctypes
 from dataclasses import dataclass, field
 
 import torch
+from emulation import Bool, Double, Int, Long, Pointer, mirror
 from torch import Tensor
 
 import gistkit
@@ -30,57 +31,32 @@ class Rows(ctypes.Structure):
         return cls(t.data_ptr(), batch, head, row)
 
 
-_PROBLEM = [
-    ("dtype", ctypes.c_int),
-    *((name, ctypes.c_int64) for name in ("batch", "query_heads", "key_heads", "num_queries", "num_keys")),
-    ("dim_qk", ctypes.c_int),
-    ("dim_v", ctypes.c_int),
-    ("scale", ctypes.c_double),
-    ("softcap", ctypes.c_double),
-    ("spans", ctypes.c_void_p),
-    ("spans_shared", ctypes.c_bool),
-    ("num_spans", ctypes.c_int),
-    ("key_bias", ctypes.c_void_p),
-    ("bias_batch_stride", ctypes.c_int64),
-    ("bias_head_stride", ctypes.c_int64),
-    *((name, Rows) for name in ("query", "key", "value")),
-]
-
-
-class Forward(ctypes.Structure):
-    _fields_ = [*_PROBLEM, ("out", Rows), ("lse", ctypes.c_void_p)]
-
-
-class Backward(ctypes.Structure):
-    _fields_ = [
-        *_PROBLEM,
-        ("out", Rows),
-        ("grad_out", Rows),
-        ("lse", ctypes.c_void_p),
-        ("grad_lse", ctypes.c_void_p),
-        *((name, Rows) for name in ("grad_query", "grad_key", "grad_value")),
-        ("grad_key_bias", ctypes.c_void_p),
-        ("deterministic", ctypes.c_bool),
-    ]
-
-
-class DeviceTiles(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("offsets", "counts", "entries", "order")),
-        ("last_offset", ctypes.c_int64),
-        ("lists", ctypes.c_int32),
-        ("tiles", ctypes.c_int32),
-    ]
-
-
-class Device(ctypes.Structure):
-    _fields_ = [
-        ("key_tiles", DeviceTiles),
-        ("query_tiles", DeviceTiles),
-        ("splits", ctypes.c_int),
-        ("shared_limit", ctypes.c_int),
-        ("workspace", ctypes.c_void_p),
-    ]
+_PROBLEM = (
+    ("dtype", Int),
+    ("batch query_heads key_heads num_queries num_keys", Long),
+    ("dim_qk dim_v", Int),
+    ("scale softcap", Double),
+    ("spans", Pointer),
+    ("spans_shared", Bool),
+    ("num_spans", Int),
+    ("key_bias", Pointer),
+    ("bias_batch_stride bias_head_stride", Long),
+    ("query key value", Rows),
+)
+Forward = mirror("Forward", *_PROBLEM, ("out", Rows), ("lse", Pointer))
+Backward = mirror(
+    "Backward",
+    *_PROBLEM,
+    ("out grad_out", Rows),
+    ("lse grad_lse", Pointer),
+    ("grad_query grad_key grad_value", Rows),
+    ("grad_key_bias", Pointer),
+    ("deterministic", Bool),
+)
+DeviceTiles = mirror(
+    "DeviceTiles", ("offsets counts entries order", Pointer), ("last_offset", Long), ("lists tiles", Int)
+)
+Device = mirror("Device", ("key_tiles query_tiles", DeviceTiles), ("splits shared_limit", Int), ("workspace", Pointer))
 
 
 STRUCTS = [
@@ -270,6 +246,31 @@ class Case:
         finite = torch.where(lse == -torch.inf, 0, lse)
         total = (out * self.tensors["grad_out"].to(dtype)).sum() + (finite * self.tensors["grad_lse"].to(wide)).sum()
         return [out.detach(), lse.detach(), *torch.autograd.grad(total, inputs)]
+
+
+def lists_of(case: Case) -> tuple[TileLists, TileLists]:
+    """Key tiles of query tiles, and the other way round, for tiles of 128 queries and 64 keys."""
+    mask = reference.dense_mask(case.plan)
+    return TileLists.of(mask, 128, 64), TileLists.of(mask.transpose(1, 2), 64, 128)
+
+
+def backward_of(case: Case, out: Tensor, lse: Tensor) -> tuple[Backward, dict[str, Tensor]]:
+    """Params of a backward pass from the results of a forward pass, and the gradients that it will write."""
+    params = Backward()
+    case.fill(params)
+    params.out, params.lse = Rows.of(out), lse.data_ptr()
+    params.grad_out, params.grad_lse = Rows.of(case.tensors["grad_out"]), case.tensors["grad_lse"].data_ptr()
+    grads = {
+        "grad_query": case.empty(case.heads, case.queries, case.dim),
+        "grad_key": case.empty(case.key_heads, case.keys, case.dim),
+        "grad_value": case.empty(case.key_heads, case.keys, case.value_dim),
+    }
+    for name, t in grads.items():
+        setattr(params, name, Rows.of(t))
+    if case.bias:
+        grads["grad_key_bias"] = torch.full((case.batch, case.heads, case.keys), torch.nan)
+        params.grad_key_bias = grads["grad_key_bias"].data_ptr()
+    return params, grads
 
 
 def plain_attention(

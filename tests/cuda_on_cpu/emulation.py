@@ -33,6 +33,13 @@ COPIES = ("poison", "eager", "lazy")
 SHARED_LIMIT = 227 * 1024  # bytes of shared memory a block: sm_90's; sm_86, sm_89 and sm_120 have 99 KB
 
 Struct = tuple[str, str, type[ctypes.Structure]]
+Pointer, Bool, Int, Long, Double = ctypes.c_void_p, ctypes.c_bool, ctypes.c_int, ctypes.c_int64, ctypes.c_double
+
+
+def mirror(name: str, *fields: tuple[str, type]) -> type[ctypes.Structure]:
+    """A structure of C++ for ctypes: names of fields, and the type of these."""
+    members = [(member, kind) for names, kind in fields for member in names.split()]
+    return type(name, (ctypes.Structure,), {"_fields_": members})
 
 
 class EmulatorError(RuntimeError):

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import emulation
 import torch
+from emulation import Bool, Double, Int, Long, Pointer, mirror
 from rope_params import DTYPES, POSITION_TYPES, RopeAngles, RopePositions, Strides
 from torch import Tensor
 
-
-class PoolTensor(ctypes.Structure):
-    _fields_ = (
-        ("in_", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("heads", ctypes.c_int64),
-        ("dim", ctypes.c_int64),
-        ("in_stride", Strides),
-        ("out_stride", Strides),
-    )
-
-
-class PoolParams(ctypes.Structure):
-    _fields_ = (
-        ("tensors", PoolTensor * 2),
-        ("dtype", ctypes.c_int),
-        ("batch", ctypes.c_int64),
-        ("tokens", ctypes.c_int64),
-        ("windows", ctypes.c_int64),
-        ("offsets", ctypes.c_void_p),
-        ("offsets_stride", ctypes.c_int64),
-        ("angles", RopeAngles),
-        ("scaling", ctypes.c_double),
-        ("interleaved", ctypes.c_bool),
-        ("inverse", ctypes.c_bool),
-    )
+PoolTensor = mirror("PoolTensor", ("in_ out", Pointer), ("heads dim", Long), ("in_stride out_stride", Strides))
+PoolParams = mirror(
+    "PoolParams",
+    ("tensors", PoolTensor * 2),
+    ("dtype", Int),
+    ("batch tokens windows", Long),
+    ("offsets", Pointer),
+    ("offsets_stride", Long),
+    ("angles", RopeAngles),
+    ("scaling", Double),
+    ("interleaved inverse", Bool),
+)
 
 
 STRUCTS = (("common/pool.h", "gistkit::PoolParams", PoolParams),)

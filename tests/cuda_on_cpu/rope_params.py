@@ -6,80 +6,45 @@ import ctypes
 
 import emulation
 import torch
+from emulation import Bool, Double, Int, Long, Pointer, mirror
 from torch import Tensor
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 POSITION_TYPES = {torch.int32: 0, torch.int64: 1, torch.float32: 2, torch.float64: 3}
-Strides = ctypes.c_int64 * 3
+Strides = Long * 3
 
-
-class RopePositions(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_void_p), ("type", ctypes.c_int), ("stride", Strides))
-
-
-class RopeAngles(ctypes.Structure):
-    _fields_ = (
-        ("positions", RopePositions),
-        ("inv_freq", ctypes.c_void_p),
-        ("inv_freq_double", ctypes.c_bool),
-        ("freq_heads", ctypes.c_int64),
-        ("axes", ctypes.c_int64),
-        ("freqs", ctypes.c_int64),
-    )
-
-
-class RopeTensor(ctypes.Structure):
-    _fields_ = (
-        ("in_", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("heads", ctypes.c_int64),
-        ("in_stride", Strides),
-        ("out_stride", Strides),
-    )
-
-
-class RopeParams(ctypes.Structure):
-    _fields_ = (
-        ("tensors", RopeTensor * 2),
-        ("dtype", ctypes.c_int),
-        ("batch", ctypes.c_int64),
-        ("tokens", ctypes.c_int64),
-        ("dim", ctypes.c_int64),
-        ("angles", RopeAngles),
-        ("scaling", ctypes.c_double),
-        ("interleaved", ctypes.c_bool),
-        ("inverse", ctypes.c_bool),
-    )
-
-
-class RopeGradTensor(ctypes.Structure):
-    _fields_ = (
-        ("grad", ctypes.c_void_p),
-        ("heads", ctypes.c_void_p),
-        ("count", ctypes.c_int64),
-        ("grad_stride", Strides),
-        ("heads_stride", Strides),
-    )
-
-
-class RopeAngleGradParams(ctypes.Structure):
-    _fields_ = (
-        ("tensors", RopeGradTensor * 2),
-        ("dtype", ctypes.c_int),
-        ("batch", ctypes.c_int64),
-        ("tokens", ctypes.c_int64),
-        ("angles", RopeAngles),
-        ("scaling", ctypes.c_double),
-        ("interleaved", ctypes.c_bool),
-        ("inverse", ctypes.c_bool),
-        ("positions_shared", ctypes.c_bool),
-        ("grad_positions", ctypes.c_void_p),
-        ("grad_inv_freq", ctypes.c_void_p),
-    )
-
-
-class RopeAngleGrad(ctypes.Structure):
-    _fields_ = (("problem", RopeAngleGradParams), ("workspace", ctypes.c_void_p))
+RopePositions = mirror("RopePositions", ("data", Pointer), ("type", Int), ("stride", Strides))
+RopeAngles = mirror(
+    "RopeAngles",
+    ("positions", RopePositions),
+    ("inv_freq", Pointer),
+    ("inv_freq_double", Bool),
+    ("freq_heads axes freqs", Long),
+)
+RopeTensor = mirror("RopeTensor", ("in_ out", Pointer), ("heads", Long), ("in_stride out_stride", Strides))
+RopeParams = mirror(
+    "RopeParams",
+    ("tensors", RopeTensor * 2),
+    ("dtype", Int),
+    ("batch tokens dim", Long),
+    ("angles", RopeAngles),
+    ("scaling", Double),
+    ("interleaved inverse", Bool),
+)
+RopeGradTensor = mirror(
+    "RopeGradTensor", ("grad heads", Pointer), ("count", Long), ("grad_stride heads_stride", Strides)
+)
+RopeAngleGradParams = mirror(
+    "RopeAngleGradParams",
+    ("tensors", RopeGradTensor * 2),
+    ("dtype", Int),
+    ("batch tokens", Long),
+    ("angles", RopeAngles),
+    ("scaling", Double),
+    ("interleaved inverse positions_shared", Bool),
+    ("grad_positions grad_inv_freq", Pointer),
+)
+RopeAngleGrad = mirror("RopeAngleGrad", ("problem", RopeAngleGradParams), ("workspace", Pointer))
 
 
 STRUCTS = (

@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 import torch
-from attention_cases import STRUCTS, Backward, Case, Device, Rows, TileLists, check
+from attention_cases import STRUCTS, Backward, Case, Device, TileLists, backward_of, check, lists_of
 from emulation import ORDERS, SHARED_LIMIT, EmulatorError, Library, build, configure, statistics
 from test_tile_lists import build_tiles
 from torch import Tensor
@@ -25,14 +25,6 @@ GRADIENTS = ("grad_query", "grad_key", "grad_value", "grad_key_bias")
 def library(capability: int = 80, defines: tuple[str, ...] = ()) -> Library:
     """One for each device: what is asked about a device is asked once."""
     return build(f"attention_backward_{capability}", SOURCES, defines=defines, structs=STRUCTS)
-
-
-def lists_of(case: Case) -> tuple[TileLists, TileLists]:
-    mask = reference.dense_mask(case.plan)
-    return (
-        TileLists.of(mask, TILE_QUERIES, TILE_KEYS),
-        TileLists.of(mask.transpose(1, 2), TILE_KEYS, TILE_QUERIES),
-    )
 
 
 def backward(
@@ -57,21 +49,8 @@ def backward(
         key_bias=bias,
         return_lse=True,
     )
-    params = Backward()
-    case.fill(params)
     out = case.empty(case.heads, case.queries, case.value_dim).copy_(out)
-    params.out, params.lse = Rows.of(out), lse.data_ptr()
-    params.grad_out, params.grad_lse = Rows.of(case.tensors["grad_out"]), case.tensors["grad_lse"].data_ptr()
-    grads = {
-        "grad_query": case.empty(case.heads, case.queries, case.dim),
-        "grad_key": case.empty(case.key_heads, case.keys, case.dim),
-        "grad_value": case.empty(case.key_heads, case.keys, case.value_dim),
-    }
-    for name, t in grads.items():
-        setattr(params, name, Rows.of(t))
-    if bias is not None:
-        grads["grad_key_bias"] = torch.full((case.batch, case.heads, case.keys), torch.nan)
-        params.grad_key_bias = grads["grad_key_bias"].data_ptr()
+    params, grads = backward_of(case, out, lse)
     key_tiles, query_tiles = lists or lists_of(case)
     device = Device(key_tiles.params, query_tiles.params, 1, shared_limit)
     params.deterministic = deterministic
@@ -177,30 +156,36 @@ def test_same_bits_in_any_order(dim: int) -> None:
         assert all(torch.equal(a, b) for a, b in zip(first, backward(case, order=order), strict=True))
 
 
-def test_rows_without_keys() -> None:
+# Capability of the device, queries, and a dim; wgmma's kernels take the last two.
+DEVICES = [(80, 50, 16), (90, 130, 64), (90, 130, 128)]
+
+
+@pytest.mark.parametrize("capability,rows,dim", DEVICES)
+def test_rows_without_keys(capability: int, rows: int, dim: int) -> None:
     """No gradient, whatever comes from above; other rows of the tile keep theirs."""
-    case = Case(50, 40, dim=16, bias="b", **BF16)
+    case = Case(rows, rows + 10, dim=dim, bias="b", **BF16)
     case.plan.spans[:] = 0
     case.plan.spans[:, 1, 0] = torch.tensor([1, 2])
     case.tensors["key_bias"][..., 1] = -torch.inf
     case.tensors["grad_out"][:] = torch.nan
-    assert all((t == 0).all() for t in backward(case))
-    case = Case(70, 80, dim=16, **BF16)
-    expected = backward(case)
+    assert all((t == 0).all() for t in backward(case, capability=capability))
+    case = Case(rows + 20, rows + 30, dim=dim, **BF16)
+    expected = backward(case, capability=capability)
     case.tensors["grad_out"][~reference.dense_mask(case.plan).any(-1)[:, None].expand(-1, 2, -1)] = torch.nan
     assert case.tensors["grad_out"].isnan().any()
-    assert all(torch.equal(a, b) for a, b in zip(backward(case), expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(backward(case, capability=capability), expected, strict=True))
 
 
-def test_unseen_keys_may_hold_anything() -> None:
-    case = Case(50, 90, dim=16, **BF16)
-    case.plan.spans.clamp_(max=70)
+@pytest.mark.parametrize("capability,rows,dim", DEVICES)
+def test_unseen_keys_may_hold_anything(capability: int, rows: int, dim: int) -> None:
+    case, end = Case(rows, rows + 40, dim=dim, **BF16), rows + 20
+    case.plan.spans.clamp_(max=end)
     for name in ("key", "value"):
-        case.tensors[name][:, :, 70:] = 0
-    expected = backward(case)
+        case.tensors[name][:, :, end:] = 0
+    expected = backward(case, capability=capability)
     for name in ("key", "value"):
-        case.tensors[name][:, :, 70:] = torch.nan
-    assert all(torch.equal(a, b) for a, b in zip(backward(case), expected, strict=True))
+        case.tensors[name][:, :, end:] = torch.nan
+    assert all(torch.equal(a, b) for a, b in zip(backward(case, capability=capability), expected, strict=True))
 
 
 @pytest.mark.parametrize("queries,keys", [(0, 5), (5, 0), (0, 0)])

@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 import torch
-from attention_cases import STRUCTS, Case, Device, Forward, Rows, TileLists, check
+from attention_cases import STRUCTS, Case, Device, Forward, Rows, TileLists, check, lists_of
 from emulation import ORDERS, SHARED_LIMIT, EmulatorError, Library, build, configure
 from test_tile_lists import build_tiles
 from torch import Tensor
@@ -47,7 +47,7 @@ def forward(
 ) -> list[Tensor]:
     """[out, lse]"""
     params = Forward()
-    lists = lists or TileLists.of(reference.dense_mask(case.plan), TILE_QUERIES, TILE_KEYS)
+    lists = lists or lists_of(case)[0]
     case.fill(params)
     out = case.empty(case.heads, case.queries, case.value_dim)
     lse = torch.full((case.batch, case.heads, case.queries), torch.nan)
@@ -235,8 +235,9 @@ def test_lists_made_on_the_device(kind: str, capability: int) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_lists_of_any_values_read_nothing_else(seed: int, queries: int, keys: int, batch: int, capability: int) -> None:
     case = Case(queries, keys, batch=batch, dim=16, bias="bh", dtype=BF16)
-    lists = TileLists.of(reference.dense_mask(case.plan), TILE_QUERIES, TILE_KEYS)
-    forward(case, lists=lists.spoiled(seed), splits=1 + seed * (capability == AMPERE), capability=capability)
+    forward(
+        case, lists=lists_of(case)[0].spoiled(seed), splits=1 + seed * (capability == AMPERE), capability=capability
+    )
 
 
 @pytest.mark.parametrize("build", ["plain"], indirect=True)

@@ -6,13 +6,12 @@ import ctypes
 
 import pytest
 import torch
-from attention_cases import STRUCTS, Backward, Case, Device, Forward, Rows, TileLists, check
+from attention_cases import STRUCTS, Case, Device, Forward, Rows, TileLists, backward_of, check, lists_of
 from emulation import ORDERS, SHARED_LIMIT, Library, build
 from test_tile_lists import build_tiles
 from torch import Tensor
 
 from gistkit import Plan
-from gistkit.ops import reference
 
 pytestmark = pytest.mark.usefixtures("build")
 
@@ -26,16 +25,8 @@ def library() -> Library:
     return build("attention_fp32", SOURCES, structs=STRUCTS)
 
 
-def key_tiles_of(case: Case) -> TileLists:
-    return TileLists.of(reference.dense_mask(case.plan), TILE_QUERIES, TILE_KEYS)
-
-
-def query_tiles_of(case: Case) -> TileLists:
-    return TileLists.of(reference.dense_mask(case.plan).transpose(1, 2), TILE_KEYS, TILE_QUERIES)
-
-
 def forward(case: Case, *, lists: TileLists | None = None, **options: str) -> list[Tensor]:
-    params, lists = Forward(), lists or key_tiles_of(case)
+    params, lists = Forward(), lists or lists_of(case)[0]
     case.fill(params)
     out = case.empty(case.heads, case.queries, case.value_dim)
     lse = torch.full((case.batch, case.heads, case.queries), torch.nan)
@@ -60,20 +51,8 @@ def backward(
     **options: str,
 ) -> list[Tensor]:
     """[grad_query, grad_key, grad_value] and with a bias its gradient."""
-    params, (key_tiles, query_tiles) = Backward(), lists or (key_tiles_of(case), query_tiles_of(case))
-    case.fill(params)
-    params.out, params.lse = Rows.of(out), lse.data_ptr()
-    params.grad_out, params.grad_lse = Rows.of(case.tensors["grad_out"]), case.tensors["grad_lse"].data_ptr()
-    grads = {
-        "grad_query": case.empty(case.heads, case.queries, case.dim),
-        "grad_key": case.empty(case.key_heads, case.keys, case.dim),
-        "grad_value": case.empty(case.key_heads, case.keys, case.value_dim),
-    }
-    for name, t in grads.items():
-        setattr(params, name, Rows.of(t))
-    if case.bias:
-        grads["grad_key_bias"] = torch.full((case.batch, case.heads, case.keys), torch.nan)
-        params.grad_key_bias = grads["grad_key_bias"].data_ptr()
+    params, grads = backward_of(case, out, lse)
+    key_tiles, query_tiles = lists or lists_of(case)
     kernels = library()
     size = kernels.function("gistkit::cuda::attention_fp32_workspace")
     size.restype = ctypes.c_int64
@@ -178,7 +157,7 @@ def test_tiles_that_no_list_names_are_not_read() -> None:
         each.plan = Plan(spans, 300)
     for name in ("key", "value"):
         case.tensors[name][:, :, 64:192] = torch.nan
-    assert key_tiles_of(case).counts.tolist() == [3, 3]
+    assert lists_of(case)[0].counts.tolist() == [3, 3]
     out, lse = forward(case)
     expected = forward(alone)
     assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
@@ -209,7 +188,7 @@ def all_tiles(lists: TileLists, tiles: int) -> TileLists:
 def test_tiles_without_pairs_and_masks_of_full_tiles_change_no_bit() -> None:
     """Causal rows: full, partial and empty tiles, and halves of tiles that are empty."""
     case = Case(321, kind="causal", dim=20, heads=2)
-    lists = key_tiles_of(case), query_tiles_of(case)
+    lists = lists_of(case)
     begins = zip(lists[0].offsets.tolist(), lists[0].counts.tolist(), strict=True)
     kinds = {int(entry) % 2 for begin, count in begins for entry in lists[0].entries[begin : begin + count]}
     assert kinds == {0, 1} and lists[0].counts.min() < 6 and lists[1].counts.min() < 3
@@ -236,7 +215,7 @@ def broken(lists: TileLists, how: str) -> TileLists:
 def test_the_lists_decide_what_is_looked_at(how: str) -> None:
     """A wrong list shows, in each kernel for itself."""
     case = Case(200, 150, dim=16, batch=1)
-    by_query, by_key = key_tiles_of(case), query_tiles_of(case)
+    by_query, by_key = lists_of(case)
     out, lse = forward(case)
     assert not torch.equal(forward(case, lists=broken(by_query, how))[0], out)
     right = backward(case, out, lse)
@@ -250,9 +229,10 @@ def test_the_lists_decide_what_is_looked_at(how: str) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_spoiled_lists_read_nothing_else(seed: int) -> None:
     case = Case(300, 290, kind="random", dim=20)
-    forward(case, lists=key_tiles_of(case).spoiled(seed))
+    by_query, by_key = lists_of(case)
+    forward(case, lists=by_query.spoiled(seed))
     out, lse = forward(case)
-    lists = key_tiles_of(case).spoiled(seed), query_tiles_of(case).spoiled(seed)
+    lists = by_query.spoiled(seed), by_key.spoiled(seed)
     backward(case, out, lse, lists=lists)
 
 

@@ -14,7 +14,6 @@ from attention_cases import Backward, Case, Device, Rows, check
 from emulation import ORDERS, SHARED_LIMIT, statistics
 from torch import Tensor
 
-from gistkit.ops import reference
 from tests.helpers import nonfinite
 
 pytestmark = pytest.mark.usefixtures("build")
@@ -86,34 +85,6 @@ def test_same_bits_in_any_order_of_threads(name: str) -> None:
     first = backward(CASES[name])
     for order in ORDERS[1:]:
         assert all(torch.equal(a, b) for a, b in zip(first, backward(CASES[name], order=order), strict=True))
-
-
-@pytest.mark.parametrize("dim", [64, 128])
-def test_rows_without_keys(dim: int) -> None:
-    """No gradient, whatever comes from above; other rows of the tile keep theirs."""
-    case = Case(130, 140, dim=dim, bias="b", batch=1, **BF16)
-    case.plan.spans[:] = 0
-    case.plan.spans[:, 1, 0] = torch.tensor([1, 2])
-    case.tensors["key_bias"][..., 1] = -torch.inf
-    case.tensors["grad_out"][:] = torch.nan
-    assert all((t == 0).all() for t in backward(case))
-    case = Case(170, 180, dim=dim, batch=1, **BF16)
-    expected = backward(case)
-    case.tensors["grad_out"][~reference.dense_mask(case.plan).any(-1)[:, None].expand(-1, 2, -1)] = torch.nan
-    assert case.tensors["grad_out"].isnan().any()
-    assert all(torch.equal(a, b) for a, b in zip(backward(case), expected, strict=True))
-
-
-@pytest.mark.parametrize("dim", [64, 128])
-def test_unseen_keys_may_hold_anything(dim: int) -> None:
-    case = Case(150, 290, dim=dim, batch=1, **BF16)
-    case.plan.spans.clamp_(max=170)
-    for name in ("key", "value"):
-        case.tensors[name][:, :, 170:] = 0
-    expected = backward(case)
-    for name in ("key", "value"):
-        case.tensors[name][:, :, 170:] = torch.nan
-    assert all(torch.equal(a, b) for a, b in zip(backward(case), expected, strict=True))
 
 
 @pytest.mark.parametrize("build", ["plain"], indirect=True)

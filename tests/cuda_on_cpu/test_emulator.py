@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import emulation
 import pytest
 import torch
+from emulation import Int, Pointer, mirror
 
 SOURCE = "tests/cuda_on_cpu/kernels/masked_product.cu"
 NAMES = {torch.bfloat16: "masked_product_bfloat16", torch.float16: "masked_product_float16"}
-
-
-class Params(ctypes.Structure):
-    _fields_ = (
-        ("q", ctypes.c_void_p),
-        ("k", ctypes.c_void_p),
-        ("v", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("spans", ctypes.c_void_p),
-        ("rows", ctypes.c_int32),
-    )
+Params = mirror("Params", ("q k v out spans", Pointer), ("rows", Int))
 
 
 STRUCTS = (("kernels/masked_product.h", "gistkit::cuda::MaskedProductParams", Params),)

@@ -7,24 +7,13 @@ import ctypes
 import emulation
 import pytest
 import torch
+from emulation import Int, Pointer, mirror
 
 SOURCE = "tests/cuda_on_cpu/kernels/probes.cu"
-
-
-class FaultParams(ctypes.Structure):
-    _fields_ = (("in_", ctypes.c_void_p), ("out", ctypes.c_void_p), ("fault", ctypes.c_int))
-
-
-class BankParams(ctypes.Structure):
-    _fields_ = (
-        ("out", ctypes.c_void_p),
-        ("stride", ctypes.c_int),
-        ("load_stride", ctypes.c_int),
-        ("width", ctypes.c_int),
-        ("times", ctypes.c_int),
-        ("uneven", ctypes.c_int),
-        ("lanes", ctypes.c_uint32),
-    )
+FaultParams = mirror("FaultParams", ("in_ out", Pointer), ("fault", Int))
+BankParams = mirror(
+    "BankParams", ("out", Pointer), ("stride load_stride width times uneven", Int), ("lanes", ctypes.c_uint32)
+)
 
 
 STRUCTS = (
@@ -128,8 +117,6 @@ def test_an_unchecked_build_counts_no_shared_accesses() -> None:
 
 
 def test_a_mirror_of_another_layout_does_not_build() -> None:
-    class Wrong(ctypes.Structure):
-        _fields_ = (("in_", ctypes.c_void_p), ("fault", ctypes.c_int), ("out", ctypes.c_void_p))
-
+    wrong = mirror("Wrong", ("in_", Pointer), ("fault", Int), ("out", Pointer))
     with pytest.raises(RuntimeError, match="FaultParams::fault"):
-        emulation.build("probes", [SOURCE], structs=[("kernels/probes.h", "gistkit::cuda::FaultParams", Wrong)])
+        emulation.build("probes", [SOURCE], structs=[("kernels/probes.h", "gistkit::cuda::FaultParams", wrong)])

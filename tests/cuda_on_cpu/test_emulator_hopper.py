@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 
 import emulation
 import pytest
 import torch
+from emulation import Int, Long, Pointer, mirror
 from torch import Tensor
 
 SOURCE = "tests/cuda_on_cpu/kernels/roles.cu"
-
-
-class Rows(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("batch", ctypes.c_int64),
-        ("head", ctypes.c_int64),
-        ("row", ctypes.c_int64),
-    )
-
-
-class RolesParams(ctypes.Structure):
-    _fields_ = (
-        *((name, Rows) for name in ("query", "key", "value", "out")),
-        ("sums", ctypes.c_void_p),
-        ("counters", ctypes.c_void_p),
-        ("rows", ctypes.c_int32),
-        ("mistake", ctypes.c_int),
-    )
+Rows = mirror("Rows", ("data", Pointer), ("batch head row", Long))
+RolesParams = mirror("RolesParams", ("query key value out", Rows), ("sums counters", Pointer), ("rows mistake", Int))
 
 
 STRUCTS = (

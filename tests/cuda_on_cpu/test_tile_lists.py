@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import emulation
 import pytest
 import torch
 from attention_cases import TileLists
+from emulation import Int, Long, Pointer, mirror
 
 pytestmark = pytest.mark.usefixtures("build")
 
 EMPTY, PARTIAL, FULL = range(3)
-
-
-class TileList(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("offsets", "counts", "entries", "order"))
-
-
-class TileParams(ctypes.Structure):
-    _fields_ = (
-        ("spans", ctypes.c_void_p),
-        ("normalized", ctypes.c_void_p),
-        ("batch", ctypes.c_int64),
-        ("queries", ctypes.c_int32),
-        ("keys", ctypes.c_int32),
-        ("num_spans", ctypes.c_int32),
-        ("query_tile", ctypes.c_int32),
-        ("key_tile", ctypes.c_int32),
-        ("keys_of_queries", TileList),
-        ("queries_of_keys", TileList),
-        ("positions", ctypes.c_void_p),
-    )
+TileList = mirror("TileList", ("offsets counts entries order", Pointer))
+TileParams = mirror(
+    "TileParams",
+    ("spans normalized", Pointer),
+    ("batch", Long),
+    ("queries keys num_spans query_tile key_tile", Int),
+    ("keys_of_queries queries_of_keys", TileList),
+    ("positions", Pointer),
+)
 
 
 STRUCTS = (

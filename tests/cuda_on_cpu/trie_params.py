@@ -8,63 +8,51 @@ from dataclasses import dataclass
 
 import emulation
 import torch
+from emulation import Double, Int, Long, Pointer, mirror
 from rope_params import DTYPES
 from torch import Tensor
 
-Int, Pointer = ctypes.c_int64, ctypes.c_void_p
 GELU_ROWS, PART_ENTRIES = 64, 1024
-
-
-def _fields(integers: str, pointers: str) -> list[tuple[str, type]]:
-    return [*((name, Int) for name in integers.split()), *((name, Pointer) for name in pointers.split())]
-
-
-class TriePaths(ctypes.Structure):
-    _fields_ = [*_fields("nodes depth symbols", "paths entries entry_offsets"), ("num_entries", Int)]
-
-
-class TrieMixParams(ctypes.Structure):
-    _fields_ = [("trie", TriePaths), ("dtype", ctypes.c_int), *_fields("heads columns", "weights table base out")]
-
-
-class TrieMixGradParams(ctypes.Structure):
-    _fields_ = [
-        ("trie", TriePaths),
-        ("dtype", ctypes.c_int),
-        *_fields("heads columns", "grad_out weights table grad_weights grad_table grad_base"),
-    ]
-
-
-class AncestorAttentionParams(ctypes.Structure):
-    _fields_ = [
-        ("dtype", ctypes.c_int),
-        *_fields("queries keys depth heads head_dim", "ancestors query key value"),
-        *_fields("query_stride key_stride value_stride", ""),
-        ("scale", ctypes.c_double),
-        *_fields("", "out weights"),
-    ]
-
-
-class AncestorAttentionGradParams(ctypes.Structure):
-    _fields_ = [
-        ("dtype", ctypes.c_int),
-        *_fields("queries keys depth heads head_dim", "ancestors entries entry_offsets"),
-        *_fields("num_entries", "query key value"),
-        *_fields("query_stride key_stride value_stride", ""),
-        ("scale", ctypes.c_double),
-        *_fields("", "grad_out weights grad_scores grad_query grad_key grad_value"),
-    ]
-
-
-class BiasGeluParams(ctypes.Structure):
-    _fields_ = [("dtype", ctypes.c_int), *_fields("rows columns", "x scale bias out")]
-
-
-class BiasGeluGradParams(ctypes.Structure):
-    _fields_ = [
-        ("dtype", ctypes.c_int),
-        *_fields("rows columns", "grad_out x scale bias grad_x grad_scale partials grad_bias"),
-    ]
+TriePaths = mirror(
+    "TriePaths", ("nodes depth symbols", Long), ("paths entries entry_offsets", Pointer), ("num_entries", Long)
+)
+TrieMixParams = mirror(
+    "TrieMixParams", ("trie", TriePaths), ("dtype", Int), ("heads columns", Long), ("weights table base out", Pointer)
+)
+TrieMixGradParams = mirror(
+    "TrieMixGradParams",
+    ("trie", TriePaths),
+    ("dtype", Int),
+    ("heads columns", Long),
+    ("grad_out weights table grad_weights grad_table grad_base", Pointer),
+)
+AncestorAttentionParams = mirror(
+    "AncestorAttentionParams",
+    ("dtype", Int),
+    ("queries keys depth heads head_dim", Long),
+    ("ancestors query key value", Pointer),
+    ("query_stride key_stride value_stride", Long),
+    ("scale", Double),
+    ("out weights", Pointer),
+)
+AncestorAttentionGradParams = mirror(
+    "AncestorAttentionGradParams",
+    ("dtype", Int),
+    ("queries keys depth heads head_dim", Long),
+    ("ancestors entries entry_offsets", Pointer),
+    ("num_entries", Long),
+    ("query key value", Pointer),
+    ("query_stride key_stride value_stride", Long),
+    ("scale", Double),
+    ("grad_out weights grad_scores grad_query grad_key grad_value", Pointer),
+)
+BiasGeluParams = mirror("BiasGeluParams", ("dtype", Int), ("rows columns", Long), ("x scale bias out", Pointer))
+BiasGeluGradParams = mirror(
+    "BiasGeluGradParams",
+    ("dtype", Int),
+    ("rows columns", Long),
+    ("grad_out x scale bias grad_x grad_scale partials grad_bias", Pointer),
+)
 
 
 MIRRORS = (TriePaths, TrieMixParams, TrieMixGradParams, AncestorAttentionParams, AncestorAttentionGradParams)
@@ -152,7 +140,7 @@ def _run(
     addresses = []
     if workspace:
         size = library.function(f"gistkit::cuda::{name}_workspace")
-        size.restype = Int
+        size.restype = Long
         numbers = size(Pointer(ctypes.addressof(params))) // 8
         outputs = {**outputs, "workspace": torch.full((numbers,), float("nan"), dtype=torch.float64)}
         addresses = [outputs["workspace"].data_ptr()]

@@ -9,7 +9,8 @@ import torch
 import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, Gist, GistPool
 from gistkit.hf import attach, encode_positions, sliding_windows
@@ -48,18 +49,20 @@ LENGTH = 14
 
 
 def classes():
-    """{class name: (class, configuration class)}."""
+    """{class name: its type of model}, of which no module is loaded yet."""
     found = {}
-    for config, model in MODEL_FOR_CAUSAL_LM_MAPPING.items():
-        model = model[0] if isinstance(model, tuple) else model
-        if model.__name__ not in LEFT_OUT:
-            found.setdefault(model.__name__, (model, config))
+    for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+        name = name[0] if isinstance(name, tuple) else name
+        if kind in CONFIG_MAPPING and name not in LEFT_OUT:
+            found.setdefault(name, kind)
     return found
 
 
 def tiny_of(name):
     """A tiny model of a class by its name, or None where its configuration builds none."""
-    kind, config = classes()[name]
+    config = CONFIG_MAPPING[classes()[name]]
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[config]
+    kind = kind[0] if isinstance(kind, tuple) else kind
     transformers.logging.set_verbosity_error()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

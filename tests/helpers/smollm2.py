@@ -1,10 +1,11 @@
 """SmolLM2 and the trained compressors, for tests that answer with them."""
 
-import shutil
+import fcntl
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
+import torch
 
 from gistkit.compress import trained
 from gistkit.hf import smollm2
@@ -23,9 +24,23 @@ def skip_without_smollm2():
         pytest.skip("this installation has no trained compressors")
 
 
-def beside_the_report(folder, monkeypatch):
-    """Puts docs/report.txt into the test's folder; the test is skipped where it cannot be asked about."""
-    skip_without_smollm2()
-    (folder / "docs").mkdir()
-    shutil.copy(ROOT / "docs" / "report.txt", folder / "docs")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+def unpacked(folder, monkeypatch):
+    """Unpacks the weights under a folder once for all processes that ask, and makes it the cache of the test.
+
+    Whoever unpacks them compares the copy that is kept with them.
+    """
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if smollm2.cache_folder().is_dir():
+            return
+        model, tokenizer = smollm2.load_smollm2()
+        again, same_tokenizer = smollm2.load_smollm2()
+    assert again.config.to_dict() == model.config.to_dict()
+    assert again.generation_config.eos_token_id == tokenizer.eos_token_id
+    for (name, ours), theirs in zip(model.named_parameters(), again.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+    text = (ROOT / "docs" / "report.txt").read_text()
+    assert same_tokenizer(text)["input_ids"] == tokenizer(text)["input_ids"]
+    assert same_tokenizer.chat_template == tokenizer.chat_template

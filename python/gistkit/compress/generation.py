@@ -628,10 +628,8 @@ def stop_ids(model: SharedModel, stop_tokens: int | Iterable[int] | None) -> lis
 def new_cache(compressor: MemoryReader, memory: Memory, capacity: int) -> MemoryCache:
     """A cache with the memory's keys, or empty where the memory is embeddings or packed, for `capacity` more rows."""
     start, read_as = max(memory.starts), memory.read_as
-    if read_as is not None and not isinstance(read_as, hf.PackedLayers):
-        cache = hf.memory_cache(read_as, start, capacity=capacity)
-        cache.key_biases = compressor.key_biases(memory)
-        return cache
-    cache = hf.empty_cache(compressor.lm.config.num_hidden_layers, start, capacity=capacity)
-    cache.packed = read_as
+    if read_as is None or isinstance(read_as, hf.PackedLayers):
+        return hf.empty_cache(compressor.lm.config.num_hidden_layers, start, capacity, read_as)
+    cache = hf.memory_cache(read_as, start, capacity=capacity)
+    cache.key_biases = compressor.key_biases(memory)
     return cache

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from gistkit.hf.cache import MemoryCache, MemoryLayer
+from gistkit.hf.packed import PackedLayers
 from gistkit.layouts import Plan
 from gistkit.ops._private import dispatch_modes
 from gistkit.ops.attention import keep_lists
@@ -36,27 +37,32 @@ class Shape(NamedTuple):
         room: keys of a row.
         positions: rows of position ids.
         spans: (width of the sliding window or 0, rows, spans a row) of the plan and of each of its windows.
+        packed: packed keys of a layer, beside those of its rows; 0: nothing is packed.
+        biased: whether keys of a memory have biases.
     """
 
     batch: int
     room: int
     positions: int
     spans: tuple[tuple[int, int, int], ...]
+    packed: int = 0
+    biased: bool = False
 
     @classmethod
-    def of(cls, plan: Plan, batch: int) -> Shape:
+    def of(cls, plan: Plan, batch: int, packed: PackedLayers | None = None, biased: bool = False) -> Shape:
         """That of single tokens under a plan, rounded up so that many answers share one."""
         plans = {0: plan, **plan.windowed}
         rows = 1 << (batch - 1).bit_length()
-        block = max(256, 1 << (plan.num_keys.bit_length() - 3))
         return cls(
             rows,
-            -(-plan.num_keys // block) * block,
+            _rounded(plan.num_keys),
             1 if len(torch.atleast_2d(cast(Tensor, plan.positions))) == 1 else rows,
             tuple(
                 (width, 1 if one.spans.shape[0] == 1 else rows, -(-one.spans.shape[2] // 4) * 4)
                 for width, one in plans.items()
             ),
+            0 if packed is None else _rounded(packed.most),
+            biased,
         )
 
     def table(self, plan: Plan, first: int) -> Tensor:
@@ -80,9 +86,16 @@ class Shape(NamedTuple):
             for part, (width, rows, count) in zip(spans, self.spans, strict=True)
         }
         plan = Plan(shaped.pop(0), self.room, positions[:, None]).with_windows(shaped)
-        for one in (plan, *plan.windowed.values()):
+        # Over packed keys each layer has a plan of its own.
+        for one in () if self.packed else (plan, *plan.windowed.values()):
             keep_lists(one)
         return place, plan
+
+
+def _rounded(keys: int) -> int:
+    """A number of keys that is at least as large, at least 256, and that many numbers share."""
+    block = max(256, 1 << max(0, keys.bit_length() - 3))
+    return -(-max(1, keys) // block) * block
 
 
 class _Layer(CacheLayerMixin):
@@ -126,17 +139,38 @@ class Step:
     Args:
         lm, role: what reads, inside `lm.using(role)`.
         shape: see there.
-        layers: keys and values of each layer, [B, H, room, D].
+        heads: key heads of each layer.
+        layers: keys and values of each layer, [packed + B H room, D].
     """
 
-    def __init__(self, lm: Any, role: str | None, shape: Shape, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
-        self.shape, self.layers = shape, [_Layer(*layer) for layer in layers]
-        device = layers[0][0].device
+    def __init__(
+        self,
+        lm: Any,
+        role: str | None,
+        shape: Shape,
+        heads: Sequence[int],
+        layers: Sequence[tuple[Tensor, Tensor]],
+    ) -> None:
+        self.shape, device = shape, layers[0][0].device
+        batch, room, kept = shape.batch, shape.room, shape.packed
         columns = 1 + shape.positions + sum(rows * count * 2 for _, rows, count in shape.spans)
         # What is kept outlives the call.
         with torch.inference_mode(False):
-            self.ids = torch.zeros(shape.batch, 1, dtype=torch.int64, device=device)
+            self.ids = torch.zeros(batch, 1, dtype=torch.int64, device=device)
             self.columns = torch.zeros(columns, dtype=torch.int64, device=device)
+            self.packed: PackedLayers | None = None
+            self.biases: list[Tensor] | None = None
+            if kept:
+                first = [(keys[:kept], values[:kept]) for keys, values in layers]
+                self.packed = PackedLayers(first, torch.zeros(batch, sum(heads), 2), heads)
+            elif shape.biased:
+                self.biases = [_zeros(keys, batch, count, room) for (keys, _), count in zip(layers, heads, strict=True)]
+            self.layers: list[_Layer] = []
+            for index, (count, (keys, values)) in enumerate(zip(heads, layers, strict=True)):
+                if self.packed is not None:
+                    biases = _zeros(keys, len(keys)) if shape.biased else None
+                    keys, values = self.packed.lie(index, batch, room, keys, values, biases)
+                self.layers.append(_Layer(*(part.view(batch, count, room, -1) for part in (keys, values))))
         self.replay: Pass = lambda: _read(lm, role, self)
 
     def capture(self, capture: Capture) -> None:
@@ -156,6 +190,11 @@ class Step:
             self.replay = capture(self.replay)
 
 
+def _zeros(keys: Tensor, *size: int) -> Tensor:
+    """Biases for keys."""
+    return keys.new_zeros(size, dtype=torch.promote_types(keys.dtype, torch.float32))
+
+
 def _read(lm: Any, role: str | None, step: Step) -> Tensor:
     """Hidden states [B, 1, d] of the tokens of a step."""
     place, plan = step.shape.plan(step.columns)
@@ -163,7 +202,8 @@ def _read(lm: Any, role: str | None, step: Step) -> Tensor:
         layer.place = place
     # Models may choose tokens for which they have no embedding, and rows that have ended are fed any token.
     inputs = lm.embedded(role, step.ids.clamp(0, lm.vocabulary - 1))
-    out = lm.run(role, inputs_embeds=inputs, plan=plan, cache=cast(Any, Cache(layers=[*step.layers])))
+    cache = cast(Any, Cache(layers=[*step.layers]))
+    out = lm.run(role, inputs_embeds=inputs, plan=plan, cache=cache, memory=step.packed, key_bias=step.biases)
     return out.last_hidden_state  # type: ignore[no-any-return]
 
 
@@ -184,6 +224,10 @@ class Tail:
         for (keys, values), fixed in zip(cache.held, step.layers, strict=True):
             fixed.keys[: len(keys), :, : self._keys] = keys
             fixed.values[: len(values), :, : self._keys] = values
+        if step.packed is not None and cache.packed is not None:
+            step.packed.take(cache.packed, cache.held[0][0].shape[0])
+        for fixed_bias, bias in zip(step.biases or (), cache.key_biases or (), strict=True):
+            fixed_bias.zero_()[: len(keys), :, : bias.shape[2]] = bias
         step.columns.copy_(self._table[0])
 
     def read(self, tokens: Tensor) -> Tensor:
@@ -261,8 +305,6 @@ class Steps:
         capture = self.capture or (captured if keys.is_cuda else None)
         if capture is None or plan.num_queries - first < LEAST:
             return None
-        if cache.key_biases is not None or cache.packed is not None:
-            return None
         state = _state(lm, plan, keys.device)
         if state is None:
             return None
@@ -273,10 +315,11 @@ class Steps:
         if self.refused is not None:
             return None
         try:
-            shape = Shape.of(plan, len(keys))
+            biases = cache.key_biases if cache.packed is None else cache.packed.biases
+            shape = Shape.of(plan, len(keys), cache.packed, biases is not None)
             step = known = self._kept.pop(shape, None)
             if step is None:
-                step = Step(lm, role, shape, self._layers(shape, held))
+                step = Step(lm, role, shape, [key.shape[1] for key, _ in held], self._layers(shape, held))
             tail = Tail(step, cache, plan, first)
             if known is None:
                 step.capture(capture)
@@ -293,9 +336,9 @@ class Steps:
         return tail
 
     def _layers(self, shape: Shape, held: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of each layer in the block, which grows where it must."""
+        """Keys and values of each layer in the block, [packed + B H room, D]; it grows where it must."""
         flat = [tensor for layer in held for tensor in layer]
-        sizes = [(shape.batch, one.shape[1], shape.room, one.shape[3]) for one in flat]
+        sizes = [(shape.packed + shape.batch * one.shape[1] * shape.room, one.shape[3]) for one in flat]
         numbers = [prod(size) for size in sizes]
         if self._block is None or self._block.numel() < sum(numbers):
             # Captured passes have the addresses of the old one.

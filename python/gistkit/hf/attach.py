@@ -599,10 +599,7 @@ def attention(
         if sliding_window is not None or key_bias is not None:
             name = "key_bias" if sliding_window is None else "sliding_window"
             raise ValueError(f"{name}: expected none over a memory whose heads keep different numbers of keys, got one")
-        out, lse = ops.attention(*tensors, scale=scaling, softcap=softcap, return_lse=True)
-        if dropout:
-            out = ops.attention_with_dropout(*tensors, dropout=dropout, scale=scaling)
-        out = packed.beside(layer, query, out, lse, dropout=dropout, scale=scaling, softcap=softcap)
+        out = packed.attend(layer, *tensors, dropout=dropout, scale=scaling, softcap=softcap)
     elif dropout:
         out = ops.attention_with_dropout(*tensors, dropout=dropout, scale=scaling, key_bias=key_bias)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import signature
 from typing import Any, cast
 
@@ -11,11 +12,18 @@ from torch import Tensor
 from transformers import LlamaModel, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from gistkit.hf.packed import PackedLayers
+from gistkit.hf.packed import PackedLayers, Room
 
 # The name of models' and layers' argument for a cache: transformers 5.24 renamed it, and takes the old one until 5.40.
 CACHE = "cache" if "cache" in signature(LlamaModel.forward).parameters else "past_key_values"
-_LEAST_ROOM = 64
+# Tokens that fit into a block, at least.
+LEAST_ROOM = 64
+
+
+def _room_alone(rows: int, room: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Blocks that hold nothing else."""
+    keys, values = (like.new_empty((rows, like.shape[1], room, like.shape[3])) for like in (key, value))
+    return keys, values
 
 
 class MemoryLayer(CacheLayerMixin):
@@ -28,12 +36,20 @@ class MemoryLayer(CacheLayerMixin):
             them, such as several beams of each. None: there is no memory, and the first tokens decide the shape.
         logical_length: position of the next token, at least 0; need not be K.
         capacity: tokens after the memory that fit into the first block; more tokens make a larger one.
+        room: makes the blocks.
     """
 
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, key: Tensor | None, value: Tensor | None, logical_length: int, capacity: int = 0) -> None:
+    def __init__(
+        self,
+        key: Tensor | None,
+        value: Tensor | None,
+        logical_length: int,
+        capacity: int = 0,
+        room: Room = _room_alone,
+    ) -> None:
         super().__init__()
         if key is not None and value is not None and (key.dim() != 4 or value.shape[:3] != key.shape[:3]):
             raise ValueError(
@@ -49,6 +65,7 @@ class MemoryLayer(CacheLayerMixin):
         self._start = int(logical_length)
         self._capacity = int(capacity)
         self._added = 0
+        self._make = room
         self._blocks: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -97,13 +114,11 @@ class MemoryLayer(CacheLayerMixin):
             if writable:
                 return self._blocks
         memory = length - self._added
-        room = memory + max(self._capacity, 2 * self._added, _LEAST_ROOM)
-        blocks = []
-        for tensor in (self.keys, self.values):
-            block = tensor.new_empty((rows, tensor.shape[1], room, tensor.shape[3]))
+        room = memory + max(self._capacity, 2 * self._added, LEAST_ROOM)
+        blocks = self._make(rows, room, self.keys, self.values)
+        for block, tensor in zip(blocks, (self.keys, self.values), strict=True):
             block[:, :, : tensor.shape[2]] = tensor
-            blocks.append(block)
-        self._blocks = (blocks[0], blocks[1])
+        self._blocks = blocks
         return self._blocks
 
     @property
@@ -261,11 +276,17 @@ def _cover(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     return tuple(mask if value is given["attention_mask"] else value for value in args), kwargs
 
 
-def empty_cache(num_layers: int, logical_length: int, capacity: int = 0) -> MemoryCache:
+def empty_cache(
+    num_layers: int, logical_length: int, capacity: int = 0, packed: PackedLayers | None = None
+) -> MemoryCache:
     """`memory_cache` of no memory, for keys and values of any shape.
 
     Args:
         num_layers: of the model.
         logical_length, capacity: as for `memory_cache`.
+        packed: a memory that passes read besides; nobody else keeps a text behind it.
     """
-    return MemoryCache(layers=[MemoryLayer(None, None, logical_length, capacity) for _ in range(num_layers)])
+    rooms: list[Room] = [_room_alone if packed is None else partial(packed.room, layer) for layer in range(num_layers)]
+    cache = MemoryCache(layers=[MemoryLayer(None, None, logical_length, capacity, room) for room in rooms])
+    cache.packed = packed
+    return cache

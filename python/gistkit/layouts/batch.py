@@ -41,69 +41,43 @@ def compile_batch(
     axes = {layout.positions.shape[:-1] for layout in layouts}
     if len(axes) > 1:
         raise ValueError(f"compile_batch: expected positions with the same number of axes, got {sorted(axes)}")
-    if aligned:
-        if queries is not None or not grouped:
-            raise ValueError("aligned: expected grouped=True and queries=None with it, got other values")
-        return _compile_aligned(layouts, window, windows, axes.pop(), torch.device(device))
+    if aligned and (queries is not None or not grouped):
+        raise ValueError("aligned: expected grouped=True and queries=None with it, got other values")
     parts = [layout.compile_arrays(window, queries, grouped) for layout in layouts]
+    slots = [_Slots(layout) for layout in layouts] if aligned else []
     lengths = np.array([len(order) for order, *_ in parts])
-    batch, rows = len(parts), int(lengths.max())
+    widest = np.max([slot.counts for slot in slots], axis=0) if aligned else lengths.max(keepdims=True)
+    bounds = np.concatenate([[0], np.cumsum(widest)])
+    batch, rows, tokens = len(parts), int(bounds[-1]), max(map(len, layouts))
     positions = np.zeros((*axes.pop(), batch, rows), np.result_type(*(layout.positions.dtype for layout in layouts)))
-    # Padding keeps the order a permutation wherever all rows are queries.
     order = np.zeros((batch, rows), np.int64)
-    if rows == max(map(len, layouts)):
-        order[:] = np.arange(rows)
     for row, (row_order, _, row_positions, _) in enumerate(parts):
-        positions[..., row, : len(row_order)] = row_positions
-        order[row, : len(row_order)] = row_order
+        to = slots[row].rows(bounds) if aligned else np.arange(len(row_order))
+        positions[..., row, to] = row_positions
+        if rows >= tokens:
+            # Padding takes the indices that are left, which keeps the order a permutation wherever all are queries.
+            order[row] = len(row_order) + np.cumsum(np.bincount(to, minlength=rows) == 0) - 1
+        order[row, to] = row_order
     slices = parts[0][3] if all(part[3] == parts[0][3] for part in parts) else None
+    if aligned:
+        slices = {r: slice(int(bounds[r]), int(bounds[r + 1])) for r in Role if widest[r]}
+
+    def padded(spans: list[NDArray[np.int32]]) -> torch.Tensor:
+        if aligned:
+            spans = [slot.moved(part, bounds) for slot, part in zip(slots, spans, strict=True)]
+        return _padded_spans(spans)
+
     plan = Plan(
-        _padded_spans([part[1] for part in parts]),
-        max(map(len, layouts)),
+        padded([part[1] for part in parts]),
+        rows if aligned else tokens,
         torch.from_numpy(positions),
         torch.from_numpy(order),
-        torch.from_numpy(lengths),
+        None if aligned else torch.from_numpy(lengths),
         slices,
         reach=max(layout.reach for layout in layouts),
     )
     cuts = {
-        asked: _padded_spans([layout.compile_arrays(width, queries, grouped)[1] for layout in layouts])
-        for asked, width in widths("compile_batch", windows, window).items()
-    }
-    return plan.with_windows(cuts).to(device)
-
-
-def _compile_aligned(
-    layouts: Sequence[Layout], window: int | None, windows: Iterable[int], axes: tuple[int, ...], device: torch.device
-) -> Plan:
-    slots = [_Slots(layout) for layout in layouts]
-    widths_of_roles = np.max([slot.counts for slot in slots], axis=0)
-    bounds = np.concatenate([[0], np.cumsum(widths_of_roles)])
-    batch, rows = len(layouts), int(bounds[-1])
-    parts = [layout.compile_arrays(window, None, True) for layout in layouts]
-    positions = np.zeros((*axes, batch, rows), np.result_type(*(layout.positions.dtype for layout in layouts)))
-    order = np.zeros((batch, rows), np.int64)
-    for row, (slot, (row_order, _, row_positions, _)) in enumerate(zip(slots, parts, strict=True)):
-        to = slot.rows(bounds)
-        positions[..., row, to] = row_positions
-        # Padding takes the indices that are left, which keeps the order a permutation.
-        order[row] = len(row_order) + np.cumsum(np.bincount(to, minlength=rows) == 0) - 1
-        order[row, to] = row_order
-    plan = Plan(
-        _padded_spans([slot.moved(part[1], bounds) for slot, part in zip(slots, parts, strict=True)]),
-        rows,
-        torch.from_numpy(positions),
-        torch.from_numpy(order),
-        slices={r: slice(int(bounds[r]), int(bounds[r + 1])) for r in Role if widths_of_roles[r]},
-        reach=max(layout.reach for layout in layouts),
-    )
-    cuts = {
-        asked: _padded_spans(
-            [
-                slot.moved(layout.compile_arrays(width, None, True)[1], bounds)
-                for slot, layout in zip(slots, layouts, strict=True)
-            ]
-        )
+        asked: padded([layout.compile_arrays(width, queries, grouped)[1] for layout in layouts])
         for asked, width in widths("compile_batch", windows, window).items()
     }
     return plan.with_windows(cuts).to(device)

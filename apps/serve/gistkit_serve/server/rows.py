@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,7 +17,7 @@ from gistkit.compress.generation import Passes, Reading
 from gistkit.compress.memory import Memory
 from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.tokens import pad
-from gistkit.hf.packed import PackedLayers, spans_of
+from gistkit.hf.packed import PackedLayers, Room, spans_of
 from gistkit.layouts import Plan
 
 # Tokens of prompts that are read between two passes of the others.
@@ -139,11 +140,12 @@ class _Layer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing: there are rows."""
 
-    def resize(self, rows: int, room: int) -> None:
-        """Has room for as many rows and keys; what is beyond them goes."""
-        more = (0, 0, 0, room - self.keys.shape[2], 0, 0, 0, rows - self.keys.shape[0])
-        if any(more):
-            self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
+    def move(self, rows: int, room: int, blocks: Room) -> None:
+        """Moves to blocks of as many rows and keys; what is beyond them goes."""
+        both = blocks(rows, room, self.keys, self.values)
+        for block, old in zip(both, (self.keys, self.values), strict=True):
+            block[: len(old), :, : old.shape[2]] = old[:rows, :, :room]
+        self.keys, self.values = both
 
     def put(self, row: int, key: Tensor, value: Tensor) -> None:
         """Writes [H, keys, D] at the beginning of a row."""
@@ -185,10 +187,10 @@ class Rows:
         # Until a row comes or goes.
         self._bias: list[Tensor] | None = None
         self._packed: PackedLayers | None = None
-        # By identity those whose keys and values are held one after another. What no row reads any more goes with the
-        # next one that comes, or when it is more than half.
+        # By identity those whose keys and values are held one after another, before the block's. What no row reads any
+        # more goes with the next one that comes, or when it is more than half.
         self._memories: dict[int, Memory] = {}
-        self._parts: list[tuple[Tensor, Tensor]] = []
+        self._held: PackedLayers | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -222,7 +224,7 @@ class Rows:
     def _make_room(self, count: int, longest: int) -> None:
         """Has room for as many rows and keys, and for more only within `tokens`."""
         # A failure between two layers leaves them of two shapes.
-        for layer in self._layers:
+        for index, layer in enumerate(self._layers):
             rows, _, room, _ = layer.keys.shape
             if count > rows:
                 rows = 1 << (count - 1).bit_length()
@@ -230,7 +232,11 @@ class Rows:
                 room = -(-longest // _STEP) * _STEP
             if rows * room > self._tokens:
                 rows, room = count, longest
-            layer.resize(rows, room)
+            if (rows, room) != (len(layer.keys), layer.keys.shape[2]):
+                layer.move(rows, room, self._blocks(index))
+
+    def _blocks(self, layer: int) -> Room:
+        return _alone if self._held is None else partial(self._held.room, layer)
 
     def leave(self, index: int) -> None:
         """Lets a row go; the last one takes its place."""
@@ -243,7 +249,13 @@ class Rows:
         self._rows.pop()
         self._bias = self._packed = None
         if 2 * _tokens(self._read_memories) < _tokens(self._memories):
-            self._memories, self._parts = {}, []
+            self._hold(None)
+
+    def _hold(self, packed: PackedLayers | None) -> None:
+        """Has the block behind these, or by itself."""
+        self._held, self._memories = packed, {}
+        for index, layer in enumerate(self._layers):
+            layer.move(len(layer.keys), layer.keys.shape[2], self._blocks(index))
 
     def read(self, tokens: Sequence[int]) -> Tensor:
         """Reads the next token of each row; the logits [B, V] of those that follow."""
@@ -275,23 +287,19 @@ class Rows:
         if self._packed is None and (memories := self._read_memories):
             if memories.keys() - self._memories.keys():
                 # What is held goes first, and stays away if there is no room.
-                self._memories, self._parts = {}, []
-                layers = zip(*(memory.layers or () for memory in memories.values()), strict=True)
-                parts = (zip(*layer, strict=True) for layer in layers)
-                # One by itself is not copied.
-                self._parts = [(_joined(keys), _joined(values)) for keys, values in parts]
+                self._hold(None)
+                self._hold(_together([*memories.values()]))
                 self._memories = memories
             counts = {key: memory.counts or () for key, memory in self._memories.items()}
-            heads = [own.shape[1] for own in next(iter(counts.values()))]
-            first = torch.zeros(sum(heads), 1, dtype=torch.int64)
+            held = cast(PackedLayers, self._held)
+            first = torch.zeros(sum(held.heads), 1, dtype=torch.int64)
             spans = {0: first.expand(1, -1, 2)}
             for key, own_counts in counts.items():
                 spans[key] = spans_of(own_counts) + first
                 sizes = torch.tensor([int(own.sum()) for own in own_counts])
-                first = first + sizes.repeat_interleave(torch.tensor(heads))[:, None]
+                first = first + sizes.repeat_interleave(torch.tensor(held.heads))[:, None]
             ids = [0 if row.memory is None else id(row.memory) for row in self._rows]
-            biases = _biases_of([*self._memories.values()])
-            self._packed = PackedLayers(self._parts, torch.cat([spans[key] for key in ids]), heads, biases)
+            self._packed = held.seen(torch.cat([spans[key] for key in ids]))
         return self._packed
 
     def _biases(self) -> list[Tensor] | None:
@@ -315,14 +323,24 @@ def _tokens(memories: Mapping[int, Memory]) -> int:
     return sum(memory.sizes[0] for memory in memories.values())
 
 
-def _joined(tensors: tuple[Tensor, ...]) -> Tensor:
-    return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+def _alone(rows: int, room: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """A `Room` of nothing else."""
+    keys, values = (like.new_zeros(rows, like.shape[1], room, like.shape[3]) for like in (key, value))
+    return keys, values
 
 
-def _biases_of(memories: Sequence[Memory]) -> list[Tensor] | None:
-    """Those of packed memories, one after another, of each layer; None where none has any."""
-    if all(memory.key_bias is None for memory in memories):
-        return None
-    parts = (memory.packed_biases or [key.new_zeros(len(key), dtype=torch.float32) for key, _ in memory.layers or ()]
-             for memory in memories)  # fmt: skip
-    return [torch.cat(layer) for layer in zip(*parts, strict=True)]
+def _together(memories: Sequence[Memory]) -> PackedLayers:
+    """Packed memories one after another, seen by nobody yet."""
+    layers = []
+    for layer in zip(*(memory.layers or () for memory in memories), strict=True):
+        keys, values = zip(*layer, strict=True)
+        layers.append((torch.cat(keys), torch.cat(values)))
+    heads = [own.shape[1] for own in memories[0].counts or ()]
+    biases = None
+    if any(memory.key_bias is not None for memory in memories):
+        parts = (
+            memory.packed_biases or [key.new_zeros(len(key), dtype=torch.float32) for key, _ in memory.layers or ()]
+            for memory in memories
+        )
+        biases = [torch.cat(layer) for layer in zip(*parts, strict=True)]
+    return PackedLayers(layers, torch.zeros(0, sum(heads), 2), heads, biases)

@@ -86,9 +86,30 @@ class LanguageModel(ABC):
         """Reads texts in one pass and returns a `Stream`, which reads on token by token."""
         return self._start(self.rows(input_ids, attention_mask))
 
-    def generate(self, input_ids: Any, attention_mask: Any = None, **options: Any) -> Tensor:
-        """Tokens that follow the texts; see `gistkit.compress.reading.language.generate`."""
-        return generate(self, input_ids, attention_mask, **options)
+    @torch.no_grad()
+    def generate(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        *,
+        generation_config: GenerationConfig | None = None,
+        stop_tokens: int | Iterable[int] | None = None,
+        pad_token: int | None = None,
+        streamer: Streamer | None = None,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> Any:
+        """Tokens int64 [B, n] that follow the texts; the cache drops keys that no token sees any more.
+
+        Args:
+            input_ids, attention_mask: texts, as in `Compressor.encode`.
+            others: as in `gistkit.compress.generation.generate`, without beams and drafts.
+        """
+        lm, texts = self.compressor.lm, self.compressor.contexts(input_ids, attention_mask)
+        config, options = configured(lm, texts.ids.shape[1], generation_config, stop_tokens, pad_token, options)
+        with lm.attached(), lm.without_checkpointing():
+            continuation = _Continuation(self.start(texts.ids, texts.valid))
+            return continuation.write(padded_at_start(texts, config), config, streamer, generator, options)
 
     @abstractmethod
     def _start(self, rows: Rows) -> Stream:
@@ -199,30 +220,3 @@ class _Continuation(Loop):
             self._stream.read_on(input_ids[:, -1].clamp(0, self.lm.vocabulary - 1))
         self._begun = True
         return self._stream.last[:, None]
-
-
-@torch.no_grad()
-def generate(
-    reader: LanguageModel,
-    input_ids: Any,
-    attention_mask: Any = None,
-    *,
-    generation_config: GenerationConfig | None = None,
-    stop_tokens: int | Iterable[int] | None = None,
-    pad_token: int | None = None,
-    streamer: Streamer | None = None,
-    generator: torch.Generator | None = None,
-    **options: Any,
-) -> Any:
-    """Tokens int64 [B, n] that follow the texts; the cache drops keys that no token sees any more.
-
-    Args:
-        input_ids, attention_mask: texts, as in `Compressor.encode`.
-        others: as in `gistkit.compress.generation.generate`, without beams and drafts.
-    """
-    compressor = reader.compressor
-    texts = compressor.contexts(input_ids, attention_mask)
-    config, options = configured(compressor.lm, texts.ids.shape[1], generation_config, stop_tokens, pad_token, options)
-    with compressor.lm.attached(), compressor.lm.without_checkpointing():
-        continuation = _Continuation(reader.start(texts.ids, texts.valid))
-        return continuation.write(padded_at_start(texts, config), config, streamer, generator, options)
