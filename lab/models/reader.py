@@ -267,9 +267,10 @@ def save(name: str, out: Path | None = None) -> Path:
     """Writes the compressor with the reader's adapter of the checkpoint, in bfloat16, and how it was trained."""
     folder = build(name, out)
     shutil.copyfile(RUNS / name / "history.jsonl", folder / "history.jsonl")
-    saved = torch.load(RUNS / name / "checkpoint.pt", weights_only=True)["weights"]
-    half = {key: tensor.to(torch.bfloat16).contiguous() for key, tensor in saved.items()}
-    save_file(half, folder / f"gistkit_0_{READER}" / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    last, share = torch.load(RUNS / name / "checkpoint.pt", weights_only=True)["weights"], SELECTIONS[name].share
+    path = folder / f"gistkit_0_{READER}" / ADAPTER_WEIGHTS
+    mixed = {key: first.float().lerp(last[key].float(), share).bfloat16() for key, first in load_file(path).items()}
+    save_file(mixed, path, metadata={"format": "pt"})
     write_card(name, out)
     return folder
 
@@ -280,7 +281,7 @@ def write_texts(name: str, minutes: float, first: int, stride: int) -> None:
     corpus, folder = manuals(), RUNS / name / "texts"
     folder.mkdir(parents=True, exist_ok=True)
     deadline, seed = time.monotonic() + 60 * minutes, first
-    with made.lm.folded(TEXT, made.versions()), made.folded():
+    with made.lm.folded(TEXT, made.identity.versions()), made.folded():
         while time.monotonic() < deadline:
             if not (path := folder / f"{seed:05}.pt").exists():
                 torch.save(prepared(seed, presses, tokenizer, corpus), folder / f"{seed:05}.new")
