@@ -33,9 +33,9 @@ class Once(Select):
 
     found: Repeated | None = None
 
-    def repetition(self, *text: Any) -> Repeated:
+    def repetition(self, *text: Any, **asked: Any) -> Repeated:
         """See `Select.repetition`."""
-        self.found = self.found or super().repetition(*text)
+        self.found = self.found or super().repetition(*text, **asked)
         return self.found
 
 
