@@ -289,7 +289,7 @@ def test_a_text_that_grows_is_told(folder, run, tmp_path):
     status, shown, complaints = run("compress", tmp_path / "short.txt", *words)
     assert status == 0 and ": 3 tokens to 4 memory tokens, more than it has" in shown
     told = f"gistkit: warning: {tmp_path / 'short.txt'}: the memory has more tokens than the text; a chunk of up to 20 "
-    assert complaints.splitlines()[-1] == told + "tokens has 4 memory tokens, so that short texts grow"
+    assert complaints.splitlines()[-1] == told + "tokens has 4 memory tokens, so short texts grow"
     _, shown, complaints = run("compress", tmp_path, *words)
     assert shown.count("more than it has") == 2 and "short.txt and 1 more: the memory has more" in complaints
     _, shown, complaints = run("compress", tmp_path, "-o", tmp_path / "out", *words)
@@ -424,7 +424,7 @@ def test_a_missing_package_is_named_with_what_brings_it(monkeypatch, capsys):
 def test_a_missing_package_is_named_before_a_model_is_loaded(module, words, report, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("gistkit.options.models.find_spec", lambda name: None if name == module else find_spec(name))
     words = [word.format(report=report) for word in words]
-    assert cli.main([*words, "--model", str(tmp_path / "none")]) == 2
+    assert cli.main([*words, "--model", str(tmp_path)]) == 2
     assert one_line(capsys.readouterr().err.splitlines(), f"{module} is missing; run pip install 'gistkit[")
 
 

@@ -287,7 +287,7 @@ def test_errors_say_what_was_expected():
         ({"max_new_token": 3}, "max_new_token"),
         (
             {"prefill_chunk_size": 2},
-            "prefill_chunk_size: expected none, as the loop gets the logits of one pass .* got 2",
+            "prefill_chunk_size: expected none, because each step has only the logits of one pass .* got 2",
         ),
         ({"guidance_scale": 1.5}, "guidance_scale: expected none, .* got 1.5"),
         ({"output_hidden_states": True}, "output_hidden_states: expected none"),

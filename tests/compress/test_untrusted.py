@@ -99,6 +99,7 @@ def check_legal(settings):
         "layout": lambda value: value in ("dpl", "upl", "epl", "cpl"),
         "losses": lambda value: value and all(isinstance(w, float) and 0 < w < math.inf for w in value.values()),
         "window": optional(1),
+        "part": optional(0),
         "end_token": lambda value: value is None or (is_int(value) and value < 40),
         "bos_token": lambda value: is_int(value) and value < 40,
         "gists": optional(1),

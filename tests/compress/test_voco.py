@@ -349,7 +349,7 @@ def test_other_models_are_refused_by_name():
         ("llava", {"gap": -1}, "gap: expected a whole number >= 0, got -1"),
         ("llava", {"separators": [3, IMAGE]}, "separators: expected token ids other than the image token's, 55"),
         ("llava", {"separators": 3}, "separators: expected token ids .* got 3"),
-        ("gemma3", {"gap": 1}, "gap: expected none for gemma3, whose images see the whole of themselves, got 1"),
+        ("gemma3", {"gap": 1}, "gap: expected none for gemma3, whose image tokens see each other, got 1"),
         ("gemma3", {"separators": [3]}, "separators: expected none for gemma3"),
         ("llava", {"losses": ("ae",)}, "losses: expected some of lm, qa for voco, got ae"),
         ("llava", {"lora": 0}, "lora: expected a rank >= 1, got 0"),
