@@ -356,7 +356,9 @@ def test_texts_unlike_those_of_training_are_told(method, tmp_path):
         for text in (PROSE, PROSE * 3, TABLE[:60], DEUTSCH[:90], RECIPE, NEWS, TALK):
             read.compress(text)
         for text in (TABLE, DEUTSCH, [PROSE, DEUTSCH], RUSSIAN, JAPANESE):
-            with pytest.raises(UserWarning, match="input_ids: expected prose in en, which the compressor was trained on"):
+            with pytest.raises(
+                UserWarning, match="input_ids: expected prose in en, which the compressor was trained on"
+            ):
                 read.compress(text)
         for tag in ("en-GB", "EN"):
             read.languages = (tag,)
