@@ -210,10 +210,11 @@ class PackedLayers:
     ) -> Tensor:
         """Attention over the memory in a call of its own, in which rows that read the same keys are more queries."""
 
-        def attention(*tensors: Any, **bias: Tensor | None) -> tuple[Tensor, Tensor]:
-            out, lse = ops.attention(*tensors, return_lse=True, **options, **bias)
+        def attention(*tensors: Any, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+            out, lse = ops.attention(*tensors, return_lse=True, key_bias=bias, **options)
             if dropout:
-                out = ops.attention_with_dropout(*tensors, dropout=dropout, scale=options.get("scale"), **bias)
+                scale = options.get("scale")
+                out = ops.attention_with_dropout(*tensors, dropout=dropout, scale=scale, key_bias=bias)
             return out, lse
 
         (batch, query_heads, count, dim), heads = query.shape, self.heads[layer]
@@ -232,7 +233,7 @@ class PackedLayers:
             plan = Plan(torch.stack([torch.zeros_like(start), end - start], -1), places.shape[1])
         bias = None if biases is None else biases.view(-1, 1, biases.shape[-1])
         shape = self.rows, heads, group, copies, count
-        parts = attention(flat, _of_each(keys, len(flat)), _of_each(values, len(flat)), plan, key_bias=bias)
+        parts = attention(flat, _of_each(keys, len(flat)), _of_each(values, len(flat)), plan, bias=bias)
         own, own_lse = (
             part.view(*shape, -1).permute(0, 3, 1, 2, 4, 5).reshape(batch, query_heads, count, -1) for part in parts
         )
