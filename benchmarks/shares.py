@@ -1,6 +1,7 @@
 """Memories whose heads share what they keep, SmolLM2-135M: RAM, a question's first token, and each token after it.
 
-The same text is kept by KVzip with heads that keep different numbers of tokens, with as many tokens a head, and whole.
+The same text is kept by KVzip with heads that keep different numbers of tokens, evenly with as many tokens a head, and
+whole.
 All answer the same question in turn, on gistkit's attention.
 """
 

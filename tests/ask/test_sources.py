@@ -171,13 +171,17 @@ def test_each_head_attends_to_the_tokens_that_it_kept():
 
 
 def test_columns_that_fill_up_a_head_are_not_attended_to():
-    compressor = Select(tiny_llama(), ratio=3, by="key_norm", shares="all", bos_token=1).eval()
+    compressor = Select(tiny_llama().float(), ratio=3, by="key_norm", shares="all", bos_token=1).eval()
     memory = compressor.encode([ids(30)])
     conversation = Conversation(compressor, memory)
     conversation.reply(ids(4), max_new_tokens=5)
     attention, empty = conversation.attention(by_head=True), memory.in_columns(memory.positions)[0] == 0
     assert empty.any() and not attention[: len(empty)][empty].any() and attention[: len(empty)][~empty].all()
     assert float(attention.sum()) == pytest.approx(5, abs=1e-6) and len(context_attention(conversation)[0]) == 30
+    # In another dtype than that of the keys that an answer left.
+    conversation.reply(ids(4), max_new_tokens=5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert float(conversation.attention().sum()) == pytest.approx(5, abs=1e-4)
 
 
 @pytest.mark.parametrize("largest", [2**28, 700])

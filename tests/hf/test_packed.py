@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gistkit.hf import CACHE, PackedLayers, attach, empty_cache
-from gistkit.inspect import AttentionRecorder
+from gistkit.inspect.recorder import ATTENTION
 from gistkit.layouts import Plan, causal_plan
 from tests.helpers.models import tiny, tiny_llama
 
@@ -133,20 +133,63 @@ def test_what_cannot_be_packed_is_refused():
         model(ids, memory=memory, use_cache=False)
 
 
-def test_a_growing_text_behind_a_memory_is_read_by_one_call_a_layer(monkeypatch):
+class Calls(TorchDispatchMode):
+    """Of each call of attention its rows and keys."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.name() == ATTENTION:
+            self.made.append((len(args[0]), args[1].shape[2]))
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_each_key_of_a_memory_is_read_once_and_copied_once_by_passes_over_a_growing_text(shared, monkeypatch):
     monkeypatch.setattr("gistkit.hf.cache.LEAST_ROOM", 2)
-    layers = [(numbers(5, DIM, seed=layer), numbers(5, DIM, seed=layer + 9)) for layer in range(2)]
-    counts, biases = [torch.tensor([[1, 4]]), torch.tensor([[5, 0]])], [numbers(5), numbers(5, seed=1)]
-    ids, parts = torch.randint(3, 50, (2, 12), generator=torch.Generator().manual_seed(1)), []
+    rows, heads, total = (1, 2, 500) if shared else (2, 4, 1000)
+    layers = [(numbers(total, DIM, seed=layer), numbers(total, DIM, seed=layer + 9)) for layer in range(2)]
+    counts = [torch.tensor([[100, 400], [1, 499]])[:rows], torch.tensor([[500, 0], [20, 480]])[:rows]]
+    biases = [numbers(total), numbers(total, seed=1)]
+    ids = torch.randint(3, 50, (2, 12), generator=torch.Generator().manual_seed(1))
     packed = PackedLayers.of(layers, counts, biases)
     cache = empty_cache(2, 0, packed=packed)
     with attach(tiny_llama()) as model, torch.no_grad():
-        expected = model(ids, memory=PackedLayers.of(layers, counts, biases), use_cache=False).logits
-        with AttentionRecorder(rows=[0]) as recorder:
-            for part in ids.split((3, 1, 1, 1, 2, 1, 1, 1, 1), 1):
-                parts.append(model(part, memory=packed, use_cache=True, **{CACHE: cache}).logits)
-    torch.testing.assert_close(torch.cat(parts, 1), expected)
-    assert recorder.calls == 2 * len(parts)
+        expected = [model(one, memory=PackedLayers.of(layers, counts, biases)).logits for one in (ids, ids[[1, 1]])]
+        for place, part in enumerate(ids.split((3, 1, 1, 1, 2, 1, 1, 1, 1), 1)):
+            beams, first = shared and place > 4, cache.get_seq_length()
+            with Calls() as calls, Sizes() as sizes:
+                if beams:
+                    # Beams change places.
+                    cache.reorder_cache(torch.tensor([1, 1]))
+                out = model(part[[1, 1]] if beams else part, memory=packed, use_cache=True, **{CACHE: cache}).logits
+            torch.testing.assert_close(out, expected[beams][:, first : first + part.shape[1]])
+            if shared:
+                # Without the memory's call of all rows, one of the text.
+                assert sorted(calls.made) == sorted([(heads, total), (2, first + part.shape[1])] * 2)
+                assert max(sizes.made) < total * DIM
+            else:
+                assert [row for row, _ in calls.made] == [heads, heads]
+
+
+def test_a_pass_without_a_cache_or_gradients_copies_no_memory():
+    memory = PackedLayers.of([(numbers(900, DIM), numbers(900, DIM))], [torch.tensor([[800, 100]])])
+    for batch in (1, 3):
+        query, text = numbers(batch, 4, 2, DIM), numbers(batch, 2, 2, DIM)
+        with torch.no_grad(), Sizes() as sizes, Calls() as calls:
+            memory.attend(0, query, text, text, causal_plan(2, 2, torch.device("cpu")))
+        assert max(sizes.made) <= query.numel() and sorted(calls.made) == sorted([(2, 900), (batch, 2)])
+
+
+def test_a_backward_pass_repeats_no_memory_for_rows_that_share_it():
+    key, value = (numbers(64, DIM, seed=seed, requires_grad=True) for seed in (0, 1))
+    query, text = numbers(8, 2, 1, DIM, seed=2), numbers(8, 2, 1, DIM)
+    memory = PackedLayers.of([(key, value)], [torch.tensor([[32, 32]])])
+    with Sizes() as sizes:
+        memory.attend(0, query, text, text, causal_plan(1, 1, torch.device("cpu"))).sum().backward()
+    assert max(sizes.made) <= key.numel()
 
 
 def test_dropout_is_that_of_all_weights_together():

@@ -577,7 +577,7 @@ def attention(
         if kwargs.get(name) is not None:
             raise ValueError(f"model: expected attention without {name}, which gistkit's lacks, got one that has it")
     layer = cast(int, getattr(module, "layer_idx", -1))
-    device = query.device.type
+    device, held = query.device.type, key
     if torch.is_autocast_enabled(device):
         # Norms after the projections may leave a dtype that differs from the values'.
         dtype = torch.get_autocast_dtype(device)
@@ -599,7 +599,7 @@ def attention(
         if sliding_window is not None or key_bias is not None:
             name = "key_bias" if sliding_window is None else "sliding_window"
             raise ValueError(f"{name}: expected none over a memory whose heads keep different numbers of keys, got one")
-        out = packed.attend(layer, *tensors, dropout=dropout, scale=scaling, softcap=softcap)
+        out = packed.attend(layer, *tensors, dropout=dropout, held=held, scale=scaling, softcap=softcap)
     elif dropout:
         out = ops.attention_with_dropout(*tensors, dropout=dropout, scale=scaling, key_bias=key_bias)
     else:

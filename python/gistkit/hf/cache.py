@@ -12,18 +12,12 @@ from torch import Tensor
 from transformers import LlamaModel, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from gistkit.hf.packed import PackedLayers, Room
+from gistkit.hf.packed import PackedLayers, Room, room_alone
 
 # The name of models' and layers' argument for a cache: transformers 5.24 renamed it, and takes the old one until 5.40.
 CACHE = "cache" if "cache" in signature(LlamaModel.forward).parameters else "past_key_values"
 # Tokens that fit into a block, at least.
 LEAST_ROOM = 64
-
-
-def _room_alone(rows: int, room: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Blocks that hold nothing else."""
-    keys, values = (like.new_empty((rows, like.shape[1], room, like.shape[3])) for like in (key, value))
-    return keys, values
 
 
 class MemoryLayer(CacheLayerMixin):
@@ -48,7 +42,7 @@ class MemoryLayer(CacheLayerMixin):
         value: Tensor | None,
         logical_length: int,
         capacity: int = 0,
-        room: Room = _room_alone,
+        room: Room = room_alone,
     ) -> None:
         super().__init__()
         if key is not None and value is not None and (key.dim() != 4 or value.shape[:3] != key.shape[:3]):
@@ -286,7 +280,7 @@ def empty_cache(
         logical_length, capacity: as for `memory_cache`.
         packed: a memory that passes read besides; nobody else keeps a text behind it.
     """
-    rooms: list[Room] = [_room_alone if packed is None else partial(packed.room, layer) for layer in range(num_layers)]
+    rooms: list[Room] = [room_alone if packed is None else partial(packed.room, layer) for layer in range(num_layers)]
     cache = MemoryCache(layers=[MemoryLayer(None, None, logical_length, capacity, room) for room in rooms])
     cache.packed = packed
     return cache

@@ -25,11 +25,17 @@ def spans_of(counts: Sequence[Tensor]) -> Tensor:
     return torch.cat([torch.stack([end - own, end], -1) for end, own in zip(ends, counts, strict=True)], 1)
 
 
+def room_alone(rows: int, room: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Blocks that hold nothing else."""
+    keys, values = (like.new_empty((rows, like.shape[1], room, like.shape[3])) for like in (key, value))
+    return keys, values
+
+
 class _Block(NamedTuple):
     """Keys and values of one layer: the memory's, and behind them those of a text, [B, H, room, D] flat.
 
     Args:
-        keys, values: [B H, 1, T + B H room, D], the same for all rows.
+        keys, values: [T + B H room, D].
         biases: [1, 1, T + B H room], or None.
         size: B, room.
         text: address of the text's first key.
@@ -45,7 +51,9 @@ class _Block(NamedTuple):
 class PackedLayers:
     """A memory for `attach` whose heads keep different numbers of keys; a query sees all keys of its head.
 
-    Each row and key head is a row of one call of `ops.attention`, which sees its own keys among all of the layer.
+    Each row and key head is a row of one call of `ops.attention`, which sees its own keys among all of the layer, where
+    the text lies behind the memory and no two rows read the same keys. Otherwise the memory has a call of its own, in
+    which rows that read the same keys are more queries of a head: it is read once.
 
     Args:
         layers: (key, value) of each layer, [T, D], keys rotated.
@@ -72,6 +80,8 @@ class PackedLayers:
         self._spans = placed(spans.int(), self.layers[0][0].device)[:, :, None, None]
         # Of the last pass the plan of its text, B, the blocks' size, and the plans that these make for each layer.
         self._pass: tuple[Plan, int, tuple[int, int], list[Plan]] | None = None
+        # Plans of each layer for the last number of queries over nothing but the memory.
+        self._alone: tuple[int, list[Plan]] | None = None
 
     def seen(self, spans: Tensor) -> PackedLayers:
         """The same keys, and texts, of other rows."""
@@ -100,8 +110,12 @@ class PackedLayers:
     def room(self, layer: int, rows: int, room: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Zeros [rows, H, room, D] for keys and values like those of a text, in one tensor with the memory's.
 
-        Attention over what lies there copies nothing. Only the last ones of a layer are known.
+        Attention over what lies there copies nothing. Only the last ones of a layer are known. Where rows share the
+        memory, which then has a call of its own, the tensors are without it, and hold anything.
         """
+        if rows > self.rows > 0:
+            self._blocks[layer] = None
+            return room_alone(rows, room, key, value)
         first, more = len(self.layers[layer][0]), rows * self.heads[layer] * room
         # No key is NaN, which attention would look for.
         flat = [like.new_zeros(first + more, like.shape[-1]) for like in (key, value)]
@@ -116,9 +130,8 @@ class PackedLayers:
         """`room` in tensors that begin with a layer's keys, values and biases."""
         heads = rows * self.heads[layer]
         first = len(keys) - heads * room
-        wide = [part[None, None].expand(heads, -1, -1, -1) for part in (keys, values)]
         bias = None if biases is None else biases[None, None]
-        self._blocks[layer] = _Block(wide[0], wide[1], bias, (rows, room), keys[first:].data_ptr())
+        self._blocks[layer] = _Block(keys, values, bias, (rows, room), keys[first:].data_ptr())
         # Held once.
         self.layers[layer] = keys[:first], values[:first]
         self._starts_of(rows, room)
@@ -145,13 +158,22 @@ class PackedLayers:
                 biases[0, 0, : len(other.biases[layer])] = other.biases[layer]
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, plan: Plan, dropout: float = 0.0, **options: Any
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        plan: Plan,
+        dropout: float = 0.0,
+        held: Tensor | None = None,
+        **options: Any,
     ) -> Tensor:
         """Attention [B, Hq, N, D] of queries over the memory and the keys and values [B, H, K, D] of a text.
 
         Args:
             plan: of the text's keys.
             dropout: of all weights; above 0 `ops.attention_with_dropout` runs.
+            held: the text's keys as a cache holds them, where `key` is a copy in another dtype.
             options: those of `ops.attention`.
         """
         heads, (batch, query_heads, count, dim) = self.heads[layer], query.shape
@@ -162,69 +184,75 @@ class PackedLayers:
             )
         if plan.num_keys != key.shape[2]:
             raise ValueError(f"plan: expected one for the text's {key.shape[2]} keys, got one for {plan.num_keys}")
-        block = self._blocks[layer]
-        if block is not None and not dropout and key.data_ptr() == block.text:
-            rows_plan = self._plans(plan, batch, block.size)[layer]
-            keys, values, biases = block.keys, block.values, block.biases
-            if batch != block.size[0]:
-                keys, values = keys[: batch * heads], values[: batch * heads]
-        else:
-            keys, values, biases, rows_plan = self._columns(layer, key, value, plan)
-        tensors = query.reshape(batch * heads, query_heads // heads, count, dim), keys, values, rows_plan
-        if biases is not None:
-            options["key_bias"] = biases
-        if dropout:
-            options.pop("softcap", None)
-            out = ops.attention_with_dropout(*tensors, dropout=dropout, **options)
-        else:
-            out = cast(Tensor, ops.attention(*tensors, **options))
+        block, address = self._blocks[layer], (key if held is None else held).data_ptr()
+        if block is None or address != block.text or dropout or batch > self.rows:
+            return self._beside(layer, query, (key, value, plan), dropout, options)
+        rows_plan = self._plans(plan, batch, block.size)[layer]
+        flat = query.reshape(batch * heads, query_heads // heads, count, dim)
+        keys, values = (_of_each(part.to(query.dtype), len(flat)) for part in (block.keys, block.values))
+        out = cast(Tensor, ops.attention(flat, keys, values, rows_plan, key_bias=block.biases, **options))
         return out.reshape(batch, query_heads, count, -1)
 
     def _plans(self, plan: Plan, batch: int, size: tuple[int, int]) -> list[Plan]:
         """For each layer that of its rows over blocks of a size."""
         known = self._pass
         if known is None or known[0] is not plan or known[1:3] != (batch, size):
-            spans = _spans(self._spans, plan, batch, self._starts_of(*size)[:batch])
+            text = plan.spans[:, None] + self._starts_of(*size)[:batch]
+            spans = torch.cat([self._spans.expand(-1, -1, plan.num_queries, -1, -1), text], 3)
             own, more = spans.split(self.heads, 1), size[0] * size[1]
             keys = [len(key) + heads * more for (key, _), heads in zip(self.layers, self.heads, strict=True)]
             plans = [Plan(part.flatten(0, 1), number) for part, number in zip(own, keys, strict=True)]
             self._pass = known = plan, batch, size, plans
         return known[3]
 
-    def _columns(
-        self, layer: int, key: Tensor, value: Tensor, plan: Plan
-    ) -> tuple[Tensor, Tensor, Tensor | None, Plan]:
-        """Keys and values [B H, 1, M + K, D], biases and a plan, with M columns as the head with most needs.
+    def _beside(
+        self, layer: int, query: Tensor, text: tuple[Tensor, Tensor, Plan], dropout: float, options: dict[str, Any]
+    ) -> Tensor:
+        """Attention over the memory in a call of its own, in which rows that read the same keys are more queries."""
 
-        A gradient has a copy of the keys for each head, which so is of its own.
-        """
-        memory, most, batch = self.layers[layer], self._most[layer], len(key)
-        own_spans = self._spans.split(self.heads, 1)[layer]
-        start, end = own_spans[:, :, 0, 0].unbind(-1)
-        places = start[..., None] + torch.arange(most, device=start.device)
-        places = places.clamp(max=max(0, len(memory[0]) - 1)).long()
+        def attention(*tensors: Any, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+            out, lse = ops.attention(*tensors, return_lse=True, key_bias=bias, **options)
+            if dropout:
+                scale = options.get("scale")
+                out = ops.attention_with_dropout(*tensors, dropout=dropout, scale=scale, key_bias=bias)
+            return out, lse
 
-        def columns(kept: Tensor) -> Tensor:
-            return kept[places].repeat_interleave(batch // self.rows, 0)
-
-        keys, values = (
-            torch.cat([columns(kept.to(own.dtype)), own], 2).flatten(0, 1)[:, None]
-            for kept, own in zip(memory, (key, value), strict=True)
+        (batch, query_heads, count, dim), heads = query.shape, self.heads[layer]
+        copies, group = batch // self.rows, query_heads // heads
+        flat = query.reshape(self.rows, copies, heads, group, count, dim).permute(0, 2, 3, 1, 4, 5)
+        flat = flat.reshape(self.rows * heads, group, copies * count, dim)
+        keys, values = (part.to(query.dtype) for part in self.layers[layer])
+        biases = None if self.biases is None else _wide(self.biases[layer], query)
+        plan = self._plans_alone(copies * count)[layer]
+        if torch.is_grad_enabled() and len(keys) and any(part.requires_grad for part in (query, keys, values)):
+            # A gradient has a copy of the keys for each head: these get columns of their own, as the longest needs.
+            start, end = plan.spans.unbind(-1)
+            places = start[:, :1, 0] + torch.arange(self._most[layer], device=start.device)
+            places = places.clamp(max=len(keys) - 1).long()
+            keys, values, biases = keys[places], values[places], None if biases is None else biases[places]
+            plan = Plan(torch.stack([torch.zeros_like(start), end - start], -1), places.shape[1])
+        bias = None if biases is None else biases.view(-1, 1, biases.shape[-1])
+        shape = self.rows, heads, group, copies, count
+        parts = attention(flat, _of_each(keys, len(flat)), _of_each(values, len(flat)), plan, bias=bias)
+        own, own_lse = (
+            part.view(*shape, -1).permute(0, 3, 1, 2, 4, 5).reshape(batch, query_heads, count, -1) for part in parts
         )
-        biases = None
-        if self.biases is not None:
-            biases = F.pad(columns(_wide(self.biases[layer], key)), (0, key.shape[2])).flatten(0, 1)[:, None]
-        seen = torch.stack([torch.zeros_like(start), end - start], -1)[:, :, None, None]
-        spans = _spans(seen, plan, batch, most)
-        return keys, values, biases, Plan(spans.flatten(0, 1), most + plan.num_keys)
+        out, lse = attention(query, *text)
+        return ops.merge_attention(out, lse, own, own_lse[..., 0])[0]
+
+    def _plans_alone(self, queries: int) -> list[Plan]:
+        """For each layer that of so many queries of a head over the memory."""
+        if self._alone is None or self._alone[0] != queries:
+            parts = self._spans[..., 0, :].expand(-1, -1, queries, -1)[:, :, :, None].split(self.heads, 1)
+            lengths = (len(key) for key, _ in self.layers)
+            plans = (part.flatten(0, 1).contiguous() for part in parts)
+            self._alone = queries, [Plan(spans, keys) for spans, keys in zip(plans, lengths, strict=True)]
+        return self._alone[1]
 
 
-def _spans(memory: Tensor, plan: Plan, batch: int, starts: Tensor | int) -> Tensor:
-    """int32 [B, A, N, 1 + S, 2], what queries see of a memory, [R, A, 1, 1, 2], and of texts that begin at `starts`."""
-    if batch > len(memory):
-        memory = memory.repeat_interleave(batch // len(memory), 0)
-    text = (plan.spans[:, None] + starts).expand(batch, memory.shape[1], -1, -1, -1)
-    return torch.cat([memory.expand(-1, -1, plan.num_queries, -1, -1), text], 3)
+def _of_each(part: Tensor, rows: int) -> Tensor:
+    """Keys or values [rows, 1, T, D] of those of all rows, [T, D], or of each, [rows, T, D]."""
+    return part.unsqueeze(-3).expand(rows, 1, -1, -1)
 
 
 def _wide(biases: Tensor, key: Tensor) -> Tensor:

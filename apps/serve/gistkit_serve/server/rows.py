@@ -299,7 +299,8 @@ class Rows:
                 sizes = torch.tensor([int(own.sum()) for own in own_counts])
                 first = first + sizes.repeat_interleave(torch.tensor(held.heads))[:, None]
             ids = [0 if row.memory is None else id(row.memory) for row in self._rows]
-            self._packed = held.seen(torch.cat([spans[key] for key in ids]))
+            # One that all rows read is read once.
+            self._packed = held.seen(torch.cat([spans[key] for key in (ids if len({*ids}) > 1 else ids[:1])]))
         return self._packed
 
     def _biases(self) -> list[Tensor] | None:
