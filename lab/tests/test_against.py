@@ -91,6 +91,6 @@ def test_what_is_missing_is_named_and_the_rest_of_the_command_stays(entries, mes
         "gistkit.cli.plugins.entry_points", lambda group: [entry for entry in entries if entry.group == group]
     )
     told = f"gistkit: --against{message}\n"
-    assert run("evaluate", "--ratios", 4, "--against", "presses")[::2] == (2, told)
+    assert run("evaluate", "--against", "presses", "--ratios", 4)[::2] == (2, told)
     status, _, complaints = run("evaluate", "--split", "train")
     assert status == 2 and complaints.startswith("gistkit: --split: expected validation or test")
