@@ -46,7 +46,7 @@ test: $(VENV)/installed
 # The last two use a core each.
 check: demo
 	$(MAKE) check-tests
-	$(MAKE) oldest ARGS="$(OWN_ARITHMETIC:%=--ignore tests/compress/test_%.py)"
+	$(MAKE) oldest ARGS="$(OWN_ARITHMETIC:%=--ignore tests/compress/test_%.py) $(ARGS)"
 	$(MAKE) avx2
 	$(MAKE) $(VENV)/packages-lint $(VENV)/packages-docs
 	$(MAKE) -j2 -O lint docs

@@ -68,6 +68,8 @@ def test_evaluate_against_presses_writes_rows_tables_and_a_picture_and_goes_on(r
     [
         (["--by", "kvzip"], "--by: expected none without --against, got ['kvzip']"),
         (["--against", "presses", "--tau", "4"], "--tau: expected none with --against, got 4"),
+        (["--against", "presses", "--judge-model", "x"], "--judge-model: expected none with --against, got x"),
+        (["--against", "presses", "--written-ratio", "4"], "--written-ratio: expected none with --against, got 4.0"),
     ],
 )
 def test_options_that_do_not_go_together_are_named(words, message, run):
@@ -89,6 +91,6 @@ def test_what_is_missing_is_named_and_the_rest_of_the_command_stays(entries, mes
         "gistkit.cli.plugins.entry_points", lambda group: [entry for entry in entries if entry.group == group]
     )
     told = f"gistkit: --against{message}\n"
-    assert run("evaluate", "--ratios", 4, "--against", "presses")[::2] == (2, told)
+    assert run("evaluate", "--against", "presses", "--ratios", 4)[::2] == (2, told)
     status, _, complaints = run("evaluate", "--split", "train")
     assert status == 2 and complaints.startswith("gistkit: --split: expected validation or test")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from argparse import ArgumentParser
 from typing import Any, NamedTuple
 
 import pytest
@@ -102,6 +103,33 @@ CASES = {
 def test_every_study_that_trains_is_among_them():
     # smollm2 trains as epl does.
     assert {name.partition(",")[0] for name in CASES} == {*STUDIES} - {"greedy", "smollm2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "field", "value"),
+    [
+        ("smollm2", "--method icae", "method", "icae"),
+        ("smollm2", "--preset staged --no-match-embeddings", "match_embeddings", False),
+        ("smollm2", "--dtype bfloat16", "dtype", "bfloat16"),
+        ("smollm2", "--learning-rate 0.25", "learning_rate", 0.25),
+        ("nuggets", "--random-steps 7", "random_steps", 7),
+        ("nuggets", "--lower-ratios 2,3", "lower_ratios", (2, 3)),
+    ],
+)
+def test_options_that_are_fields_change_these_of_the_recipe(name, words, field, value):
+    study, parser = find(name), ArgumentParser()
+    study.add_options(parser)
+    options = parser.parse_args(words.split())
+    preset = study.presets[options.preset]
+    assert getattr(preset, field) != value
+    assert study.recipe_for(options) == dataclasses.replace(preset, **{field: value})
+
+
+def test_every_option_that_is_a_field_is_among_these():
+    (cases,) = (mark.args[1] for mark in test_options_that_are_fields_change_these_of_the_recipe.pytestmark)
+    assert [(name, field) for name, _, field, _ in cases] == [
+        (name, each) for name in STUDIES for each in find(name).changes
+    ]
 
 
 # Two that differ: a whole model, and a compressor.

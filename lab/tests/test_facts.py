@@ -73,7 +73,7 @@ def test_gradients_and_swaps_are_those_of_a_loop_by_hand():
         def loss(index, biases=None):
             memory, _ = compressor.encode_nuggets(rows, Nuggets(index, (index.shape[1],) * 6))
             if biases is not None:
-                memory = dataclasses.replace(memory, key_bias=biases)
+                memory = dataclasses.replace(memory, straight_through=biases)
             with torch.enable_grad():
                 answers = logits(compressor, pairs, RECIPE, memory)
             losses = cross_entropy(answers.transpose(1, 2), pairs.answers, reduction="none").mean(1)

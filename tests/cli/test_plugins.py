@@ -16,6 +16,9 @@ from gistkit import cli
         ("evaluate --writer http://x/v1", "--writer is not installed; pip install ./lab provides it"),
         ("evaluate --baselines summary", "--baselines: expected some of none, full, got summary; pip install ./lab "
          "provides others"),
+        ("evaluate --judge-model x", "--judge-model is not installed; pip install ./lab provides it"),
+        ("evaluate --prompt dodo", "--prompt is not installed; pip install ./lab provides it"),
+        ("evaluate --prompt plain --cut", "--cut is not installed; pip install ./lab provides it"),
         ("evaluate --tau 4", "--tau is not installed; pip install ./lab provides it"),
         ("evaluate --against presses", "--against: cannot be loaded: No module named 'nowhere'"),
         ("broken --steps 2", "broken: cannot be loaded: No module named 'nowhere'"),

@@ -219,5 +219,9 @@ def test_positions_of_another_kind_are_refused(memory, tmp_path):
         floats = replace(memory, positions=memory.positions.double(), fingerprint=None, maker=None)
         with pytest.raises(ValueError, match=r"memory: expected positions of dtype int64, got torch\.float64"):
             compressor.decode(floats, "lm", [[1], [2]])
+    else:
+        flat = replace(memory, key_bias=torch.zeros(memory.positions.shape), fingerprint=None, maker=None)
+        with pytest.raises(ValueError, match=r"memory: expected biases of shape .*, layers and heads last, got"):
+            compressor.decode(flat, "lm", [[1], [2]])
     replace(memory, positions=three_axes.positions[..., :0]).save(tmp_path / "m.gist")
     assert refused(tmp_path / "m.gist")

@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import re
+import tracemalloc
 
 import pytest
 
@@ -16,7 +17,7 @@ ROW = b'{"text": "%s"}\n'
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
     monkeypatch.setattr(files, "MOST", 1000)
-    monkeypatch.setattr(files, "DOCUMENT", 100_000)
+    monkeypatch.setattr(files, "PARTS", 100)
 
 
 def zstd(content):
@@ -28,11 +29,13 @@ def zstd(content):
     ("content", "read", "message"),
     [
         (ROW % b"a" * 2 + ROW % (b"a" * 1000), files.json_lines, "line 3: expected a line of at most 1000 bytes"),
-        (b'[{"a": 1}, {"a": "' + b"a" * 200_000, files.members, "expected a JSON document of at most 100000 bytes"),
+        (b'[{"a": 1}, {"a": "' + b"a" * 200_000, files.members, "expected members of at most 1000 characters"),
+        (b"[[" + b"{}," * 200, files.members, "expected members of at most 100 objects and arrays"),
+        (b"[" + b"{}," * 200, files.json_lines, "line 1: expected at most 100 objects and arrays"),
         (b"a,b\n1,2\n" + b"3" * 2000 + b",4\n", files.rows, "expected lines of at most 1000 characters"),
         (b'a,b\n"' + b"x\n" * 2000, files.rows, "expected cells of CSV, got others: field larger than field limit"),
     ],
-    ids=["a line", "a value", "a line of CSV", "a cell"],
+    ids=["a line", "a value", "objects", "objects of a line", "a line of CSV", "a cell"],
 )
 def test_a_longer_one_is_refused(tmp_path, compress, content, read, message):
     path = tmp_path / "data"
@@ -50,6 +53,35 @@ def test_what_fits_is_read_whole(tmp_path):
     with path.open("w") as file:
         csv.writer(file).writerows([["a"], *[[text]] * 3])
     assert [row["a"] for _, row in files.rows(path)] == [text] * 3
+
+
+@pytest.mark.parametrize("inside", [None, "data"])
+def test_a_document_is_read_as_json_reads_it_wherever_a_chunk_ends(tmp_path, inside, monkeypatch):
+    monkeypatch.setattr(files, "CHUNK", 1)
+    path = tmp_path / "data"
+    values = [1, -0.5e-12, 10**20, True, None, 'é\u2028"}]', [], {}, {"a": [{"b": "☃"}, 2.5]}, 12]
+    for value in (values, [], {str(i): each for i, each in enumerate(values)}, {}):
+        document = value if inside is None else {"before": [1, {}], "data": value, "after": 12}
+        for indent in (None, 1):
+            path.write_text("\ufeff" + json.dumps(document, indent=indent, ensure_ascii=indent is None))
+            expected = list(value.items() if isinstance(value, dict) else enumerate(value))
+            assert list(files.members(path, inside)) == expected
+            whole = path.read_text()
+            for cut in (whole[:-1], whole + "]", whole[:-1] + "," + whole[-1]):
+                path.write_text(cut)
+                with pytest.raises(ValueError, match=r"line \d+: expected JSON, got text that is not"):
+                    list(files.members(path, inside))
+
+
+def test_a_long_array_takes_the_memory_of_a_member(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    path = tmp_path / "data.json"
+    path.write_bytes(gzip.compress(b"[" + b"{}," * 60_000 + b"{}]"))
+    tracemalloc.start()
+    assert sum(1 for _ in files.members(path)) == 60_001
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2_000_000
 
 
 @pytest.mark.parametrize("read", [files.records, files.members, files.json_lines])

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from importlib.metadata import EntryPoint
 
 import pytest
 
@@ -336,3 +337,11 @@ def test_rows_are_read_as_files_are():
         asked([MRQA[1], []])
     with pytest.raises(ValueError, match="rows: expected at least one question, got none"):
         load_questions([])
+
+
+def test_a_broken_reader_of_folders_is_named_and_the_files_are_read(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").write_text('{"context": "c", "question": "q", "answers": ["a"]}\n')
+    broken = EntryPoint("folders", "nowhere.at.all", "gistkit.formats")
+    monkeypatch.setattr("gistkit.formats.sets.entry_points", lambda group: [broken])
+    with pytest.warns(UserWarning, match=r"nowhere\.at\.all: cannot be loaded: No module named 'nowhere'; .* ./lab"):
+        assert [each.name for each in question_sets([tmp_path])] == ["a"]

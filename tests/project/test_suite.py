@@ -44,6 +44,20 @@ def test_each_test_runs_in_make_check_or_at_night_and_quick_ones_in_make_test():
         assert places == expected, has
 
 
+def words(variable):
+    """What the Makefile sets a variable to."""
+    return re.search(rf"^{variable} := ((?:.*\\\n)*.*)", MAKEFILE, re.MULTILINE)[1].replace("\\\n", " ").split()
+
+
+def test_what_the_makefile_names_is_there_and_no_tier_is_empty():
+    ignored = [f"tests/compress/test_{name}.py" for name in words("OWN_ARITHMETIC")]
+    named = [*ignored, *words("OLDEST_TESTS"), *words("AVX2_TESTS"), *words("TESTS")]
+    assert len(ignored) > 9 and [name for name in named if not (ROOT / name).exists()] == []
+    for folder, mark in (("tests", "slow"), ("tests", "nightly"), ("apps/vllm/tests", "nightly")):
+        files = (ROOT / folder).rglob("test_*.py")
+        assert any(f"pytest.mark.{mark}" in file.read_text() for file in files), (folder, mark)
+
+
 @pytest.mark.parametrize("name", ["isa", "attention_isa"])
 def test_other_instruction_sets_wait_for_make_check(name):
     for isa in {*ISAS, *BEYOND}:

@@ -131,6 +131,16 @@ def test_a_broken_file_is_told_with_its_place(row, message, images, tmp_path):
         load_conversations(path, images)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("problems.json", '{"1": {"question": "Which?"}}'), ("dev.tsv", "index\tquestion\n7\tWho?\n")],
+)
+def test_questions_with_options_are_the_labs(name, content, images, tmp_path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=rf"{name}: .* gistkit evaluate --images reads these with pip install \./lab"):
+        load_conversations(tmp_path / name, images)
+
+
 def test_what_is_missing_is_told(images, tmp_path):
     with pytest.raises(FileNotFoundError, match="expected a file of conversations about images, found none"):
         load_conversations(tmp_path / "none.jsonl", images)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
@@ -12,13 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gistkit.formats import files
-from gistkit.train.conversations import IMAGE, Conversation, image_file, load_conversations
+from gistkit.train.conversations import IMAGE, Conversation, image_file, is_choices, load_conversations
 
 LETTERS = "ABCDEFGH"
 # What LLaVA is trained to follow.
 ASKED = "Answer with the option's letter from the given choices directly."
-# The beginning of ScienceQA's problems.json, an object of objects.
-_PROBLEMS = re.compile(r'\s*\{\s*"\d+"\s*:\s*\{')
 # MMBench numbers a question that it asks again with its options in another order by this much more.
 _ROUND = 1_000_000
 
@@ -37,29 +34,18 @@ class Choice(NamedTuple):
     group: str
 
 
-def is_choices(path: Path) -> bool:
-    """Whether a file is in one of these forms."""
-    return files.suffix_of(path) == ".tsv" or _PROBLEMS.match(files.head(path)) is not None
+def choices(path: Path) -> Iterator[Choice]:
+    """The test questions of a file that have an image.
 
-
-def choices(path: Path, split: str | None = None) -> Iterator[Choice]:
-    """The questions of a file that have an image.
-
-    - ScienceQA: problems.json; of a split, "train", "validation" or "test"; None: of all. Images are
-      SPLIT/ID/image.png.
+    - ScienceQA: problems.json. Images are test/ID/image.png.
     - MMBench: a .tsv file with the images in it. Its circular evaluation asks a question as often as it has options,
-      each time with these moved on by one; where no question is there in several orders, they are made here. It has
-      no splits: its questions are for tests.
+      each time with these moved on by one; where no question is there in several orders, they are made here.
 
     Raises:
         OSError: if there is no such file.
         ValueError: naming the file, the line or the place in the document, and the field of what is not as expected.
     """
-    if files.suffix_of(path) != ".tsv":
-        return _scienceqa(path, "val" if split == "validation" else split)
-    if split == "train":
-        raise ValueError(f"{path}: expected questions to train on, got MMBench's, which are for tests")
-    return _mmbench(path)
+    return _mmbench(path) if files.suffix_of(path) == ".tsv" else _scienceqa(path)
 
 
 def image_conversations(path: Path, images: Path, extracted: Path) -> list[Conversation]:
@@ -72,7 +58,7 @@ def image_conversations(path: Path, images: Path, extracted: Path) -> list[Conve
     if not path.is_file() or not images.is_dir() or not is_choices(path):
         return load_conversations(path, images)
     found = []
-    for choice in choices(path, "test"):
+    for choice in choices(path):
         if isinstance(choice.image, bytes):
             file = extracted / sha256(choice.image).hexdigest()
             file.write_bytes(choice.image)
@@ -86,21 +72,20 @@ def image_conversations(path: Path, images: Path, extracted: Path) -> list[Conve
     return found
 
 
-def _scienceqa(path: Path, split: str | None) -> Iterator[Choice]:
+def _scienceqa(path: Path) -> Iterator[Choice]:
     for name, problem in files.members(path):
         where = f"{path}, {name!r}"
         if not isinstance(problem, Mapping):
             raise ValueError(f"{where}: expected a JSON object, got {type(problem).__name__}")
         image, options, answer = (problem.get(field) for field in ("image", "choices", "answer"))
-        own = problem.get("split")
-        if (split is not None and own != split) or not image:
+        if problem.get("split") != "test" or not image:
             continue
         if not isinstance(options, list) or not all(isinstance(each, str) for each in options):
             raise ValueError(f"{where}, 'choices': expected a list of texts, got {options!r:.60}")
         if not isinstance(answer, int) or not 0 <= answer < len(options):
             raise ValueError(f"{where}, 'answer': expected an index of {len(options)} choices, got {answer!r:.60}")
         text = _asked(where, problem.get("hint"), problem.get("question"), options)
-        yield Choice(where, f"{own}/{name}/{image}", text, LETTERS[answer], str(name))
+        yield Choice(where, f"test/{name}/{image}", text, LETTERS[answer], str(name))
 
 
 def _mmbench(path: Path) -> Iterator[Choice]:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from gistkit_lab.evaluate.choices import ASKED, choices, image_conversations, is_choices
+from gistkit_lab.evaluate.choices import ASKED, choices, image_conversations
 
 PROBLEMS = {
     "1": {"question": "Which?", "choices": ["cat", "dog"], "answer": 1, "hint": "", "image": "image.png",
@@ -30,15 +30,12 @@ def write(path, rows):
 
 def test_scienceqas_test_questions_with_an_image(tmp_path):
     (tmp_path / "problems.json").write_text(json.dumps(PROBLEMS, indent=2))
-    assert is_choices(tmp_path / "problems.json")
-    found = list(choices(tmp_path / "problems.json", "test"))
-    assert len(list(choices(tmp_path / "problems.json"))) == 3
+    found = list(choices(tmp_path / "problems.json"))
     assert [(each.image, each.answer, each.group) for each in found] == [
         ("test/1/image.png", "B", "1"), ("test/4/choice.png", "C", "4")
     ]  # fmt: skip
     assert found[0].question == f"Which?\nA. cat\nB. dog\n{ASKED}"
     assert found[1].question == f"Look.\nWhere?\nA. in\nB. on\nC. at\n{ASKED}"
-    assert [each.image for each in choices(tmp_path / "problems.json", "train")] == ["train/3/image.png"]
     # As conversations, whose images are looked for.
     with pytest.raises(FileNotFoundError, match=r"'1': expected the image .*test/1/image.png, found none"):
         image_conversations(tmp_path / "problems.json", tmp_path, tmp_path)
@@ -117,5 +114,3 @@ def test_answers_are_letters_of_options_that_are_there(tmp_path):
     for answer in ("AB", "B", "a"):
         with pytest.raises(ValueError, match="'answer': expected the letter of an option, got"):
             list(choices(write(tmp_path / "dev.tsv", [(*row[:7], answer, *row[8:])])))
-    with pytest.raises(ValueError, match="expected questions to train on, got MMBench's, which are for tests"):
-        choices(write(tmp_path / "dev.tsv", [row]), "train")

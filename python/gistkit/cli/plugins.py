@@ -19,12 +19,16 @@ BROUGHT = {
     "gistkit.evaluate": {"presses": "lab", "protocols": "lab"},
     "gistkit.stores": {"stores": "apps/serve"},
 }
-# The options that ask for each evaluation.
-EVALUATIONS = {
-    "presses": ("--against",),
-    "protocols": (
-        *("--judge", "--writer", "--images", "--prompt", "--documents", "--tau", "--trained-on", "--tested-on"),
-    ),
+# {evaluation: {option: its default, which is never refused}}
+EVALUATIONS: dict[str, dict[str, str | None]] = {
+    "presses": dict.fromkeys(("--against", "--ratios", "--by", "--shares", "--fit")),
+    "protocols": {
+        **dict.fromkeys(("--documents", "--images", "--tau", "--segment", "--trained-on", "--tested-on")),
+        **dict.fromkeys(("--judge", "--judge-model", "--judge-prompt", "--judge-concurrency")),
+        **dict.fromkeys(("--writer", "--writer-model", "--writer-prompt", "--writer-concurrency")),
+        **dict.fromkeys(("--written-ratio", "--cut")),
+        "--prompt": "plain",
+    },
 }
 
 
@@ -67,8 +71,8 @@ def add_evaluations(parser: Any) -> list[Any]:
             except Exception as broken:
                 note = f"cannot be loaded: {one_line(broken)}"
                 error = ValueError(f"{{}}: {note}")
-        for flag in EVALUATIONS[name]:
-            parser.add_argument(flag, nargs="*", action=_refusal(error), help=note)
+        for flag, plain in EVALUATIONS[name].items():
+            parser.add_argument(flag, nargs="*", action=_refusal(error), default=plain, help=note)
     for command in commands:
         command.add(parser)
     return commands
@@ -77,7 +81,8 @@ def add_evaluations(parser: Any) -> list[Any]:
 def _refusal(error: ValueError) -> type[argparse.Action]:
     class Refuse(argparse.Action):
         def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-            raise ValueError(str(error).format(option))
+            if values != [self.default]:
+                raise ValueError(str(error).format(option))
 
     return Refuse
 

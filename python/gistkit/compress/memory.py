@@ -391,15 +391,13 @@ class Memory:
                 f"got {len(tensors)}" + (f", the first {tuple(tensors[0].shape)}" if tensors else "")
             )
 
-        if (
-            self.key_bias is not None
-            and self.counts is None
-            and self.key_bias.shape[2] != sum(heads for heads, _ in head_shapes)
-        ):
-            raise ValueError(
-                f"memory: expected biases of {sum(heads for heads, _ in head_shapes)} layers and heads, got "
-                f"{self.key_bias.shape[2]}"
-            )
+        if self.key_bias is not None and self.counts is None:
+            biases = (rows, columns, sum(heads for heads, _ in head_shapes))
+            if tuple(self.key_bias.shape) != biases:
+                raise ValueError(
+                    f"memory: expected biases of shape {biases}, layers and heads last, got "
+                    f"{tuple(self.key_bias.shape)}"
+                )
         if self.last is not None and tuple(self.last.shape) != (rows, hidden_size):
             raise ValueError(f"memory: expected last of shape {(rows, hidden_size)}, got {tuple(self.last.shape)}")
 

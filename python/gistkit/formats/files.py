@@ -1,14 +1,16 @@
-"""Files of records: JSON lines and CSV, one record at a time, and JSON documents; plain, gzip or zstd.
+"""Files of records: JSON lines, JSON documents and CSV, one record at a time; plain, gzip or zstd.
 
 Errors name the file and the line, or the place in the document.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +22,11 @@ from typing import IO, Any, cast
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 COMPRESSED = (".gz", ".zst")
 CHUNK = 1 << 16
-# Bytes of a line and of a JSON document, decompressed: a few kilobytes of a file may claim more.
-MOST, DOCUMENT = 1 << 28, 1 << 31
+# Bytes of a line and characters of a JSON document's member, decompressed: a few kilobytes of a file may claim more.
+MOST = 1 << 28
+# Objects and arrays of a record: "{}," takes 24 times its own size.
+PARTS = 1 << 22
+_DECODER, _MARK = json.JSONDecoder(), re.compile(r"[^ \t\n\r]")
 
 
 def suffix_of(path: Path) -> str:
@@ -141,6 +146,8 @@ def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
     for number, line in lines(path):
         if line.strip():
             where = f"{path}, line {number}"
+            if line.count("{") + line.count("[") > PARTS:
+                raise ValueError(f"{where}: expected at most {PARTS} objects and arrays, got more")
             try:
                 yield where, json.loads(line)
             # Also of integers with thousands of digits.
@@ -159,27 +166,103 @@ def members(path: Path, inside: str | None = None) -> Iterator[tuple[str | int, 
         ValueError: naming the file and the line of what is not JSON, or if `inside` is not there.
     """
     with opened(path) as file:
-        content = file.read(DOCUMENT + 1)
-    if len(content) > DOCUMENT:
-        raise ValueError(
-            f"{path}: expected a JSON document of at most {DOCUMENT} bytes, or JSON lines, got a larger one"
-        )
-    try:
-        document = json.loads(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}, line {line}: expected UTF-8 text, got byte {content[error.start]:#x}") from error
-    # Also of integers with thousands of digits.
-    except (ValueError, RecursionError) as error:
-        line = getattr(error, "lineno", 1)
-        raise ValueError(f"{path}, line {line}: expected JSON, got text that is not: {error}") from error
-    if inside is not None:
-        if not isinstance(document, dict) or inside not in document:
-            raise ValueError(f"{path}: expected the key {inside!r}, got a document without it")
-        document = document[inside]
-    if not isinstance(document, dict | list):
-        raise ValueError(f"{path}: expected a JSON object or array, got {type(document).__name__}")
-    yield from document.items() if isinstance(document, dict) else enumerate(document)
+        document = _Document(path, file)
+        yield from document.members(inside)
+        if document.mark():
+            raise document.error("Extra data")
+
+
+class _Document:
+    """The text of a JSON document, of which no more is held than the member that is read, and a little."""
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self.path, self.file = path, file
+        self.decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        # `at` is the place in the text, which begins on this line.
+        self.text, self.at, self.line, self.ended = "", 0, 1, False
+
+    def error(self, problem: object, line: int | None = None) -> ValueError:
+        """For text that is not JSON, of a line of `text`, or at `at`."""
+        line = self.text.count("\n", 0, self.at) + 1 if line is None else line
+        return ValueError(f"{self.path}, line {self.line + line - 1}: expected JSON, got text that is not: {problem}")
+
+    def more(self) -> None:
+        """Reads as much again as is left."""
+        self.line += self.text.count("\n", 0, self.at)
+        self.text, self.at = self.text[self.at :], 0
+        content = self.file.read(max(CHUNK, len(self.text)))
+        self.ended = not content
+        try:
+            self.text += self.decoder.decode(content, self.ended)
+        except UnicodeDecodeError as error:
+            line = self.line + self.text.count("\n") + error.object.count(b"\n", 0, error.start)
+            byte = error.object[error.start]
+            raise ValueError(f"{self.path}, line {line}: expected UTF-8 text, got byte {byte:#x}") from error
+
+    def mark(self) -> str:
+        """The next character that is no white space; "" at the end."""
+        while True:
+            found = _MARK.search(self.text, self.at)
+            self.at = found.start() if found else len(self.text)
+            if found or self.ended:
+                return self.text[self.at : self.at + 1]
+            self.more()
+
+    def take(self, mark: str) -> None:
+        """Goes past the next character, which is this one."""
+        if self.mark() != mark:
+            raise self.error(f"Expecting {mark!r}")
+        self.at += 1
+
+    def value(self) -> Any:
+        """The next value."""
+        self.mark()
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self.text, self.at)
+                # "1" may be the beginning of "1e+2".
+                if self.ended or end + 2 < len(self.text):
+                    self.at = end
+                    return value
+            # Also of integers with thousands of digits.
+            except (ValueError, RecursionError) as error:
+                if self.ended or not isinstance(error, json.JSONDecodeError):
+                    raise self.error(error, getattr(error, "lineno", None)) from error
+            if len(self.text) - self.at > MOST:
+                raise ValueError(f"{self.path}: expected members of at most {MOST} characters, got a longer one")
+            if self.text.count("{", self.at) + self.text.count("[", self.at) > PARTS:
+                raise ValueError(f"{self.path}: expected members of at most {PARTS} objects and arrays, got more")
+            self.more()
+
+    def members(self, inside: str | None = None) -> Iterator[tuple[str | int, Any]]:
+        """As the function of this name, of the object or array that comes next."""
+        if (mark := self.mark()) not in ("{", "[") or (inside is not None and mark == "["):
+            expected = "object or array" if inside is None else f"object with the key {inside!r}"
+            raise ValueError(f"{self.path}: expected a JSON {expected}, got {type(self.value()).__name__}")
+        self.at += 1
+        close, found = "}" if mark == "{" else "]", inside is None
+        index, more = 0, self.mark() != close
+        while more:
+            key = index if close == "]" else self._key()
+            if inside is None:
+                yield key, self.value()
+            elif key == inside:
+                found = True
+                yield from self.members()
+            else:
+                self.value()
+            index, more = index + 1, self.mark() == ","
+            self.at += more
+        self.take(close)
+        if not found:
+            raise ValueError(f"{self.path}: expected the key {inside!r}, got a document without it")
+
+    def _key(self) -> str:
+        if self.mark() != '"':
+            raise self.error("Expecting property name enclosed in double quotes")
+        key = str(self.value())
+        self.take(":")
+        return key
 
 
 def rows(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict[str, str]]]:

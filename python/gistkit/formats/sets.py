@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gistkit.common.messages import one_line
 from gistkit.formats import files, hub, parquet
 from gistkit.formats.questions import Asked, file_questions, of_records
 
@@ -76,8 +78,17 @@ def question_sets(paths: Sequence[str | Path]) -> list[QuestionSet]:
 
 def _reader(folder: Path) -> Any:
     """The module of another distribution that reads a folder as one data set; None: there is none."""
-    readers = (entry.load() for entry in entry_points(group="gistkit.formats"))
-    return next((reader for reader in readers if reader.is_one_set(folder)), None)
+    for entry in entry_points(group="gistkit.formats"):
+        try:
+            reader = entry.load()
+        except Exception as error:
+            # A broken distribution must not break the library's own formats.
+            name = entry.dist.name if entry.dist else entry.value
+            warnings.warn(f"{name}: cannot be loaded: {one_line(error)}; {LAB}", stacklevel=2)
+            continue
+        if reader.is_one_set(folder):
+            return reader
+    return None
 
 
 def _files(folder: Path) -> list[Path]:

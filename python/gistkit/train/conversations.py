@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.formats import records
+from gistkit.formats import files, records
 from gistkit.hf.chat import chat_prompt, check_chat, open_image
 from gistkit.train.data import HELD_OUT
 from gistkit.train.images import ImageQuestion
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # Stands for an image in the text of a question.
 IMAGE = "<image>"
+# The beginning of ScienceQA's problems.json, an object of objects.
+_PROBLEMS = re.compile(r'\s*\{\s*"\d+"\s*:\s*\{')
 _SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
 
 
@@ -61,10 +64,20 @@ def load_conversations(path: str | Path, images: str | Path) -> list[Conversatio
         raise FileNotFoundError(f"{path}: expected a file of conversations about images, found none")
     if not folder.is_dir():
         raise FileNotFoundError(f"images: expected the folder of the images, got {str(images)!r}")
+    if is_choices(path):
+        raise ValueError(
+            f"{path}: expected a JSON array or JSON lines of conversations, got questions with options, as "
+            "ScienceQA's or MMBench's; gistkit evaluate --images reads these with pip install ./lab"
+        )
     found = [_conversation(where, values, folder) for where, values in records(path)]
     if not found:
         raise ValueError(f"{path}: expected at least one conversation, got none")
     return found
+
+
+def is_choices(path: Path) -> bool:
+    """Whether a file is ScienceQA's problems.json or a .tsv file such as MMBench's, which only the lab reads."""
+    return files.suffix_of(path) == ".tsv" or _PROBLEMS.match(files.head(path)) is not None
 
 
 class ConversationQuestions(Sequence[ImageQuestion]):
