@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from hashlib import sha256
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -35,7 +36,8 @@ def expected(root: Path) -> dict[str, bytes]:
         if (one := first.setdefault(held[name], name)) != name:
             del held[name]
             _, _, compressor, adapter, _ = one.split("/")
-            same = f'{{"compressor": "{compressor}", "adapter": "{adapter}"}}\n'
+            digest = sha256(held[one]).hexdigest()
+            same = f'{{"compressor": "{compressor}", "adapter": "{adapter}", "sha256": "{digest}"}}\n'
             held[name.replace(".safetensors", ".same.json")] = same.encode()
     return held
 

@@ -119,8 +119,8 @@ def write_card(name: str, out: Path | None = None) -> None:
     """Writes README.md into a selection's folder."""
     one, folder = SELECTIONS[name], out or FOLDER / name
     given = {"ratio": 4, "by": "kvzip", "shares": "equal", "fit": False} | dict(one.settings)
-    fits = "\nValues and biases are fitted so that attention gives nearly the same as over the full text."
-    fitted = fits if given["fit"] else ""
+    fits = "\nValues and biases are fitted so that attention gives nearly the same as over the full text.\n"
+    fitted = fits if given["fit"] else " "
     option = "" if name in DEFAULTS.values() else f" --compressor {name}"
     own = given.pop("own_reader", False)
     ask, reader = (option, f" with the adapter of {name}") if own else ("", "")
@@ -128,12 +128,13 @@ def write_card(name: str, out: Path | None = None) -> None:
     again = f"`python lab/models/selection.py {name}` makes the folder again."
     if own:
         again = f"`python lab/models/reader.py {name}` with `texts`, `train` and `save` makes such a folder."
+    learned = _trained(folder, one.share) if own else NOTHING
     settings = ", ".join(f"{key} {value}" for key, value in given.items())
     text = f"""# {name}
 
 A compressor for SmolLM2-135M-Instruct: `Select`, {settings}. It keeps
 1/{given["ratio"]} of the context's own keys and values, chosen by KVzip among all layers and heads, and {read} with
-the adapter of [{one.adapter}](../{one.adapter}/README.md).{fitted} {_trained(folder, one.share) if own else NOTHING}
+the adapter of [{one.adapter}](../{one.adapter}/README.md).{fitted}{learned}
 
     gistkit compress report.txt -o report.gist{option}
     gistkit ask report.gist "Who signed it?"{ask}

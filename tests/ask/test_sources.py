@@ -53,6 +53,23 @@ def test_joined_documents_keep_their_own_parts(method, layout, tmp_path):
         compressor.context_spans(replace(joined, documents=()))
 
 
+@pytest.mark.parametrize("ratios", [(4, 4), (5, 3), (3, 5)])
+def test_documents_of_different_ratios_have_their_own_windows(ratios):
+    compressor = made("separate_encoder")
+    memories = [compressor.encode([ids(count)], ratio=ratio) for count, ratio in zip((13, 19), ratios, strict=True)]
+    conversation = Conversation(compressor, *memories)
+    conversation.reply(ids(3), max_new_tokens=4, stop_tokens=())
+    weights, expected = conversation.attention().tolist(), []
+    for memory, count in zip(memories, (13, 19), strict=True):
+        expected.append([0.0] * count)
+        for start, end in compressor.context_spans(memory)[0].tolist():
+            weight = weights.pop(0)
+            for token in range(start, end):
+                expected[-1][token] += weight / (end - start)
+    for found, own in zip(context_attention(conversation), expected, strict=True):
+        assert found.tolist() == pytest.approx(own)
+
+
 @pytest.mark.parametrize("length", [1, 5, 7, 12])
 def test_parts_hold_the_positions_of_epl(length):
     compressor = FiveHundredX(tiny_llama(), chunk=12, ratio=2.4, lora=None)

@@ -131,6 +131,16 @@ def test_questions_come_from_arguments_or_lines(folder, run, report):
     assert run("ask", memory, *words, stdin="Who?\n\n When?")[1] == wanted
 
 
+def test_memories_in_place_of_different_ratios_are_refused_in_a_line(run, report, tmp_path):
+    paths = [tmp_path / "3.gist", tmp_path / "5.gist"]
+    for path, ratio in zip(paths, (3, 5), strict=True):
+        assert run("compress", report, "-o", path, "--method", "avgpool", "--ratio", ratio)[0] == 0
+    for words in (("Who?",), ("Who?", "--sources"), ("--task", "lm")):
+        status, _, told = run("ask", paths[0], *words, "--with", paths[1])
+        assert status == 2 and "Traceback" not in told
+        assert told.splitlines()[-1] == "gistkit: memories: expected the same ratio in each, got 3 and 5"
+
+
 @pytest.mark.slow
 def test_several_memories_are_one_context(folder, run, tmp_path):
     words = ("--compressor", folder / "x500", "--max-new-tokens", 10)

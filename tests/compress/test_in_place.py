@@ -115,6 +115,31 @@ def test_long_contexts_are_read_in_parts(name):
     assert torch.equal(compressor.encode([[BOS, *context]]).layers[1][1], alone.layers[1][1])
 
 
+@pytest.mark.parametrize("name", ["avgpool", "gist, own counter", "gistpool"])
+def test_documents_of_different_ratios_or_of_which_some_have_a_first_token_are_not_joined(name):
+    compressor, ids = make(name), tokens(20).tolist()
+    memory = compressor.encode([ids])
+    with pytest.raises(ValueError, match=r"memories: expected the same ratio in each, got 3 and 5$"):
+        compressor.join([memory, compressor.encode([ids], ratio=5)])
+    begun = compressor.encode([[BOS, *ids]])
+    for memories in ([begun, memory], [memory, memory, begun]):
+        with pytest.raises(ValueError, match="memories: expected documents that all begin with the first token, or"):
+            compressor.join(memories)
+
+
+def test_a_selection_of_nuggets_joins_memories_of_different_ratios():
+    compressor = METHODS["dodo"](tiny_llama(), bos_token=BOS, ratio=3, lora=2, layer=1).eval()
+    first, second = (compressor.encode(tokens(1, 20), ratio=ratio) for ratio in (3, 5))
+    spans = compressor.context_spans(compressor.join([first, second]))[0]
+    own = compressor.context_spans(second)[0, 1:] + 20
+    assert torch.equal(spans, torch.cat([compressor.context_spans(first)[0], own]))
+
+
+def test_a_baseline_without_context_has_no_parts():
+    with pytest.raises(TypeError, match="part: expected none for no_context, got part"):
+        NoContext(tiny_llama(), bos_token=BOS, lora=None).changed(part=4)
+
+
 def test_the_parts_of_a_trained_compressor_are_as_long_as_what_it_was_trained_on():
     compressor = make("avgpool").eval()
     context = tokens(1, 20)

@@ -660,3 +660,38 @@ def test_selections_of_a_model_without_adapters_are_one_compressor(tmp_path):
         one.decode(joined, "lm", torch.tensor([[5]]))
     trained = Select(model_of(), ratio=3, lora=2)
     assert trained.own_fingerprint() != Select(trained.model, ratio=3, lora=2).own_fingerprint()
+
+
+@pytest.mark.parametrize("shares", ["equal", "all"])
+@pytest.mark.parametrize("budget", [20, 40])
+def test_first_tokens_of_parts_leave_room_for_others(shares, budget):
+    model = model_of()
+    kept = made("kvzip", model, part=9, shares=shares, budget=budget).encode([IDS]).positions.flatten() - 2
+    # Of each part the first three tokens, and a BOS.
+    first = (kept[kept >= -1] % 9 < 3) | (kept[kept >= -1] < 0)
+    assert first.float().mean() < 0.6
+    # A single part keeps them.
+    whole = made("kvzip", model, part=90, budget=budget).encode([IDS])
+    assert (whole.positions[0, :4].mT - 1 == torch.arange(4)).all()
+
+
+def test_a_budget_counts_parts_alike_with_a_first_token_of_the_contexts_own():
+    compressor = made("key_norm", part=10, budget=2)
+    for ids in (IDS[:20], [BOS, *IDS[:20]]):
+        assert compressor.encode([ids]).sizes == (2,) and compressor.size(20) == 2
+
+
+def test_a_question_leaves_room_for_itself_and_its_answer():
+    model = tiny("gpt2", vocab_size=258, max_position_embeddings=128, bos_token_id=BOS)
+    compressor = made(None, model, question="Who?")
+    words = len(byte_tokenizer()(QUESTION.format(question="Who?"))["input_ids"])
+    # With BOS; an answer is cut at the last position, or there is none.
+    for length in (110 - words, 126 - words, 127 - words):
+        assert compressor.encode([(IDS + IDS)[:length]]).context_lengths == (length,)
+    with pytest.raises(ValueError, match=r"^question: it and its answer are read behind the text: expected"):
+        compressor.encode([(IDS + IDS)[: 128 - words]])
+    long = made(None, tiny_llama(vocab_size=258, bos_token_id=BOS, max_position_embeddings=256), question="W" * 100)
+    asked = len(byte_tokenizer()(QUESTION.format(question="W" * 100))["input_ids"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert long.reach == (256 - asked - 32) // 2 and long.encode([IDS]).context_lengths == (90,)

@@ -10,6 +10,7 @@ import resource
 import shutil
 import signal
 import warnings
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -303,14 +304,22 @@ def test_a_wheel_holds_an_adapter_of_several_compressors_once(folders, tmp_path,
     for name in ("one", "two"):
         shutil.copytree(folders["avgpool"], tmp_path / name)
     adapter = tmp_path / "two" / "gistkit_0_text"
-    (adapter / "adapter_model.safetensors").unlink()
+    weights = adapter / "adapter_model.safetensors"
+    named = {"compressor": "one", "adapter": "gistkit_0_text", "sha256": sha256(weights.read_bytes()).hexdigest()}
+    weights.unlink()
     same = adapter / "adapter_model.same.json"
-    same.write_text('{"compressor": "one", "adapter": "gistkit_0_text"}')
+    same.write_text(json.dumps(named))
     first, second = (dict(Compressor.from_pretrained(name, model()).trainable()) for name in ("one", "two"))
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-    for named in ("none", "../one", 7):
-        same.write_text(json.dumps({"compressor": named, "adapter": "gistkit_0_text"}))
+    for other in ("none", "../one", 7):
+        same.write_text(json.dumps(named | {"compressor": other}))
         refused(tmp_path / "two", r"adapter_model\.same\.json: expected (one of the compressors one, two|compressor)")
+    for digest in ({"sha256": "0" * 64}, {"sha256": None}):
+        same.write_text(json.dumps(named | digest))
+        refused(tmp_path / "two", r"adapter_model\.same\.json: expected .*one/.* to have the SHA-256")
+    same.write_text(json.dumps(named))
+    shutil.copytree(tmp_path / "two", tmp_path / "elsewhere" / "two")
+    refused(tmp_path / "elsewhere" / "two", r"same\.json: expected adapter_model\.safetensors in its place")
 
 
 def test_an_encoders_name_is_a_text(named, tmp_path):

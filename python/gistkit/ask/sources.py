@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -49,9 +50,15 @@ def sources(conversation: Conversation, count: int = 3, length: int = 64) -> lis
 
 def context_attention(conversation: Conversation) -> list[Tensor]:
     """Attention of the last answer to each token of each document, float64 [tokens], see `sources`."""
-    memory = conversation.memory
-    spans = conversation.compressor.context_spans(memory)[0]
-    by_head = spans.dim() == 3
+    memory, context_spans = conversation.memory, conversation.compressor.context_spans
+    each = [context_spans(one)[0] for one in conversation.memories]
+    by_head = each[0].dim() == 3
+    if by_head or sum(map(len, each)) != memory.num_tokens:
+        # Heads have different numbers of keys, or documents have one BOS in common.
+        spans = context_spans(memory)[0]
+    else:
+        before = accumulate((one.context_lengths[0] for one in conversation.memories[:-1]), initial=0)
+        spans = torch.cat([own + tokens for own, tokens in zip(each, before, strict=True)])
     attention = conversation.attention(by_head=by_head)
     attention = attention if by_head else attention[:, None]
     start, end = (bound.reshape(len(spans), -1) for bound in spans.unbind(-1))

@@ -66,7 +66,7 @@ def save_pretrained(compressor: Any, folder: str | Path) -> None:
     """Saves what training changed: safetensors, PEFT adapters, compressor.json with the settings, and a card.
 
     An existing card is kept. The tokenizer is saved too if one is set or was used. Each adapter is a folder that
-    `peft.PeftModel.from_pretrained` loads.
+    `peft.PeftModel.from_pretrained` loads; of the compressors in a wheel, which share files, not each is.
     """
     save_compressor(compressor, Path(folder))
 
@@ -83,8 +83,9 @@ def from_pretrained(
 ) -> Kind:
     """Loads a compressor that `save_pretrained` saved, around its base model.
 
-    Folders from strangers are safe to load: none of their code runs, nothing outside the folder is opened, and sizes
-    are checked against the files and the model before memory is allocated.
+    Folders from strangers are safe to load: none of their code runs, nothing outside the folder is opened but an
+    encoder of the hub that it names, and sizes are checked against the files and the model before memory is allocated.
+    Of gistkit's own compressors some share the file of an adapter in a wheel.
 
     Args:
         folder: a folder of `save_pretrained`, the name of a compressor that comes with gistkit (see `trained`), or
@@ -409,13 +410,13 @@ def _found_encoder(
         return given
     name = config.encoder
     if own is not None:
-        if _on_hub(name) or name == smollm2.NAME:
+        if on_hub(name) or name == smollm2.NAME:
             # Its name is not where it lies.
             own.name_or_path = name
         return own.to(model.device)
     if given is not None or name == smollm2.NAME:
         return cast(PreTrainedModel, config.compressor.load_encoder(given or name, model))
-    if not _on_hub(name):
+    if not on_hub(name):
         raise ValueError(
             f"encoder: {folder} was saved with {shown(name)}, which is not on the hub; pass the model, or its folder, "
             "as encoder"
@@ -431,7 +432,7 @@ def _found_encoder(
     return found.to(model.device, model.dtype)
 
 
-def _on_hub(name: Any) -> bool:
+def on_hub(name: Any) -> bool:
     """Whether a name, which may come from anybody, is one of the hub alone."""
     return isinstance(name, str) and re.fullmatch(_REPOSITORY, name) is not None and not Path(name).exists()
 

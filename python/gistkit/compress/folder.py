@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,15 +187,20 @@ def read_lora(folder: Path, name: str, allow_regex: bool) -> LoraConfig:
 
 
 def weights_of(folder: Path, adapter: str) -> Path:
-    """The file of an adapter's weights; a trained compressor of a wheel may name another one that has it."""
+    """The file of an adapter's weights; in a wheel one of gistkit's own compressors may name another that has it."""
     path, named = inside(folder, adapter, ADAPTER_WEIGHTS), inside(folder, adapter, SAME_WEIGHTS)
     if path.exists() or not named.exists():
         return path
+    if folder.resolve() not in [own.resolve() for own in trained().values()]:
+        raise ValueError(f"{named}: expected {ADAPTER_WEIGHTS} in its place, got a folder that came without gistkit")
     where = read_json(named, "where the adapter's weights are")
     name, other = (check_name(named, field, where.get(field)) for field in ("compressor", "adapter"))
     if name not in trained():
         raise ValueError(f"{named}: expected one of the compressors {', '.join(trained())}, got {shown(name)}")
-    return inside(trained()[name], other, ADAPTER_WEIGHTS)
+    found = inside(trained()[name], other, ADAPTER_WEIGHTS)
+    if not found.is_file() or sha256(found.read_bytes()).hexdigest() != where.get("sha256"):
+        raise ValueError(f"{named}: expected {found} to have the SHA-256 {shown(where.get('sha256'))}, got others")
+    return found
 
 
 def check_adapters(paths: Sequence[Path], configs: Sequence[LoraConfig], model: nn.Module) -> None:

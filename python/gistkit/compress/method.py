@@ -135,7 +135,9 @@ class Method(ABC):
             TypeError: for a setting that the weights depend on.
         """
         if taken := sorted(settings.keys() - self.options.free):
-            raise TypeError(f"{taken[0]}: expected some of {', '.join(sorted(self.options.free))}, got {taken[0]}")
+            free = ", ".join(sorted(self.options.free))
+            expected = f"some of {free}" if free else f"none for {self.method}"
+            raise TypeError(f"{taken[0]}: expected {expected}, got {taken[0]}")
         other = copy.copy(self)
         other.options = self.options.changed(**settings)
         other.options.check_model(cast(Any, self).lm.model)

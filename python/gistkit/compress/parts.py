@@ -23,7 +23,7 @@ def encode_in_parts(compressor: Any, rows: Rows) -> tuple[Memory, Rows]:
     ends, memories = [compressor.part_ends(row) for row in compressed.lists()], []
     for row, bounds in zip(compressed.lists(), ends, strict=True):
         parts = [row[start:end] for start, end in pairwise([0, *bounds])]
-        joined = compressor.join(compressor.encode_parts(parts))
+        joined = compressor.join_parts(compressor.encode_parts(parts))
         memories.append(replace(joined, documents=((len(row),),)))
     memory = Memory.stack(memories)
     return replace(memory, rest=rest or memory.rest), compressed

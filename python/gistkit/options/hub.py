@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
@@ -42,6 +43,7 @@ def _answers(endpoint: str) -> bool:
     except URLError as error:
         # The hub's client has certificates of its own.
         return isinstance(error.reason, ssl.SSLError)
-    except OSError:
+    except (OSError, HTTPException, ValueError):
+        # Also an answer that is no HTTP, or an address that is none.
         return False
     return True

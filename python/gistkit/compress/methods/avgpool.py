@@ -123,6 +123,7 @@ class NoContextConfig(OnePassConfig):
     """
 
     any_ratio: ClassVar[bool] = False
+    free: ClassVar[frozenset[str]] = frozenset()
 
     ratio: ClassVar[int] = 1  # type: ignore[misc]
     train_ratios: ClassVar[tuple[int, ...]] = ()  # type: ignore[misc, assignment]

@@ -108,7 +108,7 @@ class InPlaceConfig(RatioConfig):
         embedding_lora, train_norms: as in `Config`, for each role that has adapters.
         part: tokens of a longer context that one pass of `encode` reads: as few parts as there can be, of equal sizes,
             each by itself from position 0 on. `join` then moves them behind the parts before. None: the trained length,
-            if that is known. 0: one pass reads all, as in `forward`.
+            if that is known. 0: one pass reads all, as in `forward` and in training. No part is shorter than a chunk.
         bos_token: id of the first token, which all others see; None: the BOS token, or else the end token, of the
             model's configuration. It is not added to a context that already begins with it.
     """
@@ -261,7 +261,23 @@ class InPlace(Compressor):
         return [bos + end for end in equal_ends(len(row) - bos, self.reach, self.chunk)]
 
     def join(self, memories: Sequence[Memory]) -> Memory:
-        """See `Compressor.join`: each document was read by itself, and its keys are moved behind those before it."""
+        """See `Compressor.join`: each document was read by itself, and its keys are moved behind those before it.
+
+        Raises:
+            ValueError: if some documents of a row begin with the first token and others do not.
+        """
+        for memory in memories:
+            self.check_readable(memory)
+        have_bos = [[self.documents_of(memory, row)[0] for row in range(memory.batch_size)] for memory in memories]
+        if any(len({*row}) > 1 for row in zip(*have_bos, strict=False)):
+            raise ValueError(
+                "memories: expected documents that all begin with the first token, or none, got some with it and some "
+                "without"
+            )
+        return self.join_parts(memories)
+
+    def join_parts(self, memories: Sequence[Memory]) -> Memory:
+        """See `Compressor.join_parts`; only the first part may have a first token of its own."""
         return join_in_place(self, memories)
 
     def documents_of(self, memory: Memory, row: int) -> tuple[int, list[int]]:
@@ -270,7 +286,9 @@ class InPlace(Compressor):
             lengths = [document - bos for document in memory.documents[row]]
             if 1 + sum(self.start_behind(memory, tokens) - 1 for tokens in lengths) == memory.starts[row]:
                 return bos, lengths
-        raise ValueError("memory: expected documents that all begin with the first token, or none, got some")
+        raise ValueError(
+            "memory: expected documents of one ratio that all begin with the first token, or none of them, got others"
+        )
 
     def start_behind(self, memory: Memory, context: int) -> int:
         """The position id of the text behind BOS and a context, at a memory's ratio."""
@@ -355,6 +373,18 @@ class OnePass(InPlace):
         """The plan of a pass over BOS and contexts, and which of its tokens the memory keeps."""
         lengths = tuple(length - 1 for length in input_rows.lengths)
         return in_place_pass(self.options, lengths, self.lm.windows, str(self.device))
+
+    def join(self, memories: Sequence[Memory]) -> Memory:
+        """See `InPlace.join`.
+
+        Raises:
+            ValueError: for memories of different ratios, as the places of compressed tokens follow from one.
+        """
+        for memory in memories:
+            self.check_readable(memory)
+        if len(ratios := list(dict.fromkeys(memory.source.chunk for memory in memories))) > 1:
+            raise ValueError(f"memories: expected the same ratio in each, got {' and '.join(map(str, ratios))}")
+        return super().join(memories)
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
         """The uncompressed order, with gists: the position ids, if all tokens share one counter."""

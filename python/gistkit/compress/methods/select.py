@@ -201,12 +201,19 @@ class Select(InPlace, config=SelectConfig):
         found, limit = super().reach, getattr(self.config, "max_position_embeddings", None)
         if found is not None or self.options.part == 0 or self.training or limit is None or not moves(self.model):
             return found
-        # KVzip's request, and questions, are read behind the text.
-        return max(1, (limit - min(ROOM, limit // 8)) // (2 if self._repeats else 1))
+        # KVzip's request, and questions with a draft of an answer, are read behind the text.
+        behind = max(min(ROOM, limit // 8), len(self._asked) + ANSWER if self._asked else 0)
+        return max(1, (limit - behind) // (2 if self._repeats else 1))
 
     def part_ends(self, row: Sequence[int]) -> list[int]:
         """See `Compressor.part_ends`."""
-        return equal_ends(len(row), self.reach)
+        bos = int(row[0] == self.bos_token)
+        return [bos + end for end in equal_ends(len(row) - bos, self.reach)]
+
+    @property
+    def _asked(self) -> list[int]:
+        """The token ids of `question`, as it is read behind the text."""
+        return [] if self.question is None else filled_ids(QUESTION, "{question}", self.question, self.tokenizer)
 
     @property
     def _repeats(self) -> bool:
@@ -216,23 +223,27 @@ class Select(InPlace, config=SelectConfig):
     def encode_parts(self, parts: Sequence[Sequence[int]]) -> list[Memory]:
         """See `Compressor.encode_parts`; each keeps its share of what the context keeps."""
         ends, count = [0, *accumulate(map(len, parts))], len(parts)
-        length, kept = ends[-1], self.kept(ends[-1] + 1)
+        length, own_bos = ends[-1], int(parts[0][0] == self.bos_token)
+        kept = self.kept(length + 1 - own_bos)
         shares = [kept * end // length - kept * start // length for start, end in pairwise(ends)]
         if min(shares) < 1:
             shares = [max(1, kept * (index + 1) // count - kept * index // count) for index in range(count)]
-        found = zip(parts, shares, strict=True)
-        return [self.encode_rows(pad([part], self.device), share)[0] for part, share in found]
+        # The first tokens of all parts would leave little for others, or nothing.
+        sinks = [None] if count == 1 else [shares[0] // 4, *[0] * (count - 1)]
+        found = zip(parts, shares, sinks, strict=True)
+        return [self.encode_rows(pad([part], self.device), share, first)[0] for part, share, first in found]
 
-    def encode_rows(self, rows: Rows, count: int | None = None) -> tuple[Memory, Tensor]:
+    def encode_rows(self, rows: Rows, count: int | None = None, sinks: int | None = None) -> tuple[Memory, Tensor]:
         """One pass over BOS and contexts, and for some scores passes that read them again.
 
         Args:
             count: how many tokens each head keeps of a row; None: as `kept` says.
+            sinks: of KVzip's first tokens, how many are kept whatever their scores; None: all.
         """
         input_rows = context = self.with_bos(rows)
         lengths = input_rows.lengths
         counts = tuple(self.kept(length) if count is None else min(count, length) for length in lengths)
-        asked = [] if self.question is None else filled_ids(QUESTION, "{question}", self.question, self.tokenizer)
+        asked = self._asked
         behind = [] if self.score.reads_again else asked
         if behind:
             input_rows = join_rows(input_rows, pad([behind] * rows.batch_size, self.device))
@@ -247,7 +258,8 @@ class Select(InPlace, config=SelectConfig):
             keep=keep,
         )
         if isinstance(keep, Whole):
-            keep.select(partial(self.repetition, context, keep.layers, asked=asked) if self._repeats else None)
+            again = partial(self.repetition, context, keep.layers, asked=asked, sinks=sinks)
+            keep.select(again if self._repeats else None)
         # A BOS of the context's own is one of its tokens.
         own_bos = torch.tensor(self._begins_with_bos(rows))
         memory = self.memory_of(keep, rows.lengths, out.last_hidden_state, own_bos)
@@ -293,6 +305,10 @@ class Select(InPlace, config=SelectConfig):
         """See `Compressor.join`: each document was read by itself, and its keys are moved behind those before it."""
         for memory in memories:
             self.context_spans(memory)
+        return self.join_parts(memories)
+
+    def join_parts(self, memories: Sequence[Memory]) -> Memory:
+        """See `Compressor.join_parts`."""
         return join_selected(self, memories)
 
     def context_spans(self, memory: Memory) -> Tensor:
@@ -314,7 +330,9 @@ class Select(InPlace, config=SelectConfig):
         return None if inv_freqs is None else inv_freqs[layer]
 
     @torch.no_grad()
-    def repetition(self, rows: Rows, layers: Layers, row: int, asked: Sequence[int] = ()) -> Repeated:
+    def repetition(
+        self, rows: Rows, layers: Layers, row: int, asked: Sequence[int] = (), sinks: int | None = None
+    ) -> Repeated:
         """What passes find that repeat the text of a row, or answer what is asked about it."""
         ids = rows.lists()[row]
         alone = slice(row, row + 1), slice(None), slice(len(ids))
@@ -322,10 +340,11 @@ class Select(InPlace, config=SelectConfig):
         score: Any = self.score if self.score.reads_again else KVzip()
         of_question, found = bool(asked) and self.score.reads_again, Repeated({}, {})
         if self.fit or not of_question:
-            found = self.read_again(own, list(score.repetitions(ids, self.tokenizer)))
+            found = self.read_again(own, list(score.repetitions(ids, self.tokenizer)), sinks=sinks)
         if of_question:
             answer = slice(0, len(ids)), self.answered(own, asked)
-            found = found._replace(scores=self.read_again(own, [answer], self.reader).scores)
+            name = "question: it and its answer are read behind the text"
+            found = found._replace(scores=self.read_again(own, [answer], self.reader, name, sinks).scores)
         return found
 
     def answered(self, layers: Layers, asked: Sequence[int]) -> list[int]:
@@ -343,26 +362,40 @@ class Select(InPlace, config=SelectConfig):
             # Of what follows the text at once, which is the question.
             last=layers[0][0].new_zeros(1, self.lm.width),
         )
+        limit = getattr(self.config, "max_position_embeddings", None)
+        room = ANSWER if limit is None else min(ANSWER, limit - length - len(asked))
+        if room < 1:
+            return [*asked]
         ends = {*stop_ids(self.lm, None), self.tokenizer.eos_token_id} - {None}
         options: Any = {"stop_tokens": ends, "stop_strings": ["\n"], "tokenizer": self.tokenizer}
-        answer = self.generate(whole, [list(asked)], task="qa", max_new_tokens=ANSWER, **options)
+        answer = self.generate(whole, [list(asked)], task="qa", max_new_tokens=room, **options)
         return [*asked, *answer[0, :-1].tolist()]
 
     @torch.no_grad()
-    def read_again(self, own: Layers, passes: Sequence[tuple[slice, list[int]]], role: str | None = TEXT) -> Repeated:
+    def read_again(
+        self,
+        own: Layers,
+        passes: Sequence[tuple[slice, list[int]]],
+        role: str | None = TEXT,
+        name: str | None = None,
+        sinks: int | None = None,
+    ) -> Repeated:
         """What passes over a text's keys and values [1, Hk, n, D] find.
 
         Args:
             own: of each layer.
             passes: of each the part of the text that it scores, and the token ids that are read.
             role: whose adapter reads them.
+            name: the setting that needs them, and why, for a message.
+            sinks: as in `encode_rows`.
         """
         length = own[0][0].shape[2]
-        name = f"by: {self.score.name}" if self.score.reads_again else "fit: it"
+        needs = f"by: {self.score.name}" if self.score.reads_again else "fit: it"
+        name = name or f"{needs} reads the text twice"
         score: Any = self.score if self.score.reads_again else KVzip()
         parts: list[Repetition] = []
         for part, words in passes:
-            self.lm.check_positions(f"{name} reads the text twice", length + len(words) - 1)
+            self.lm.check_positions(name, length + len(words) - 1)
             ordinals = np.arange(length).tobytes()
             reading = ReadingRow(length, b"", ordinals, length, length, (len(words),))
             plan = decoder_plan((reading,), length, (len(words),), True, self.lm.windows, str(self.device))
@@ -372,7 +405,7 @@ class Select(InPlace, config=SelectConfig):
             parts.append(keep)
         scores = {layer: torch.cat([part.scores[layer] for part in parts], -1) for layer in parts[0].scores}
         for layer_scores in scores.values():
-            layer_scores[:, : score.sinks] = torch.inf
+            layer_scores[:, : score.sinks if sinks is None else min(sinks, score.sinks)] = torch.inf
         references = {layer: References.together([part.references[layer] for part in parts])
                       for layer in parts[0].references}  # fmt: skip
         return Repeated(scores, references)
