@@ -27,7 +27,7 @@ def test_its_routes_are_those_of_the_server(client):
 
 
 def test_its_fields_are_those_of_the_server():
-    sentence = PAGE.split("A chat completion takes ")[1].split("Several memories")[0]
+    sentence = PAGE.split("A chat completion takes ")[1].split("`stop` takes at most")[0]
     named = set(re.findall(r"`(\w+)`", sentence))
     assert {"user"} <= _IDLE
     assert named == {*ChatBody.model_fields, "max_completion_tokens"}

@@ -81,12 +81,12 @@ def test_the_table_of_the_guide_is_that_of_the_results():
     for form, *said in (
         (
             "last hidden states of SmolLM2, windows of 100",
-            "SmolLM2 find {}% of",
-            "by hand, {}% among",
-            "and {}%",
-            "{}% of",
+            "find the page of {}% of",
+            "by hand ({}% among",
+            "and of {}% of",
+            "({}%). The",
         ),
-        (f"words, tf-idf, windows of {WINDOW}", "words finds {}%", "and {}%,", "and {}% and", "{}%. So"),
+        (f"words, tf-idf, windows of {WINDOW}", "words finds {}%", "({}%)", "and {}%", "({}%). `--embed`"),
     ):
         figures = (few[form][key] for key in ("hand@1", "hand@5", "facts@1", "facts@5"))
         found = [words.format(f"{figure:.0f}") for words, figure in zip(said, figures, strict=True)]

@@ -110,7 +110,7 @@ def test_the_nearest_by_vectors_are_those_of_all_cosines(tmp_path):
         assert [score for _, score in found] == pytest.approx([wanted[name] for name in names], abs=1e-5)
     with pytest.raises(FileNotFoundError, match="store: expected an index of words, got a store without one"):
         opened.nearest("river")
-    with pytest.raises(ValueError, match="embed: expected vectors of 12 numbers as in the index, got 2"):
+    with pytest.raises(ValueError, match="embed: expected vectors of 12 numbers, as in the index, got 2"):
         opened.nearest("river", embed=lambda rows: np.ones((len(rows), 2)))
     index_documents(tmp_path / "store", documents(TEXTS))
     assert Store(tmp_path / "store").nearest("committee")[0][0] == "a/march.md", "both are there"

@@ -161,7 +161,7 @@ class Config:
         """The method at another ratio; a ValueError where its weights have one."""
         if ratio == getattr(self, "ratio", None):
             return self
-        raise ValueError(f"ratio: expected none for {self.method}, which is trained for one ratio, got {ratio}")
+        raise ValueError(f"ratio: expected none for {self.method}, which is trained for one ratio, got {ratio:g}")
 
     def changed(self, **settings: Any) -> Self:
         """The method with other settings, some of `free`."""

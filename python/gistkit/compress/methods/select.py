@@ -124,7 +124,7 @@ class SelectConfig(InPlaceConfig):
     def at(self, ratio: int) -> Self:
         """See `Config.at`; a budget of the compressor's own leaves no ratio."""
         if self.budget is not None:
-            raise ValueError(f"ratio: expected none with the compressor's budget {self.budget}, got {ratio}")
+            raise ValueError(f"ratio: expected none with the compressor's budget {self.budget}, got {ratio:g}")
         return super().at(ratio)
 
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
