@@ -1,6 +1,5 @@
 """ICAE and 500xCompressor against a chunk-by-chunk form on transformers' own eager attention."""
 
-import json
 from contextlib import nullcontext
 from functools import partial
 
@@ -176,13 +175,6 @@ def test_matched_embeddings(tmp_path):
     torch.testing.assert_close(again.gain.double(), compressor.gain, rtol=1e-6, atol=0)
     with pytest.raises(TypeError, match="match_embeddings: expected True or False, got 1"):
         ICAE(tiny_llama(), match_embeddings=1)
-    # Folders of earlier releases do not have the setting.
-    ICAE(tiny_llama(), chunk=6, ratio=3, lora=2).save_pretrained(tmp_path / "old")
-    path = tmp_path / "old" / "compressor.json"
-    saved = json.loads(path.read_text())
-    del saved["settings"]["match_embeddings"]
-    path.write_text(json.dumps(saved))
-    assert ICAE.from_pretrained(tmp_path / "old", tiny_llama()).gain is None
 
 
 @pytest.mark.parametrize("task", ["ae", "lm"])

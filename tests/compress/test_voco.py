@@ -435,7 +435,7 @@ def test_a_file_with_other_ordinals_is_refused(llava, tmp_path):
     for memories in ([memory, without_them], [without_them, memory]):
         with pytest.raises(ValueError, match="stack: expected `ordinals` in all memories or in none"):
             Memory.stack(memories)
-    with pytest.raises(ValueError, match="memory: expected one with ordinals, as VoCo makes it, got one without"):
+    with pytest.raises(ValueError, match="memory: expected one with ordinals, as voco makes it, got one without"):
         llava.generate(without_them)
 
 

@@ -438,16 +438,12 @@ def on_hub(name: Any) -> bool:
 
 
 def _check_model(kind: str, model: PreTrainedModel, settings: Mapping[str, Any], folder: Path) -> None:
-    # Folders of earlier releases have no name.
     made_with = settings.get("model") if isinstance(settings.get("model"), dict) else None
     reason = ""
     if hf.structure(model) != settings["structure"]:
         reason = "another architecture or size"
     elif settings["fingerprint"] is not None and not hf.is_of(model, settings["fingerprint"], settings.get("float16")):
         reason = "other weights"
-        # Folders of earlier releases know no copies in float16.
-        if "float16" not in settings and any(weight.dtype == torch.float16 for weight in model.parameters()):
-            reason += ", or these in float16; load it in bfloat16 or float32"
     if reason:
         expected, got = hf.differing(made_with, hf.identity(model))
         whose = "base model" if kind == "model" else kind
@@ -500,7 +496,6 @@ def _read_settings(folder: Path) -> dict[str, Any]:
     missing = sorted(_NAMES - settings.keys())
     if missing:
         raise ValueError(f"{path}: expected the settings {', '.join(sorted(_NAMES))}, got none for {missing[0]}")
-    # Files of earlier releases do not say it.
     length = settings.setdefault("trained_length", None)
     if length is not None and (type(length) is not int or not 1 <= length < POSITIONS):
         raise ValueError(f"{path}: expected trained_length to be a whole number >= 1, got {shown(length)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -54,34 +54,28 @@ def encoder_pass(contexts: tuple[int, ...], chunk: int, memory: int, scheme: str
 
 
 @lru_cache(maxsize=_KEPT)
-def encoder_plan(
-    contexts: tuple[int, ...], chunk: int, memory: int, scheme: str, windows: tuple[int, ...], device: str
-) -> Plan:
+def encoder_parts(
+    contexts: tuple[int, ...],
+    chunk: int,
+    memory: int,
+    scheme: str,
+    windows: tuple[int, ...],
+    device: str,
+    tokens: int | None = None,
+) -> tuple[tuple[slice, Plan], ...]:
     """[context columns, memory columns], padded to the longest context; a chunk sees only itself.
 
+    In parts of whole chunks: the context columns of each part, and its plan.
+
     Args:
-        contexts: tokens of each row; one plan for all rows of the batch if they are equal.
+        contexts: tokens of each row; one plan for all rows of the batch if they are equal. In several parts, all have
+            the same number of chunks.
         windows: sliding windows of the model.
-    """
-    made = {context: layouts.icae_encoder(context, chunk, memory, positions=scheme) for context in {*contexts}}
-    # As in `encoder_pass`.
-    with torch.inference_mode(False):
-        return compiled([made[context] for context in contexts], windows, device)
-
-
-@lru_cache(maxsize=_KEPT)
-def encoder_parts(
-    contexts: tuple[int, ...], chunk: int, memory: int, scheme: str, windows: tuple[int, ...], device: str, tokens: int
-) -> tuple[tuple[slice, Plan], ...]:
-    """`encoder_plan` in parts of whole chunks: the context columns of each part, and its plan.
-
-    Args:
-        contexts: as in `encoder_plan`; all with the same number of chunks.
-        tokens: what the rows of a part may have in all, which is at least a chunk each.
+        tokens: what the rows of a part may have in all, which is at least a chunk each; None: one part has all.
     """
     ids = {context: encoder_positions(scheme, context, chunk, memory) for context in {*contexts}}
     chunks = -(-max(contexts) // chunk)
-    each = max(1, tokens // (len(contexts) * (chunk + memory)))
+    each = chunks if tokens is None else max(1, tokens // (len(contexts) * (chunk + memory)))
     parts = []
     for first in range(0, chunks, each):
         last = min(first + each, chunks)
@@ -186,21 +180,6 @@ def _reading_layout(row: ReadingRow, memory: int, widths: tuple[int, ...]) -> La
     )
 
 
-class LaidOut(Protocol):
-    """A method that compresses in place, hashable: its layout of any context."""
-
-    @property
-    def ratio(self) -> int:
-        """Context tokens a memory token."""
-
-    @property
-    def has_gists(self) -> bool:
-        """Whether memory tokens are tokens of the pass; otherwise they are means over it."""
-
-    def layout(self, context: int) -> Layout:
-        """The layout of a context and one token of text after it."""
-
-
 def check_text(method: str, layout: Layout) -> None:
     """Refuses a layout whose text does not read what decoding reads: BOS, all memory tokens and earlier text."""
     roles = layout.roles[physical_order(layout)]
@@ -243,11 +222,11 @@ class InPlacePass:
 
 
 @lru_cache(maxsize=_KEPT)
-def in_place_pass(method: LaidOut, contexts: tuple[int, ...], windows: tuple[int, ...], device: str) -> InPlacePass:
+def in_place_pass(method: Any, contexts: tuple[int, ...], windows: tuple[int, ...], device: str) -> InPlacePass:
     """The pass over contexts of the given lengths, BOS not counted.
 
     Args:
-        method: whose layout it is.
+        method: the config of a method that compresses in place; plans are kept by it.
         contexts: tokens of each row.
         windows: sliding windows of the model.
         device: where the plan goes.

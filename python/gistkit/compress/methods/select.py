@@ -19,7 +19,7 @@ from gistkit.compress.compressor import check_base
 from gistkit.compress.config import draw_like, register, setting
 from gistkit.compress.generation import stop_ids
 from gistkit.compress.matching import QUERIES, References
-from gistkit.compress.memory import Memory, last_places
+from gistkit.compress.memory import Memory, last_places, ordinals_of
 from gistkit.compress.memory_join import join_selected
 from gistkit.compress.methods.in_place import TEXT, InPlace, InPlaceConfig
 from gistkit.compress.parts import equal_ends, moves
@@ -298,8 +298,7 @@ class Select(InPlace, config=SelectConfig):
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
         """See `Compressor.ordinals`."""
-        # A file of an earlier release has them as positions.
-        return memory.positions if memory.ordinals is None else memory.ordinals, memory.starts
+        return ordinals_of(memory), memory.starts
 
     def join(self, memories: Sequence[Memory]) -> Memory:
         """See `Compressor.join`: each document was read by itself, and its keys are moved behind those before it."""
@@ -313,8 +312,6 @@ class Select(InPlace, config=SelectConfig):
 
     def context_spans(self, memory: Memory) -> Tensor:
         """The token itself, int64 [B, K, A, 2], as each of A layers and key heads keeps its own tokens."""
-        if memory.positions.dim() == 2:
-            raise ValueError("memory: expected one that knows its tokens, got one of an earlier release")
         positions = memory.positions if memory.counts is None else memory.in_columns(memory.positions).long()
         return torch.stack([positions - 2, positions - 1], -1).clamp(min=0)
 

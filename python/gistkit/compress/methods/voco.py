@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from gistkit import hf
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import Config, draw_like, register, setting
-from gistkit.compress.memory import Memory, Task
+from gistkit.compress.memory import Memory, Task, ordinals_of
 from gistkit.compress.plans import ImageLayout, ImagePass, ImageRow, image_pass, image_row
 from gistkit.compress.tokens import Rows, as_rows
 from gistkit.hf.lora import adapter_config, maps_of
@@ -248,10 +248,9 @@ class VoCo(Compressor, config=VoCoConfig):
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
         """The places that the pass over the images had for the memory tokens, and the next place."""
-        if memory.ordinals is None:
-            raise ValueError("memory: expected one with ordinals, as VoCo makes it, got one without")
-        last = [int(row[length - 1]) for row, length in zip(memory.ordinals, memory.lengths, strict=True)]
-        return memory.ordinals, tuple(place + 1 for place in last)
+        ordinals = ordinals_of(memory)
+        last = [int(row[length - 1]) for row, length in zip(ordinals, memory.lengths, strict=True)]
+        return ordinals, tuple(place + 1 for place in last)
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
         """One pass over text, images and their VoCo tokens."""
