@@ -39,7 +39,7 @@ def build(family, **options):
 def expect(compressor, family, row, question, **options):
     """`written_out` of a row of parts and its question; and which tokens before the question a memory keeps."""
     parts = [part.size for part in row if isinstance(part, Image)] if compressor.separators else None
-    layout = compressor.image_layout.positions
+    layout = compressor.options.layout
     inputs = processed(family, [row + question])
     found = written_out(compressor.model, family, inputs, compressor.memory_embeddings, layout, parts=parts, **options)
     hidden, layers, tokens, ids = found

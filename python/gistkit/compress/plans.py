@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gistkit import layouts
 from gistkit.common.checks import placed
+from gistkit.hf.vision import VisionFamily
 from gistkit.layouts import Layout, Plan
 from gistkit.layouts.layout import physical_order
 from gistkit.layouts.positions import EncoderPositions, decoder_positions, encoder_positions
@@ -289,43 +290,6 @@ class ImageRow(NamedTuple):
     ids: bytes
 
 
-@dataclass(frozen=True)
-class ImageLayout:
-    """How the rows of one compressor are laid out, see `gistkit.layouts.voco`.
-
-    Args:
-        memory: VoCo tokens of each image.
-        positions, gap, text_sees_before, bidirectional: as there.
-        axes: of position ids.
-    """
-
-    memory: int
-    positions: str
-    gap: int
-    text_sees_before: bool
-    bidirectional: bool
-    axes: int
-
-    def __call__(self, row: ImageRow) -> Layout:
-        """The layout of a row and one more token of text."""
-        ids = None
-        if row.ids:
-            own = np.frombuffer(row.ids, np.int64).reshape(self.axes, -1)
-            ids = np.pad(own, ((0, 0), (0, 1)), constant_values=own.max() + 1)
-        return layouts.voco(
-            row.vision,
-            self.memory,
-            row.after[-1] + 1,
-            before=row.before,
-            between=row.after[:-1],
-            gap=self.gap,
-            positions=self.positions,
-            text_sees_before=self.text_sees_before,
-            bidirectional=self.bidirectional,
-            ids=ids,
-        )
-
-
 def image_row(
     length: int, images: Sequence[tuple[int, int]], gap: int, ids: NDArray[np.int64] | None, name: str
 ) -> ImageRow:
@@ -373,24 +337,27 @@ class ImagePass:
 
 @lru_cache(maxsize=_KEPT)
 def image_pass(
-    rows: tuple[ImageRow, ...], layout: ImageLayout, columns: int, windows: tuple[int, ...], device: str
+    rows: tuple[ImageRow, ...], config: Any, family: VisionFamily, columns: int, windows: tuple[int, ...], device: str
 ) -> ImagePass:
     """The pass over rows with images.
 
     Args:
         rows: of the batch.
-        layout: of all rows.
+        config: the VoCo's, whose layout it is; plans are kept by it.
+        family: of the model.
         columns: tokens of the longest row.
         windows: sliding windows of the model.
         device: where the plan goes.
     """
-    full = [layout(row) for row in rows]
+    full = [config.layout_of(row, family) for row in rows]
     parts = [one.take(slice(0, -1)) for one in full]
-    kept = [_kept(part, layout.text_sees_before) for part in parts]
+    kept = [_kept(part, config.text_sees_before) for part in parts]
     sources = []
     for part in parts:
         memory = part.roles == Role.MEMORY
-        sources.append(np.where(memory, columns + (np.cumsum(memory) - 1) % layout.memory, np.cumsum(~memory) - 1))
+        sources.append(
+            np.where(memory, columns + (np.cumsum(memory) - 1) % config.memory_tokens, np.cumsum(~memory) - 1)
+        )
     positions = [part.positions.T[index] for part, index in zip(parts, kept, strict=True)]
     with torch.inference_mode(False):
         plan = (

@@ -64,23 +64,6 @@ class GPT(nn.Module):
         self._reset_parameters(layers, std)
         self.position = position
 
-    @classmethod
-    def gpt2(
-        cls,
-        position: PositionEncoding,
-        *,
-        vocab_size: int = 50257,
-        dim: int = 768,
-        layers: int = 12,
-        heads: int = 12,
-        dropout: float = 0.1,
-        attention_dropout: float = 0.0,
-    ) -> GPT:
-        """GPT-2's form, and its smallest size by default. GPT-2 was trained with attention_dropout 0.1."""
-        return cls(
-            vocab_size, dim, layers, heads, position, dropout=dropout, attention_dropout=attention_dropout, style="gpt2"
-        )
-
     def _reset_parameters(self, layers: int, std: float) -> None:
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
