@@ -209,37 +209,6 @@ def test_keys_in_the_memory_are_those_of_one_uncompressed_sequence(task):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("scheme", ["dpl", "epl"])
-def test_ragged_rows_equal_each_row_alone(method, scheme):
-    compressor = method(tiny_llama(), chunk=6, ratio=3, layout=scheme, lora=None)
-    contexts = [torch.randint(0, 50, (n,)).tolist() for n in (13, 6, 9, 3)]
-    texts = [torch.randint(0, 50, (n,)).tolist() for n in (2, 5, 0, 4)]
-    memory = compressor.encode(contexts)
-    assert memory.lengths == (6, 2, 4, 2) and memory.num_tokens == 6
-    for task in ("ae", "lm"):
-        together = compressor.decode(memory, task, texts)
-        for row, (context, text) in enumerate(zip(contexts, texts, strict=True)):
-            alone = plain_decode(compressor, torch.tensor([context]), task, torch.tensor([text], dtype=torch.long))
-            torch.testing.assert_close(together[row : row + 1, : len(text) + 1], alone, **TOLERANCE)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_padding_at_either_end_and_a_tokenizers_output(method):
-    compressor = method(tiny_llama(), chunk=6, ratio=3, lora=None)
-    rows = [torch.randint(1, 50, (n,)).tolist() for n in (7, 4)]
-    expected = compressor.encode(rows)
-    for left in (False, True):
-        ids = torch.zeros(2, 7, dtype=torch.long)
-        mask = torch.zeros(2, 7, dtype=torch.long)
-        for row, tokens in enumerate(rows):
-            place = slice(7 - len(tokens), None) if left else slice(len(tokens))
-            ids[row, place], mask[row, place] = torch.tensor(tokens), 1
-        for memory in (compressor.encode(ids, mask), compressor.encode({"input_ids": ids, "attention_mask": mask})):
-            assert memory.lengths == expected.lengths
-            assert all(map(torch.equal, memory.tensors, expected.tensors))
-
-
-@pytest.mark.parametrize("method", METHODS)
 def test_losses_and_gradients(method):
     names = ("ae", "lm", "compression", "qa")
     compressor = method(tiny_llama(), chunk=8, ratio=4, losses=names, lora=None).double()

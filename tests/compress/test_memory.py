@@ -40,19 +40,6 @@ CONTEXTS = [list(range(1, 14)), list(range(20, 26)), list(range(30, 39))]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_file_round_trip_loses_nothing(method, tmp_path):
-    compressor = build(method, window=12)
-    memory = encode(compressor, CONTEXTS)
-    path = tmp_path / "folder" / "report.gist"
-    memory.save(path)
-    loaded = Memory.load(path)
-    assert_same(memory, loaded)
-    assert [file.name for file in path.parent.iterdir()] == ["report.gist"]
-    assert torch.equal(compressor.generate(loaded, max_new_tokens=3), compressor.generate(memory, max_new_tokens=3))
-    assert Memory.load(path, dtype=torch.float32).dtype == torch.float32
-
-
-@pytest.mark.parametrize("method", METHODS)
 def test_rows_stack_and_repeat(method):
     compressor = build(method)
     memory = encode(compressor, CONTEXTS)

@@ -274,10 +274,11 @@ class Memory:
             return torch.cat([*tensors])
 
         tensors = first._columns | (dict.fromkeys(_PACKED) if first.counts is not None else {})
-        changed = {name: _changed([getattr(memory, name) for memory in memories], partial(joined, columns=columns))
-                   for name, columns in tensors.items()}  # fmt: skip
-        numbers = {name: sum((getattr(memory, name) for memory in memories), ()) for name in _NUMBERS}
-        return replace(first, **numbers, **changed)
+        changed: dict[str, Any] = {name: sum((getattr(memory, name) for memory in memories), ()) for name in _NUMBERS}
+        for name, columns in tensors.items():
+            parts = [getattr(memory, name) for memory in memories]
+            changed[name] = _changed(parts, partial(joined, columns=columns))
+        return replace(first, **changed)
 
     def differing(self, source: Source, model: Mapping[str, Any] | None) -> tuple[str, str]:
         """What tells this memory's source and another apart, for a message: this one's and the other's."""
@@ -413,9 +414,10 @@ class Memory:
         self, numbers: Callable[[tuple[Any, ...]], Any], tensors: Callable[[Tensor, int | None], Tensor]
     ) -> Memory:
         """Other rows: what each has, and tensors with rows, given the dimension of their columns."""
-        changed = {name: _changed([getattr(self, name)], lambda one, at=at: tensors(*one, at))
-                   for name, at in self._columns.items()}  # fmt: skip
-        return replace(self, **{name: numbers(getattr(self, name)) for name in _NUMBERS}, **changed)
+        changed = {name: numbers(getattr(self, name)) for name in _NUMBERS}
+        for name, columns in self._columns.items():
+            changed[name] = _changed([getattr(self, name)], lambda one, columns=columns: tensors(one[0], columns))  # type: ignore[misc]
+        return replace(self, **changed)
 
 
 def last_places(starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
