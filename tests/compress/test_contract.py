@@ -31,6 +31,7 @@ CASES = {
     "kv-distill": ("kv_distill", IN_PLACE | {"layer": 1}),
     "select": ("select", IN_PLACE | {"by": "key_norm"}),
 }
+FIELDS = ("source", "lengths", "context_lengths", "starts", "documents", "rest", "fingerprint", "maker", "model")
 QUICK = ["icae", "500x, own weights", "separate encoder", "gistpool", "dodo", "kv-distill"]
 
 
@@ -127,9 +128,8 @@ def test_files_of_compressor_and_memory_lose_nothing(name, tmp_path):
     compressor.save_pretrained(tmp_path / "compressor")
     whole = CASES[name][1]["lora"] is None and compressor.copies is None
     more = {"encoder": compressor.encoder} if name == "separate encoder" else {}
-    loaded = (
-        Compressor.from_pretrained(tmp_path / "compressor", None if whole else tiny_llama(), **more).double().eval()
-    )
+    base = None if whole else tiny_llama()
+    loaded = Compressor.from_pretrained(tmp_path / "compressor", base, **more).double().eval()
     assert type(loaded) is type(compressor) and loaded.trained_length == 99
     assert loaded.settings == compressor.settings and loaded.source == compressor.source
     ours, theirs = (dict(each.named_parameters()) for each in (compressor, loaded))
@@ -139,17 +139,7 @@ def test_files_of_compressor_and_memory_lose_nothing(name, tmp_path):
     memory.save(path)
     assert [file.name for file in path.parent.iterdir()] == ["report.gist"]
     found = Memory.load(path)
-    for field in [
-        "source",
-        "lengths",
-        "context_lengths",
-        "starts",
-        "documents",
-        "rest",
-        "fingerprint",
-        "maker",
-        "model",
-    ]:
+    for field in FIELDS:
         assert getattr(found, field) == getattr(memory, field), field
     assert torch.equal(found.positions, memory.positions) and found.nbytes == memory.nbytes
     assert all(map(torch.equal, found.tensors, memory.tensors))

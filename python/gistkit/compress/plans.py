@@ -81,9 +81,9 @@ def encoder_parts(
     for first in range(0, chunks, each):
         last = min(first + each, chunks)
         made = {context: _encoder_part(ids[context], chunk, memory, first, last) for context in ids}
-        # As in `encoder_pass`.
-        with torch.inference_mode(False):
-            plan = compiled([made[context] for context in contexts], windows, device)
+        # Whole chunks are the same in contexts of any length.
+        alike = {len(part): part for part in made.values()}
+        plan = compiled([alike[len(made[context])] for context in contexts], windows, device)
         parts.append((slice(first * chunk, min(last * chunk, max(contexts))), plan))
     return tuple(parts)
 
@@ -98,11 +98,17 @@ def _encoder_part(ids: EncoderPositions, chunk: int, memory: int, first: int, la
     return replace(layout, positions=positions)
 
 
-def compiled(parts: list[Layout], windows: tuple[int, ...], device: str) -> Plan:
-    """The plan of a pass with a layout for each row, each role in the same columns; one for all if they are equal."""
-    if len({len(part) for part in parts}) == 1:
-        return parts[0].compile(device=device, windows=windows)
-    return layouts.compile_batch(parts, aligned=True, device=device, windows=windows)
+def compiled(parts: list[Layout], windows: tuple[int, ...], device: str, **ordered: Any) -> Plan:
+    """The plan of a pass with a layout for each row, each role in the same columns; one for all if they are the same.
+
+    Args:
+        ordered: `compile`'s grouped=False, in logical order and padded at the end of rows, and queries.
+    """
+    # What is kept outlives the call: tensors made in inference mode could not be used in training later.
+    with torch.inference_mode(False):
+        if len({*map(id, parts)}) == 1:
+            return parts[0].compile(device=device, windows=windows, **ordered)
+        return layouts.compile_batch(parts, aligned=not ordered, device=device, windows=windows, **ordered)
 
 
 @dataclass(frozen=True)
@@ -146,11 +152,7 @@ def decoder_plan(
     """
     parts = {row: _reading_layout(row, memory, widths) for row in rows}
     queries = slice(memory, None) if cached else None
-    with torch.inference_mode(False):
-        if len(parts) == 1:
-            return parts[rows[0]].compile(grouped=False, queries=queries, windows=windows, device=device)
-        batch = [parts[row] for row in rows]
-        return layouts.compile_batch(batch, grouped=False, queries=queries, windows=windows, device=device)
+    return compiled([parts[row] for row in rows], windows, device, grouped=False, queries=queries)
 
 
 def _reading_layout(row: ReadingRow, memory: int, widths: tuple[int, ...]) -> Layout:
@@ -349,8 +351,9 @@ def image_pass(
         windows: sliding windows of the model.
         device: where the plan goes.
     """
-    full = [config.layout_of(row, family) for row in rows]
-    parts = [one.take(slice(0, -1)) for one in full]
+    made = {row: config.layout_of(row, family) for row in rows}
+    taken = {row: one.take(slice(0, -1)) for row, one in made.items()}
+    full, parts = ([layout[row] for row in rows] for layout in (made, taken))
     kept = [_kept(part, config.text_sees_before) for part in parts]
     sources = []
     for part in parts:
@@ -360,11 +363,7 @@ def image_pass(
         )
     positions = [part.positions.T[index] for part, index in zip(parts, kept, strict=True)]
     with torch.inference_mode(False):
-        plan = (
-            parts[0].compile(grouped=False, windows=windows, device=device)
-            if len(set(rows)) == 1
-            else layouts.compile_batch(parts, grouped=False, windows=windows, device=device)
-        )
+        plan = compiled(parts, windows, device, grouped=False)
         return ImagePass(
             plan,
             placed(_padded(sources), device),

@@ -38,7 +38,8 @@ def tokenizer(compressor: Any) -> Any:
 
 def set_tokenizer(compressor: Any, tokenizer: Any) -> None:
     """See `tokenizer`."""
-    compressor._tokenizer = tokenizer
+    # An encoder's tokens are compared with those of another tokenizer anew.
+    compressor._tokenizer, compressor.shares_tokens = tokenizer, None
 
 
 def compress(

@@ -163,8 +163,6 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
         self._encoder_tokenizer: Any = None
         # Whether a folder's settings, which may be anybody's, chose the encoder.
         self.named_by_folder = False
-        # Whether the reader's token ids are the encoder's too; None: not looked at yet.
-        self.shares_tokens: bool | None = None
         lora = adapter_config(
             self._encoder_lm.model, options.lora, "all",
             embedding_lora=options.embedding_lora, train_norms=options.train_norms,
@@ -196,26 +194,6 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
     @encoder_tokenizer.setter
     def encoder_tokenizer(self, tokenizer: Any) -> None:
         self._encoder_tokenizer, self.shares_tokens = tokenizer, None
-
-    @property
-    def tokenizer(self) -> Any:
-        """See `Compressor.tokenizer`."""
-        return texts.tokenizer(self)
-
-    @tokenizer.setter
-    def tokenizer(self, tokenizer: Any) -> None:
-        texts.set_tokenizer(self, tokenizer)
-        self.shares_tokens = None
-
-    def gradient_checkpointing_enable(self) -> None:
-        """See `Compressor.gradient_checkpointing_enable`; in both models."""
-        for lm in {self.lm, self.encoder_lm}:
-            lm.gradient_checkpointing_enable()
-
-    def gradient_checkpointing_disable(self) -> None:
-        """Undoes `gradient_checkpointing_enable`."""
-        for lm in {self.lm, self.encoder_lm}:
-            lm.gradient_checkpointing_disable()
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor | None]:
         """The segments of all rows, those of similar lengths in one pass."""
