@@ -10,6 +10,7 @@ from huggingface_hub import snapshot_download
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from gistkit.common.files import read_json
+from gistkit.common.hub import hub_or_cache
 from gistkit.common.messages import one_line, shown
 from gistkit.compress.folder import TOKENIZER, inside
 from gistkit.compress.generation import stop_ids
@@ -135,11 +136,13 @@ def load_tokenizer(folder: Path | None, model: Any, own: str = TOKENIZER, checke
     if name == smollm2.NAME:
         return smollm2.load_smollm2_tokenizer()
     try:
-        if name and checked:
-            return _read(Path(name if Path(name).is_dir() else snapshot_download(name, allow_patterns=_FILES)), ".")
         if name:
-            # A folder's settings may have named the model.
-            return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+            with hub_or_cache(name):
+                if checked:
+                    place = name if Path(name).is_dir() else snapshot_download(name, allow_patterns=_FILES)
+                    return _read(Path(place), ".")
+                # A folder's settings may have named the model.
+                return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         reason += f", which has none that loads ({one_line(error)})"
     raise ValueError(f"{own}: expected the model's own, for texts, got none: {reason}; set compressor.{own}")
