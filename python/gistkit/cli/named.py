@@ -78,7 +78,7 @@ def compressed(read: dict[Path, Memory | str], compressor: Compressor, tokenizer
             raise ValueError(f"{path}: {error}") from error
         print(
             f"{path}: {len(ids)} tokens compressed to {memory.sizes[0]} memory tokens ({compressor.title}); "
-            f"to keep them: gistkit compress {path}",
+            "gistkit compress, with the same options, keeps them in a file",
             file=sys.stderr,
         )
         memories[path] = memory
@@ -92,5 +92,6 @@ def readable(compressor: Compressor, names: list[str], memories: list[Memory]) -
         try:
             compressor.check_readable(memory)
         except ValueError as error:
-            raise ValueError(f"{name}: {str(error).removeprefix('memory: ')}") from error
+            hint = "; pass that one as --model" if "got one made with the model " in str(error) else ""
+            raise ValueError(f"{name}: {str(error).removeprefix('memory: ')}{hint}") from error
     return memories

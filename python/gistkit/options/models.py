@@ -312,7 +312,7 @@ def new_compressor(model: PreTrainedModel, method: str = "select", **settings: A
         kind = compress.METHODS[method]
         takes = kind.arguments()
         if unknown := sorted(settings.keys() - takes):
-            raise ValueError(f"--{unknown[0]}: {method} does not have it; expected some of {', '.join(sorted(takes))}")
+            raise ValueError(f"{unknown[0]}: {method} does not have it; expected some of {', '.join(sorted(takes))}")
         compressor = kind(model, **settings).eval().to(model.device)
     if compressor.needs_training:
         warn(
