@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -61,9 +62,16 @@ def compress(
     Raises:
         ValueError: if there is no tokenizer, or a text has no tokens.
     """
+    texts = texts_of("text", text)
+    for one in texts:
+        # Longer names raise errors.
+        if len(one) < 200 and Path(one).is_file():
+            warnings.warn(f"text: {one!r} is the name of a file; to compress the file, pass its text", stacklevel=3)
     # Tokenizers keep what they do with control tokens, which another thread may want otherwise.
     with compressor.lm.turn():
-        rows = [text_ids(row, compressor.tokenizer, control_tokens=control_tokens) for row in texts_of("text", text)]
+        rows = [text_ids(one, compressor.tokenizer, control_tokens=control_tokens) for one in texts]
+    if [] in rows:
+        raise ValueError(f"text: expected at least 1 token, got 0 in row {rows.index([])}")
     return compressor.encode(rows, ratio=ratio, budget=budget, gradient=gradient)  # type: ignore[no-any-return]
 
 
