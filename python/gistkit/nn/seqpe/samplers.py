@@ -26,7 +26,7 @@ class Sampler:
         self._generator = torch.Generator().manual_seed(seed)
 
     def seek(self, step: int) -> None:
-        """Makes the next draw that of a step, whatever was drawn before."""
+        """Makes the next draw that of a step, independent of earlier draws."""
         check_int("step", step, 0)
         (state,) = np.random.SeedSequence([self.seed, step]).generate_state(1, np.uint64) >> np.uint64(1)
         self._generator.manual_seed(int(state))
@@ -36,7 +36,7 @@ class Sampler:
         return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Goes on where the sampler that gave `state` was."""
+        """Continues from the `state` of another sampler."""
         self._generator.set_state(state["generator"])
 
     def _below(self, high: int, *shape: int) -> Tensor:
@@ -69,7 +69,7 @@ class WindowSampler(Sampler):
 
     Args:
         windows: shifts a draw.
-        positions: m of a window, without replacement out of the range, for each window anew.
+        positions: m of a window, drawn without replacement from the range, separately for each window.
         shape: L of training, the positions on each axis; training's range is [0, L) on each.
         max_position: L_max; shifts are uniform in [0, L_max - L) on each axis.
         seed: of the generator.
@@ -160,7 +160,7 @@ class ContrastiveSampler(Sampler):
 
     - global: uniform draws, and positions whose digits are easily confused with the pivot's: two digits swapped, one
       dropped or one added, on one axis; each farther from the pivot than the nearest uniform draw, so that the
-      positive is among those. Where too few such positions exist, uniform draws stand instead.
+      positive is among those. If too few such positions exist, uniform draws replace them.
     - local: uniform draws from one random window, which need not be near the pivot.
 
     Args:
