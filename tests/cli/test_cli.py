@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 import gistkit
 from gistkit import cli
 from gistkit.cli import overview
+from gistkit.cli.compress import passes
 from gistkit.compress import Compressor, Dodo, Memory, Select, language_model
 from gistkit.compress.tokens import batches
 from gistkit.evaluate.data import QUESTION
@@ -308,16 +309,27 @@ def test_a_text_that_grows_is_told(folder, run, tmp_path):
     assert "more than" not in shown + complaints
 
 
+def test_a_bar_moves_with_each_part_of_a_text():
+    compressor = Select(small_llama(), by="key_norm", part=9).eval()
+    seen = []
+    with passes(compressor, argparse.Namespace(update=seen.append)):
+        compressor.encode([list(range(3, 33))])
+    assert len(seen) == 4 and sum(seen) == 30
+    compressor.encode([list(range(3, 33))])
+    assert len(seen) == 4
+
+
 def test_warnings_are_one_line(folder, run, report, monkeypatch):
     """Those of the package and of Python, wherever they are raised."""
     import warnings
 
     monkeypatch.setattr(
-        "gistkit.compress.tokens.batches", lambda *_: [warnings.warn("two\nlines", stacklevel=2) or [0]]
+        "gistkit.compress.tokens.batches",
+        lambda *_: [warnings.warn("two\nlines", stacklevel=2), warnings.warn("two\nlines", stacklevel=1)] and [[0]],
     )
     before = warnings.showwarning
     status, _, complaints = run("compress", report, "--compressor", folder / "x500")
-    assert status == 0 and "gistkit: warning: two lines" in re.split(r"[\r\n]+", complaints)
+    assert status == 0 and re.split(r"[\r\n]+", complaints).count("gistkit: warning: two lines") == 1
     assert "UserWarning" not in complaints and ".py" not in complaints and warnings.showwarning is before
 
 

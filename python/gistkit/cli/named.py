@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gistkit.cli.compress import passes
 from gistkit.options.texts import read_text
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def compressed(read: dict[Path, Memory | str], compressor: Compressor, tokenizer
         ValueError: if a text cannot be compressed.
     """
     import torch
+    from tqdm import tqdm
 
     from gistkit.compress.tokens import text_ids
 
@@ -72,7 +74,11 @@ def compressed(read: dict[Path, Memory | str], compressor: Compressor, tokenizer
             continue
         ids = text_ids(content, tokenizer)
         try:
-            with torch.no_grad():
+            with (
+                torch.no_grad(),
+                tqdm(total=len(ids), desc="compress", unit="token", leave=False, disable=None) as bar,
+                passes(compressor, bar),
+            ):
                 memory = compressor.encode([ids])
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
