@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -64,8 +65,8 @@ def compress(
     """
     texts = texts_of("text", text)
     for one in texts:
-        # Longer names raise errors.
-        if len(one) < 200 and Path(one).is_file():
+        # Path.is_file raises errors for long texts.
+        if os.path.isfile(one):
             warnings.warn(f"text: {one!r} is the name of a file; to compress the file, pass its text", stacklevel=3)
     # Tokenizers keep what they do with control tokens, which another thread may want otherwise.
     with compressor.lm.turn():
