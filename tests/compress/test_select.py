@@ -602,7 +602,7 @@ def test_long_contexts_are_read_in_parts(positions):
     assert memory.starts == (expected.starts[0], 8 if positions == "kept" else 2)
     assert made("expected_attention", model, part=40, budget=20).encode([IDS]).lengths == (20,)
     # What a trained adapter has not seen is no window by itself, as a part is.
-    trained = made("expected_attention", model, positions=positions)
+    trained = made("snapkv", model, positions=positions)
     trained.trained_length = 40
     with pytest.warns(UserWarning, match="input_ids: expected at most 40 tokens"):
         assert torch.equal(trained.encode([IDS]).tensors[1], expected.tensors[1])
