@@ -11,7 +11,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from gistkit import hf
 from gistkit.common.checks import POSITIONS
 from gistkit.common.files import read_json, read_tensors, replacing_files, write_tensors, write_text
+from gistkit.common.hub import hub_or_cache
 from gistkit.common.languages import is_language
 from gistkit.common.messages import one_line, shown
 from gistkit.common.trained import find
@@ -251,7 +252,8 @@ def download(name: str | Path, **options: Any) -> Path | None:
     if not re.fullmatch(_REPOSITORY, str(name)):
         return None
     try:
-        return Path(snapshot_download(str(name), **{"allow_patterns": _FETCHED, **options}))
+        with nullcontext() if options.get("local_files_only") else hub_or_cache(str(name)):
+            return Path(snapshot_download(str(name), **{"allow_patterns": _FETCHED, **options}))
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
             f"{name}: expected a folder with {SETTINGS}, or such a repository of the hub, got neither: "
@@ -391,7 +393,8 @@ def _found_encoder(
         )
     # A stranger chose it, so it is read as a model in the folder is.
     try:
-        found = load_model(Path(snapshot_download(name, allow_patterns=_FETCHED)))
+        with hub_or_cache(name):
+            found = load_model(Path(snapshot_download(name, allow_patterns=_FETCHED)))
     except (OSError, ValueError) as error:
         raise ValueError(
             f"encoder: {shown(name)}, the encoder of {folder}, cannot be loaded from the hub: {one_line(error)}"

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from transformers import Cache
 
 from gistkit.common.files import read_tensors, write_tensors
+from gistkit.compress.config import REGISTRY
 from gistkit.compress.memory_files import packed, unpacked
 from gistkit.compress.source import Source
 from gistkit.hf.fingerprint import differing
@@ -286,6 +287,8 @@ class Memory:
             {
                 "method": one.method,
                 "carrier": one.carrier,
+                # Settings at which earlier releases had no choice are in no file.
+                **(REGISTRY[one.method].unnamed() if one.method in REGISTRY else {}),
                 **one.options,
                 "chunk": one.chunk,
                 "memory_tokens": one.memory_tokens,

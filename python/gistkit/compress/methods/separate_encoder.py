@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from gistkit import hf
 from gistkit.common.checks import padded, placed
+from gistkit.common.hub import hub_or_cache
 from gistkit.common.messages import one_line
 from gistkit.compress import texts
 from gistkit.compress.compressor import Compressor
@@ -43,12 +44,13 @@ def _load_encoder(name: str, like: PreTrainedModel) -> PreTrainedModel:
         packaged: Any = smollm2.load_smollm2(like.dtype)[0]
         return packaged.to(like.device)  # type: ignore[no-any-return]
     try:
-        if like.device.type == "meta":
-            # A plan of a training needs no weights.
-            empty: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name), dtype=like.dtype)
-            return empty  # type: ignore[no-any-return]
-        model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=like.dtype, use_safetensors=True)
-        return model.to(like.device)  # type: ignore[no-any-return]
+        with hub_or_cache(name):
+            if like.device.type == "meta":
+                # A plan of a training needs no weights.
+                empty: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name), dtype=like.dtype)
+                return empty  # type: ignore[no-any-return]
+            model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=like.dtype, use_safetensors=True)
+            return model.to(like.device)  # type: ignore[no-any-return]
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
             f"encoder: expected a decoder model that transformers can load, got {name!r}: {one_line(error)}"
