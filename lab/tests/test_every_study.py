@@ -66,6 +66,8 @@ def questions(folder):
 
 
 nothing = lambda folder: None  # noqa: E731
+curves = lambda run: getattr(run, "curves", None) or {"": run.curve}  # noqa: E731
+drawn = lambda path: path.read_bytes().startswith(b"\x89PNG")  # noqa: E731
 GISTPOOL, SEQPE = InPlaceArm("gistpool", 5), Arm("seqpe-bias")
 CASES = {
     # Pretraining, at its end, in either fine-tuning, and behind an evaluation.
@@ -146,10 +148,6 @@ def made(name, folder):
     return case, study, source, train
 
 
-def curves(run):
-    return getattr(run, "curves", None) or {"": run.curve}
-
-
 # Two that differ: a whole model, and a compressor. All are trained by one loop.
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in ("length", "epl") else pytest.mark.nightly) for name in CASES]
@@ -168,7 +166,6 @@ def test_a_run_that_is_cut_resumes_bit_for_bit_and_its_seed_and_recipe_decide_it
     for path in states:
         ours, theirs = map(load_file, (path, tmp_path / "cut" / path.relative_to(tmp_path / "whole")))
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
-
     assert curves(train("other", seed=1)) != curves(whole)
 
 
@@ -193,11 +190,7 @@ def test_a_run_is_evaluated_on_time_and_its_file_is_read(name, tmp_path, monkeyp
         words = [word.replace("SOURCE", str(tmp_path / "source")) for word in case.words.split()]
         check_command(study, case.recipe, whole, words, tmp_path / "command", monkeypatch, capsys)
     else:
-        assert all(map(is_picture, results.save(tmp_path, study.figures([again.run], again.recipe))))
-
-
-def is_picture(path):
-    return path.read_bytes().startswith(b"\x89PNG")
+        assert all(map(drawn, results.save(tmp_path, study.figures([again.run], again.recipe))))
 
 
 def check_command(study, recipe, run, words, out, monkeypatch, capsys):
@@ -213,7 +206,7 @@ def check_command(study, recipe, run, words, out, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert asked == [study.arm_name(run)] and f"Written: {out / 'results.jsonl'}" in printed
     assert [one.recipe for one in read(out / "results.jsonl")] == [recipe]
-    assert {path.stem for path in filter(is_picture, out.glob("*.png"))} == set(study.figures([run], recipe))
+    assert {path.stem for path in filter(drawn, out.glob("*.png"))} == set(study.figures([run], recipe))
     # The same pictures again.
     monkeypatch.setattr(results, "write_picture", lambda *_, **__: None)
     assert cli.main([*words, "--resume"]) == 0 and len(asked) == 1
