@@ -57,7 +57,7 @@ class SeqPELosses(NamedTuple):
 
 
 class SeqPERegularizer:
-    """Draws the positions of each training step and gives SeqPE's losses of their embeddings, from one encoder call.
+    """Draws the positions of each training step, and computes SeqPE's losses from one encoder call.
 
     A step of training:
 
@@ -144,8 +144,8 @@ class SeqPERegularizer:
         """The positions of a step with `batch_size` sequences.
 
         Args:
-            step: its number, from 0: the same are drawn for it at every call, so that a training resumes without a
-                state. None: those that follow the ones drawn last.
+            step: its number, from 0; each number always draws the same, so training resumes without a state. None: the
+                next draw.
         """
         if step is not None:
             for sampler in self._samplers().values():
