@@ -30,16 +30,15 @@ from gistkit.evaluate.metrics import need
 from gistkit.evaluate.report import format_table
 from gistkit.hf import attach
 from gistkit.hf.lora import lora_config
-from gistkit.train.data import Corpus, load_corpus
+from gistkit.train.data import Corpus
 from gistkit.train.stages import Stage, growing, selecting_at
 from gistkit_lab.evaluate.reading import last_tokens
 from gistkit_lab.studies import models
 from gistkit_lab.studies.fitting import Carried, Progress, Session, StudyRecipe, exclusively
-from gistkit_lab.studies.options import add_names, add_text
 from gistkit_lab.studies.pages import machine_caption, model_line
 from gistkit_lab.studies.reconstruction import evaluate as reconstruct
 from gistkit_lab.studies.rows import SEEDS, Rows, figure_of, name_of, spread, tabulate
-from gistkit_lab.studies.study import SavedRun, Study, StudyPlan
+from gistkit_lab.studies.study import Names, SavedRun, Study, StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -461,22 +460,23 @@ class NuggetsStudy(Study):
     arm_type = Arm
     presets = PRESETS
     sizes = models.sizes(PRESETS, ", at the paper's sizes")
+    lists: ClassVar[Mapping[str, Names]] = {
+        "tasks": Names(TASKS, TASKS, "; ae: reconstruct a context; lm: read on"),
+        "methods": Names(LM_ARMS, LM_ARMS),
+        "ratios": Names(("2", "4", "8", "10", "16", "20"), ("4", "8"), ", of ae"),
+    }
+    text = "text file to train on"
     changes: ClassVar[Mapping[str, str]] = {
         "random_steps": "steps of ae with random nuggets before the scorer learns (default: 0)",
         "lower_ratios": "ratios of ae on the way to the arm's, as with gistkit train --ratios (default: none)",
     }
+    train = staticmethod(train)
 
-    def add_own(self, parser: argparse.ArgumentParser) -> None:
-        add_names(parser, "--tasks", TASKS, TASKS, "; ae: reconstruct a context; lm: read on")
-        add_names(parser, "--methods", LM_ARMS, LM_ARMS)
-        add_names(parser, "--ratios", ("2", "4", "8", "10", "16", "20"), ("4", "8"), ", of ae")
-        add_text(parser)
-
-    def load(self, options: argparse.Namespace, recipe: Recipe) -> Corpus:
-        need("sacrebleu")
-        return load_corpus(options.text, tokenizer=models.tokenizer(recipe))
+    def tokenizer(self, recipe: Recipe) -> Any:
+        return models.tokenizer(recipe)
 
     def arms(self, options: argparse.Namespace, recipe: Recipe) -> Sequence[Arm]:
+        need("sacrebleu")
         study_arms = arms(recipe, options.tasks, options.methods, [int(ratio) for ratio in options.ratios])
         if not study_arms:
             raise ValueError(f"--methods: expected some of {', '.join(SELECTIONS)} for the task ae, got others")
@@ -490,12 +490,6 @@ class NuggetsStudy(Study):
             f"Nuggets of contexts of {recipe.context} and texts of {recipe.length} {source.unit}, {len(arms)} arms of "
             f"{recipe.steps} steps; text {source.name}, {source.digest}"
         )
-
-    def train(self, session: Session) -> Run:
-        return train(session)
-
-    def small(self, recipe: Recipe) -> bool:
-        return recipe.model == "small"
 
     def order(self, run: Run) -> tuple[int, int]:
         return run.ratio, (SELECTIONS if run.task == "ae" else LM_ARMS).index(run.method)

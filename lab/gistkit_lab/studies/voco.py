@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,10 +32,9 @@ from gistkit.train import checkpoints
 from gistkit_lab.studies.fitting import FallingRecipe, Progress, Session, optimise
 from gistkit_lab.studies.images import Files, Images, load_images
 from gistkit_lab.studies.mosaics import KINDS, TURN, Batch, Mosaics, Words
-from gistkit_lab.studies.options import add_names
 from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.rows import SECONDS, SEEDS, Cell, Rows, figure_of, name_of, tabulate
-from gistkit_lab.studies.study import SavedRun, Study, StudyPlan
+from gistkit_lab.studies.study import Names, SavedRun, Study, StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -501,6 +500,10 @@ class VoCoStudy(Study):
         "quick: 144 vision tokens, some 20 minutes of a core, an hour for three seeds; short: the same, trained seven "
         "times as long, hours; paper: 576 vision tokens, on a GPU"
     )
+    lists: ClassVar[Mapping[str, Names]] = {
+        "methods": Names(METHODS, METHODS, "; full: all vision tokens; none: no image; avgpool: means of some")
+    }
+    train = staticmethod(train)
     measured = (
         "Right answers in percent, mosaics of held-out items",
         "Right answers in percent, mosaics of items that no choice was made on",
@@ -512,9 +515,6 @@ class VoCoStudy(Study):
             help="items of the mosaics: digits (scikit-learn's), fashion-mnist (Debian's dataset-fashion-mnist), or a "
             "folder of IDX files with MNIST's names (default: digits; fashion-mnist for paper)",
         )  # fmt: skip
-        add_names(
-            parser, "--methods", METHODS, METHODS, "; full: all vision tokens; none: no image; avgpool: means of some"
-        )
         parser.add_argument(
             "--layouts", type=names(*SCHEMES, empty=True),
             help=f"position layouts of VoCo tokens, comma-separated (default: dpl,epl; {','.join(SCHEMES)} for short "
@@ -555,12 +555,6 @@ class VoCoStudy(Study):
 
     def file(self, options: argparse.Namespace, recipe: Recipe) -> str:
         return f"{Path(options.data or DEFAULT_DATA[options.preset]).name}-{options.preset}"
-
-    def train(self, session: Session) -> Run:
-        return train(session)
-
-    def small(self, recipe: Recipe) -> bool:
-        return recipe.dim <= 128
 
     def order(self, run: Run) -> tuple[float, int]:
         return run.ratio, ORDER.index(run.method)
