@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import pytest
-
 from gistkit_lab.studies import epl
 from gistkit_lab.studies.fitting import Session
 
@@ -41,9 +39,3 @@ class FewChunks(epl.Recipe):
 
     eval_chunks: int = 4
     final_chunks: int = 8
-
-
-@pytest.fixture
-def few_chunks(monkeypatch):
-    """The commands `demo` and `study epl` measure on few chunks."""
-    monkeypatch.setattr(epl.Epl, "recipe_type", FewChunks)

@@ -10,7 +10,6 @@ from torch.nn.functional import cross_entropy
 
 from gistkit import cli
 from gistkit.nn.seqpe import contrastive_loss, ood_loss
-from gistkit.train import load_corpus
 from gistkit_lab.studies import length, positions
 from gistkit_lab.studies.fitting import Progress
 from gistkit_lab.studies.length import PAPER, STUDY
@@ -24,11 +23,6 @@ RECIPE = length.Recipe(
 
 # Losses are of logits in float32 whatever the model's precision: eight of its steps.
 LOGITS = 8 * torch.finfo(torch.float32).eps
-
-
-@pytest.fixture(scope="module")
-def corpus():
-    return load_corpus()
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,6 @@ from study_runs import session
 from torch.nn.functional import cross_entropy
 
 from gistkit import cli
-from gistkit.train import load_corpus
 from gistkit_lab.studies import documents, filler, length, shown
 from gistkit_lab.studies.filler import Facts
 from gistkit_lab.studies.pages import committed
@@ -135,11 +134,6 @@ DOCUMENTS = documents.Recipe(
     steps=4, batch=5, warmup=2, eval_every=2, model=BASE, shortest=16, longest=2, letters=5, facts=4, questions=3,
     eval_rows=6, test_rows=5,
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def corpus():
-    return load_corpus()
 
 
 def check_document(inputs, labels, text, facts):
