@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from study_runs import session
+from study_runs import TINY, session
 from torch.nn.functional import cross_entropy
 
 from gistkit import cli
@@ -17,8 +17,7 @@ from gistkit_lab.studies.registry import find, read
 from gistkit_lab.studies.retrieval import STUDY
 
 RECIPE = filler.Recipe(
-    steps=4, batch=3, warmup=2, eval_every=2, length=30, longest=2, dim=16, layers=2, heads=2, encoder_heads=2,
-    digits=2, max_position=90, pivots=4, candidates=5, windows=3, window_positions=4, keys=6, values=7, filler=3,
+    **TINY, steps=4, batch=3, eval_every=2, length=30, longest=2, digits=2, max_position=90, keys=6, values=7, filler=3,
     facts=5, questions=3, eval_rows=6, test_rows=5,
 )  # fmt: skip
 
@@ -127,8 +126,8 @@ def test_presets_are_tested_at_eight_times_their_length():
 
 
 BASE = length.Recipe(
-    steps=3, batch=3, warmup=2, eval_every=3, length=48, longest=2, dim=16, layers=2, heads=2, encoder_heads=2,
-    max_position=99, digits=2, pivots=4, candidates=5, windows=3, window_positions=4, eval_tokens=96, test_tokens=96,
+    **TINY, steps=3, batch=3, eval_every=3, length=48, longest=2, max_position=99, digits=2, eval_tokens=96,
+    test_tokens=96,
 )  # fmt: skip
 DOCUMENTS = documents.Recipe(
     steps=4, batch=5, warmup=2, eval_every=2, model=BASE, shortest=16, longest=2, letters=5, facts=4, questions=3,
