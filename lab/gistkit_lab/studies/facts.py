@@ -190,14 +190,14 @@ def kinds(contexts: Tensor, recipe: Recipe) -> Tensor:
     return torch.where(contexts < recipe.keys, KINDS.index("key"), found)
 
 
-def measure_signs(compressor: Dodo, recipe: Recipe, ratio: int, seed: int = 0) -> dict[str, dict[str, float]]:
+def measure_signs(compressor: Dodo, recipe: Recipe, ratio: int) -> dict[str, dict[str, float]]:
     """{kind: {"gradient", "swap"}} behind random nuggets of test contexts, in nats an answer of one context.
 
     "gradient": mean of dL/ds over the nuggets of the kind, where s is the nugget's score: below 0 the scorer learns to
     keep them. "swap": mean change of L when the nugget of the lowest score gives way to a token of the kind which is
     none: below 0 they are worth more than what they replace. The last token, always a nugget, counts in neither.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     sums: dict[str, list[float]] = {kind: [0.0] * 4 for kind in KINDS}
     with attach(compressor.model), compressor.selecting("random", ratio):
         for group, start in enumerate(range(0, recipe.sign_contexts, GROUP)):

@@ -413,14 +413,14 @@ def _base(session: Session) -> PreTrainedModel:
     return model
 
 
-def _description(corpus: Corpus, ids: Tensor, scores: Tensor, is_nugget: Tensor, most: int = 24) -> dict[str, Any]:
+def _description(corpus: Corpus, ids: Tensor, scores: Tensor, is_nugget: Tensor) -> dict[str, Any]:
     """What was selected of texts [n, N]: the rate, the most frequent types, and the first text."""
     occurrences, selected = Counter(ids.flatten().tolist()), Counter(ids[is_nugget].tolist())
     piece = lambda token: corpus.text(torch.tensor([token]))  # noqa: E731
     first = zip(ids[0].tolist(), scores[0].tolist(), is_nugget[0].tolist(), strict=True)
     return {
         "rate": float(is_nugget.float().mean()),
-        "types": [(piece(token), count, occurrences[token]) for token, count in selected.most_common(most)],
+        "types": [(piece(token), count, occurrences[token]) for token, count in selected.most_common(24)],
         "selected": sum(selected.values()),
         "tokens": ids.numel(),
         "text": [(piece(token), round(score, 4), nugget) for token, score, nugget in first],
@@ -536,13 +536,13 @@ class NuggetsStudy(Study):
         }
         return [tabulate(self.of_task(runs, "ae"), columns)]
 
-    def type_rows(self, runs: Sequence[Run], task: str, top: int = 10) -> Rows:
+    def type_rows(self, runs: Sequence[Run], task: str) -> Rows:
         """Header and the token types that the learned scorer selects most (first seed, highest ratio)."""
         run = self._learned(runs, task)
         rows = [["token", "share of nuggets", "share of text"]]
         if run is not None:
             selected, tokens = run.chosen["selected"], run.chosen["tokens"]
-            for token, times, occurrences in run.chosen["types"][:top]:
+            for token, times, occurrences in run.chosen["types"][:10]:
                 rows.append([repr(token), f"{times / max(selected, 1):.3f}", f"{occurrences / tokens:.3f}"])
         return rows
 

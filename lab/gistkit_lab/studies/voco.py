@@ -641,21 +641,20 @@ def _gain(values: Sequence[float]) -> str:
     return f"{mean(values):+.1f} ({min(values):+.1f} to {max(values):+.1f})"
 
 
-def draw_sight(path: Path, recipe: Recipe, images: Images, arms: Sequence[Arm], out: Path, tokens: int = 6) -> Path:
-    """Where some VoCo tokens of trained arms look on a held-out mosaic, an arm a row, as a PNG file.
+def draw_sight(path: Path, recipe: Recipe, images: Images, arms: Sequence[Arm], out: Path) -> Path:
+    """Where 6 VoCo tokens, spread over all, of trained arms look on a held-out mosaic, an arm a row, as a PNG file.
 
     Args:
         recipe, images: of the runs of seed 0.
         arms: with VoCo tokens, as many each.
         out: with the runs' states.
-        tokens: how many of them, spread over all.
     """
     from gistkit_lab.viz.voco import draw_maps
 
     batch = Mosaics(images, recipe, 0).split("held_out", 1)
     maps = {TITLES[arm.method]: sight(trained_reader(recipe, arm, 0, images, out), recipe, batch) for arm in arms}
     count = arms[0].tokens(recipe)
-    chosen = sorted({round(at * (count - 1) / max(1, tokens - 1)) for at in range(tokens)})
+    chosen = sorted({round(at * (count - 1) / 5) for at in range(6)})
     picture = batch.pixels[0].mean(0).numpy()
     title = (
         f"Attention of {len(chosen)} of {count} VoCo tokens over a mosaic, {arms[0].ratio:g}x; mean of layers, heads"
