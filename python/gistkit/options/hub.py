@@ -45,10 +45,11 @@ def check_name(option: str, name: str) -> None:
 @contextmanager
 def loading(option: str, expected: str, name: str, *more: type[Exception]) -> Iterator[str]:
     """Inside, the value of an option loads by the name that it gives; errors, `more` among them, name the option."""
+    errors: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, *more)
     try:
         with hub_or_cache(name):
             yield str(Path(name).expanduser())
-    except (OSError, ValueError, KeyError, *more) as error:
+    except errors as error:
         reason = str(error).strip().splitlines() or [repr(error)]
         raise ValueError(f"{option}: expected {expected}, got {name!r}: {reason[0]}") from error
 
