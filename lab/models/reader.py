@@ -4,8 +4,8 @@ The adapter that reads texts stays as it is, so each text is read once: `texts` 
 and questions with their answers, about facts put into it or written by hand. A step then costs the tokens of questions
 only, at a ratio that it draws.
 
-example: OMP_NUM_THREADS=1 python lab/models/reader.py smollm2-select-8x texts --minutes 25
-example: OMP_NUM_THREADS=1 python lab/models/reader.py smollm2-select-8x train --steps 900
+example: OMP_NUM_THREADS=1 python lab/models/reader.py smollm2-select-4x texts --minutes 25
+example: OMP_NUM_THREADS=1 python lab/models/reader.py smollm2-select-4x train --steps 540
 """
 
 from __future__ import annotations
@@ -262,10 +262,9 @@ def save(name: str, out: Path | None = None) -> Path:
     """Writes the compressor with the reader's adapter of the checkpoint, in bfloat16, and how it was trained."""
     folder = build(name, out)
     shutil.copyfile(RUNS / name / "history.jsonl", folder / "history.jsonl")
-    last, share = torch.load(RUNS / name / "checkpoint.pt", weights_only=True)["weights"], SELECTIONS[name].share
-    path = folder / f"gistkit_0_{READER}" / ADAPTER_WEIGHTS
-    mixed = {key: first.float().lerp(last[key].float(), share).bfloat16() for key, first in load_file(path).items()}
-    save_file(mixed, path, metadata={"format": "pt"})
+    last = torch.load(RUNS / name / "checkpoint.pt", weights_only=True)["weights"]
+    weights = {key: value.bfloat16().contiguous() for key, value in last.items()}
+    save_file(weights, folder / f"gistkit_0_{READER}" / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     write_card(name, out)
     return folder
 

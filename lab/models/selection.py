@@ -1,4 +1,4 @@
-"""Selections that models/ has: the adapter of a trained compressor around what `Select` keeps. Nothing is trained here.
+"""Selections that models/ has: the adapter of a trained compressor around what `Select` keeps; `reader.py` trains them.
 
 example: OMP_NUM_THREADS=1 python lab/models/selection.py smollm2-select-4x
 """
@@ -30,74 +30,18 @@ class Selection:
 
     Args:
         adapter: the name of that model, whose memory is read with an adapter for the text.
-        settings: of `Select`.
-        share: how far the weights of a reader are from that adapter to those that it learned (WiSE-FT, Wortsman et al.,
-            arXiv 2109.01903): less of what the first can is forgotten.
+        settings: of `Select`; with "own_reader" a copy of that adapter reads questions, and learns.
     """
 
     adapter: str
     settings: Mapping[str, Any]
-    share: float = 1.0
 
 
-# Of 50 questions by hand 4x answers 50% exactly, 8x 44%, 16x 36% and the whole text 52%; unfitted 4x answers 42%.
 SELECTIONS = {
-    "smollm2-select-4x": Selection("smollm2-avgpool-2x", {"ratio": 4, "by": "kvzip", "shares": "all", "fit": True}),
-    "smollm2-select-8x": Selection(
-        "smollm2-avgpool-2x", {"ratio": 8, "by": "kvzip", "shares": "all", "fit": True, "own_reader": True}, 0.5
-    ),
+    "smollm2-select-4x": Selection(
+        "smollm2-avgpool-2x", {"ratio": 4, "by": "kvzip", "shares": "all", "fit": True, "own_reader": True}
+    )
 }
-
-
-NOTHING = "Nothing was trained on the selection."
-PLAIN = """## What it is for
-
-| | |
-|---|---|
-| language | English prose; a text with few common English words gives a warning |
-| length | the adapter was trained on 32 to 512 tokens; longer contexts are read in parts, with a warning |
-| questions | answered with a few words of the text: names, numbers, terms; in `### Question:` and `### Answer:` lines |
-| does badly | yes or no (about 25% right, also from the full text); "not in the text" (0%: it makes one up); tables |
-| answers | a few words, even if the question asks for a sentence |
-
-Of the questions by hand it answers 50% exactly at 4x, 44% at 8x with a file of half the size, and 52% at 2x and from
-the full text. `gistkit compress --ratio 8`, or `compressor.at(8)`, selects another ratio with the same adapter.
-
-## What it costs
-
-Times on one core of an Intel Xeon with AMX, for 512 tokens and answers of 16 tokens, with keys and values in the
-model's dtype:
-
-| | compressing | an answer | file | in RAM |
-|---|---|---|---|---|
-| smollm2-select-4x, float32 | 4.2 s | 1.4 s | 5.9 MB | 5.9 MB |
-| smollm2-avgpool-2x, float32 | 1.3 s | 1.2 s | 11.8 MB | 11.8 MB |
-| smollm2-select-4x, bfloat16 | 2.6 s | 1.2 s | 2.9 MB | 2.9 MB |
-| smollm2-avgpool-2x, bfloat16 | 0.4 s | 1.2 s | 5.9 MB | 5.9 MB |
-
-KVzip reads the text twice. The times do not include the fit, which adds about 70% in bfloat16; its biases add 2% to the
-file. Answers were timed before heads were packed in RAM. vLLM and transformers' own cache need the same number of
-tokens in each head: use smollm2-avgpool-2x there.
-"""
-OWN = """## What it is for
-
-| | |
-|---|---|
-| language | English prose; a text with few common English words gives a warning |
-| length | the reader was trained on 128 to 512 tokens; longer contexts are read in parts, with a warning |
-| questions | dates, numbers, names, codes, yes or no; in `### Question:` and `### Answer:` lines |
-| does badly | "not in the text" (0%: it makes an answer up); yes or no (53% right, hardly better than chance); tables |
-| answers | a few words, even if the question asks for a sentence |
-
-At 8x it answers 46% of the questions by hand exactly and 59% of the made-up facts; smollm2-select-4x with `--ratio 8`
-answers 44% and 35%. By hand that is one question of 50, and the share was chosen from six with these same questions;
-at 16x both answer 36%. The reader was trained on other facts of the same kinds. The trained adapter itself (share 1)
-answers 69% of the facts, but 38% by hand. `--ratio 4` and `--ratio 16`, or `compressor.at(4)`, have other
-ratios.
-
-Its costs are those of [smollm2-select-4x](../smollm2-select-4x/README.md), with half the bytes. vLLM and transformers'
-own cache do not read it, because its heads keep different numbers of tokens.
-"""
 
 
 def build(name: str, out: Path | None = None) -> Path:

@@ -485,11 +485,6 @@ def test_a_reader_learns_from_what_a_selection_keeps_and_goes_on(place, corpus, 
     own = load_file(folder / "gistkit_0_reader" / "adapter_model.safetensors")
     assert own.keys() == whole["weights"].keys()
     assert all(torch.equal(tensor, whole["weights"][name].bfloat16()) for name, tensor in own.items())
-    # Between the two adapters, of which the first is in bfloat16.
-    monkeypatch.setitem(reader.SELECTIONS, "read", selection.Selection("means", settings, 0.5))
-    half = load_file(reader.save("read") / "gistkit_0_reader" / "adapter_model.safetensors")
-    ends = load_file(source), whole["weights"]
-    assert all(torch.equal(half[name], ((ends[0][name] + ends[1][name]) / 2).bfloat16()) for name in half)
 
     # It goes on from a checkpoint, as if it had never paused.
     (place / "runs" / "read" / "checkpoint.pt").unlink()
