@@ -44,6 +44,9 @@ SELECTIONS = {
 }
 
 
+ABOUT = ""
+
+
 def build(name: str, out: Path | None = None) -> Path:
     """Writes a selection's compressor; its adapters' files are those of the trained one, byte for byte."""
     one = SELECTIONS[name]
@@ -62,52 +65,43 @@ def build(name: str, out: Path | None = None) -> Path:
 def write_card(name: str, out: Path | None = None) -> None:
     """Writes README.md into a selection's folder."""
     one, folder = SELECTIONS[name], out or FOLDER / name
-    given = {"ratio": 4, "by": "kvzip", "shares": "equal", "fit": False} | dict(one.settings)
-    fits = "\nValues and biases are fitted so that attention gives nearly the same as over the full text.\n"
-    fitted = fits if given["fit"] else " "
     option = "" if name in DEFAULTS.values() else f" --compressor {name}"
-    own = given.pop("own_reader", False)
-    ask, reader = (option, f" with the adapter of {name}") if own else ("", "")
-    read = "reads the context" if own else "reads them"
-    again = f"`python lab/models/selection.py {name}` makes the folder again."
-    if own:
-        again = f"`python lab/models/reader.py {name}` with `texts`, `train` and `save` makes such a folder."
-    learned = _trained(folder, one.share) if own else NOTHING
-    settings = ", ".join(f"{key} {value}" for key, value in given.items())
+    settings = ", ".join(f"{key} {value}" for key, value in one.settings.items() if key != "own_reader")
     text = f"""# {name}
 
 A compressor for SmolLM2-135M-Instruct: `Select`, {settings}. It keeps
-1/{given["ratio"]} of the context's own keys and values, chosen by KVzip among all layers and heads, and {read} with
-the adapter of [{one.adapter}](../{one.adapter}/README.md).{fitted}{learned}
+1/{one.settings["ratio"]} of the context's own keys and values, chosen by KVzip among all layers and heads, and reads the context with
+the adapter of [{one.adapter}](../{one.adapter}/README.md).
+Values and biases are fitted so that attention gives nearly the same as over the full text. Questions and answers are
+read with a second adapter{_trained(folder)}
 
     gistkit compress report.txt -o report.gist{option}
-    gistkit ask report.gist "Who signed it?"{ask}
+    gistkit ask report.gist "Who signed it?"{option}
 
-{OWN if own else PLAIN}
+{ABOUT}
 ## Figures
 
-*kvzip {given["ratio"]}x, heads share{", fitted" if given["fit"] else ""}*{reader} is this compressor.
+*kvzip {one.settings["ratio"]}x, heads share, fitted* with the adapter of {name} is this compressor.
 
-{beside(name) if own else ""}{beside(one.adapter)}{again}
+{beside(name)}{beside(one.adapter)}`python lab/models/reader.py {name}` with `texts`, `train` and `save` makes such a folder.
 """
     (folder / CARD).write_text(text)
 
 
-def _trained(folder: Path, share: float) -> str:
+def _trained(folder: Path) -> str:
     """How a reader was trained."""
     lines = (folder / "history.jsonl").read_text().splitlines() if (folder / "history.jsonl").exists() else []
     if not lines:
-        return "What is read after a memory has an adapter of its own, so far a copy of that one."
+        return ", so far a copy of that one."
     first, last = json.loads(lines[0]), json.loads(lines[-1])
     right = ", ".join(
         f"{key} {first[key]['right']:.0f} to {last[key]['right']:.0f}" for key in last if key[0].isdigit()
     )
-    count = f"{last['tokens'] / 1000:.0f} thousand"
-    return f"""Questions and answers are read with a
-second adapter. A copy of the first has learned from what the selection keeps at 4x, 8x and 16x, without a fit:
-{last["step"]} steps of 24 questions about {last["texts"]} texts, {count} tokens in all. Held-out answers
-with every token right went, in percent, from {right}. The second adapter's weights are
-{share:g} of the way from the first to that copy, as the copy forgot how to answer other questions."""
+    return f""". It began as a copy of the first, and learned to answer from
+such memories at 4x, 8x and 16x: {last["step"]} steps about {last["texts"]} texts, {last["tokens"] / 1000:.0f} thousand tokens of questions and
+answers in all. The questions were written by hand about pages of manuals (1,035), and made up (facts that were put into
+pages). Where the first adapter answers right from the whole text, its distribution was the teacher. Held-out made-up
+facts with every token right went, in percent, from {right}."""
 
 
 def main() -> int:
