@@ -1,5 +1,7 @@
 """Measure answers from a memory, compared with no context and full context.
 
+The other two rows are the model without the adapter, which learned to answer.
+
 python examples/evaluate_on_questions.py             # docs/report.txt
 python examples/evaluate_on_questions.py dev.jsonl   # SQuAD, DROP, or your own
 """

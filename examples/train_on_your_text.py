@@ -68,7 +68,5 @@ with tempfile.TemporaryDirectory() as out:
     kept = len(list(Path(out).glob("checkpoint-*")))
     print(f"{result.steps} steps, {result.seconds:.0f} s; {kept} checkpoints")
     trained = Compressor.from_pretrained(Path(out) / "compressor", model).eval()
-    memory = trained.encode(
-        [list(b"A compressor reads text, and keeps few tokens of it.")]
-    )
+    memory = trained.encode([list(b"A compressor keeps few tokens of a text.")])
     print(f"{memory.context_lengths[0]} bytes -> {memory.lengths[0]} memory tokens")

@@ -15,17 +15,16 @@ int64_t tiles_of(int64_t length, int64_t size) {
 }
 
 // The transposed lists: which query tiles each key tile is in.
-template <class Entry>
-void transpose(TileLists<Entry>& lists, int64_t batch, int64_t query_tiles, int64_t key_tiles) {
+void transpose(TileLists& lists, int64_t batch, int64_t query_tiles, int64_t key_tiles) {
   lists.query_offsets.assign(static_cast<size_t>(batch * key_tiles + 1), 0);
   lists.query_entries.resize(lists.key_entries.size());
   for (int64_t pass = 0; pass < 2; ++pass) {
     // First count the entries of each list, then fill it; filling moves each offset to the end of its list.
     for (int64_t list = 0; list < batch * query_tiles; ++list) {
       for (int64_t at = lists.key_offsets[list]; at < lists.key_offsets[list + 1]; ++at) {
-        const Entry entry = lists.key_entries[at];
+        const int32_t entry = lists.key_entries[at];
         int64_t& offset = lists.query_offsets[list / query_tiles * key_tiles + (entry >> 1)];
-        if (pass) lists.query_entries[offset] = static_cast<Entry>(list % query_tiles * 2 + (entry & 1));
+        if (pass) lists.query_entries[offset] = static_cast<int32_t>(list % query_tiles * 2 + (entry & 1));
         ++offset;
       }
     }
@@ -38,15 +37,13 @@ void transpose(TileLists<Entry>& lists, int64_t batch, int64_t query_tiles, int6
   lists.query_offsets[0] = 0;
 }
 
-// Calls run(list, rows, begin, end, full) for the runs of key tiles that each query tile sees, list by list, and
-// returns the number of visible pairs.
+// Calls run(list, begin, end, full) for the runs of key tiles that each query tile sees, list by list.
 template <class Run>
-int64_t sweep(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, int64_t num_keys, TileShape shape,
-              const Run& run) {
+void sweep(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, int64_t num_keys, TileShape shape,
+           const Run& run) {
   const int64_t query_tiles = tiles_of(rows, shape.queries), key_tiles = tiles_of(num_keys, shape.keys);
   std::vector<TileChange> changes(static_cast<size_t>(key_tiles + 1), TileChange{0, 0, false});
   std::vector<int32_t> places(static_cast<size_t>(key_tiles + 1)), block;
-  int64_t visible = 0;
   for (int64_t list = 0; list < batch * query_tiles; ++list) {
     const int64_t row = list / query_tiles * rows + list % query_tiles * shape.queries;
     const int64_t height = std::min(shape.queries, rows - list % query_tiles * shape.queries);
@@ -59,51 +56,34 @@ int64_t sweep(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, 
         span[1] = static_cast<int32_t>(std::min<int64_t>(num_keys, span[1]));
         if (span[0] >= span[1]) continue;
         seen = span[1];
-        visible += span[1] - span[0];
       }
     }
     for_each_run(block.data(), height, width, static_cast<int32_t>(shape.keys), static_cast<int32_t>(key_tiles),
                  static_cast<int32_t>(num_keys), changes.data(), places.data(),
-                 [&](int32_t begin, int32_t end, bool full) { run(list, height, begin, end, full); });
+                 [&](int32_t begin, int32_t end, bool full) { run(list, begin, end, full); });
   }
-  return visible;
 }
 
 }  // namespace
 
-TileCounts tile_counts(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, int64_t num_keys,
-                       TileShape shape) {
-  TileCounts counts;
-  counts.visible_pairs = sweep(
-      spans, batch, rows, width, num_keys, shape, [&](int64_t, int64_t height, int64_t begin, int64_t end, bool full) {
-        (full ? counts.full : counts.partial) += end - begin;
-        counts.visited_pairs += height * (std::min(num_keys, end * shape.keys) - begin * shape.keys);
-      });
-  return counts;
-}
-
-template <class Entry>
-TileLists<Entry> tile_lists(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, int64_t num_keys,
-                            TileShape shape) {
+TileLists tile_lists(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, int64_t num_keys,
+                     TileShape shape) {
   const int64_t query_tiles = tiles_of(rows, shape.queries);
   const int64_t key_tiles = tiles_of(num_keys, shape.keys);
-  TileLists<Entry> lists;
+  TileLists lists;
   lists.key_offsets.assign(static_cast<size_t>(batch * query_tiles + 1), 0);
   // First their lengths, so that no more is allocated than there is.
   sweep(spans, batch, rows, width, num_keys, shape,
-        [&](int64_t list, int64_t, int64_t begin, int64_t end, bool) { lists.key_offsets[list + 1] += end - begin; });
+        [&](int64_t list, int64_t begin, int64_t end, bool) { lists.key_offsets[list + 1] += end - begin; });
   std::partial_sum(lists.key_offsets.begin(), lists.key_offsets.end(), lists.key_offsets.begin());
   lists.key_entries.resize(static_cast<size_t>(lists.key_offsets.back()));
-  Entry* out = lists.key_entries.data();
-  sweep(spans, batch, rows, width, num_keys, shape, [&](int64_t, int64_t, int64_t begin, int64_t end, bool full) {
-    for (int64_t tile = begin; tile < end; ++tile) *out++ = static_cast<Entry>(tile * 2 + !full);
+  int32_t* out = lists.key_entries.data();
+  sweep(spans, batch, rows, width, num_keys, shape, [&](int64_t, int64_t begin, int64_t end, bool full) {
+    for (int64_t tile = begin; tile < end; ++tile) *out++ = static_cast<int32_t>(tile * 2 + !full);
   });
   transpose(lists, batch, query_tiles, key_tiles);
   return lists;
 }
-
-template TileLists<int64_t> tile_lists(const int32_t*, int64_t, int64_t, int64_t, int64_t, TileShape);
-template TileLists<int32_t> tile_lists(const int32_t*, int64_t, int64_t, int64_t, int64_t, TileShape);
 
 int64_t packed_size(const std::vector<int64_t>& offsets, int64_t tiles) {
   return 4 * static_cast<int64_t>(offsets.size() - 1) + offsets.back() + tiles;

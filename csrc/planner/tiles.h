@@ -12,33 +12,17 @@ struct TileShape {
 
 // Tile lists for every row of a batch. The entries of list i lie in [offsets[i], offsets[i + 1]) and are tile * 2 + 1
 // where the tile is partial (some pairs masked) and tile * 2 where it is full; tiles with no visible pair are absent.
-template <class Entry>
 struct TileLists {
   std::vector<int64_t> key_offsets;  // one list for each (batch row, query tile): its key tiles
-  std::vector<Entry> key_entries;
+  std::vector<int32_t> key_entries;
   std::vector<int64_t> query_offsets;  // one list for each (batch row, key tile): its query tiles
-  std::vector<Entry> query_entries;
+  std::vector<int32_t> query_entries;
 };
 
-struct TileCounts {
-  int64_t full = 0;
-  int64_t partial = 0;
-  int64_t visible_pairs = 0;
-  int64_t visited_pairs = 0;
-};
-
-// spans [batch, rows, width, 2], ascending and disjoint in each row. Values outside [0, num_keys] are clamped. Entry is
-// int64_t, or int32_t where 2 tiles fit.
+// spans [batch, rows, width, 2], ascending and disjoint in each row. Values outside [0, num_keys] are clamped.
 // Work follows the rows and the tiles of a list.
-template <class Entry>
-TileLists<Entry> tile_lists(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, int64_t num_keys,
-                            TileShape shape);
-extern template TileLists<int64_t> tile_lists(const int32_t*, int64_t, int64_t, int64_t, int64_t, TileShape);
-extern template TileLists<int32_t> tile_lists(const int32_t*, int64_t, int64_t, int64_t, int64_t, TileShape);
-
-// Work follows the rows, whatever they see.
-TileCounts tile_counts(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, int64_t num_keys,
-                       TileShape shape);
+TileLists tile_lists(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, int64_t num_keys,
+                     TileShape shape);
 
 // One direction of the lists as kernels read them: offsets (int64), counts, order by falling count, and entries, behind
 // which there are as many more as a list may have. `tiles`: of the other side.

@@ -115,42 +115,12 @@ void check_spans(const Array<int32_t>& spans, int64_t num_keys) {
     throw py::value_error("num_keys: expected 0 <= num_keys < 2**31, got " + std::to_string(num_keys));
 }
 
-void check_tile_sizes(const Array<int32_t>& spans, int64_t num_keys, int64_t queries, int64_t keys) {
-  for (int64_t size : {queries, keys})
-    if (size < 1 || size > std::numeric_limits<int32_t>::max())
-      throw py::value_error("tile sizes: expected 1 or more, got " + std::to_string(size));
+void check_tiles(const Array<int32_t>& spans, int64_t num_keys) {
   // Arrays without elements may have any shape.
   constexpr int64_t kMost = int64_t{1} << 40;
-  const int64_t lists = std::max(spans.shape(1) / queries, num_keys / keys) + 1;
+  const int64_t lists = std::max(spans.shape(1) / gistkit::kListQueries, num_keys / gistkit::kListKeys) + 1;
   if (spans.shape(2) >= int64_t{1} << 31 || lists > kMost / std::max<int64_t>(spans.shape(0), 1))
     throw py::value_error("spans: expected at most 2**40 tiles of rows or keys and less than 2**31 intervals a row");
-}
-
-py::tuple tile_counts(const Array<int32_t>& spans, int64_t num_keys, int64_t queries, int64_t keys) {
-  check_spans(spans, num_keys);
-  check_tile_sizes(spans, num_keys, queries, keys);
-  planner::TileCounts counts;
-  {
-    const int32_t* data = spans.data();
-    const int64_t batch = spans.shape(0), rows = spans.shape(1), width = spans.shape(2);
-    py::gil_scoped_release release;
-    counts = planner::tile_counts(data, batch, rows, width, num_keys, {queries, keys});
-  }
-  return py::make_tuple(counts.full, counts.partial, counts.visible_pairs, counts.visited_pairs);
-}
-
-py::tuple tiles(const Array<int32_t>& spans, int64_t num_keys, int64_t queries, int64_t keys) {
-  check_spans(spans, num_keys);
-  check_tile_sizes(spans, num_keys, queries, keys);
-  planner::TileLists<int64_t> lists;
-  {
-    const int32_t* data = spans.data();
-    const int64_t batch = spans.shape(0), rows = spans.shape(1), width = spans.shape(2);
-    py::gil_scoped_release release;
-    lists = planner::tile_lists<int64_t>(data, batch, rows, width, num_keys, {queries, keys});
-  }
-  return py::make_tuple(array_of(std::move(lists.key_offsets)), array_of(std::move(lists.key_entries)),
-                        array_of(std::move(lists.query_offsets)), array_of(std::move(lists.query_entries)));
 }
 
 // Rows without any queries, or without keys, have one empty list.
@@ -161,19 +131,19 @@ std::vector<int64_t> at_least_one(std::vector<int64_t> offsets, int64_t batch) {
 
 py::tuple lists(const Array<int32_t>& spans, int64_t num_keys) {
   check_spans(spans, num_keys);
-  check_tile_sizes(spans, num_keys, gistkit::kListQueries, gistkit::kListKeys);
+  check_tiles(spans, num_keys);
   const int64_t batch = spans.shape(0), rows = spans.shape(1), width = spans.shape(2);
   Array<int32_t> normalized({batch, rows, width, int64_t{2}});
   const int32_t* given = spans.data();
   int32_t* ordered = normalized.mutable_data();
-  planner::TileLists<int32_t> found;
+  planner::TileLists found;
   std::vector<int64_t> key_offsets, query_offsets;
   int64_t query_tiles = 0, key_tiles = 0, size = 0;
   {
     py::gil_scoped_release release;
     gistkit::normalize_spans(given, batch * rows, static_cast<int>(width), static_cast<int32_t>(num_keys), ordered);
-    found = planner::tile_lists<int32_t>(ordered, batch, rows, width, num_keys,
-                                         {gistkit::kListQueries, gistkit::kListKeys});
+    found = planner::tile_lists(ordered, batch, rows, width, num_keys,
+                                {gistkit::kListQueries, gistkit::kListKeys});
     key_offsets = at_least_one(std::move(found.key_offsets), batch);
     query_offsets = at_least_one(std::move(found.query_offsets), batch);
     query_tiles = batch ? static_cast<int64_t>(key_offsets.size() - 1) / batch : 1;
@@ -249,13 +219,6 @@ PYBIND11_MODULE(_planner, m) {
         py::arg("grouped"),
         "Order (int64 [N]) and spans (int32 [N, S, 2]) of a layout. `relations` int64 [R, 5]: query role, key role, "
         "segments, skip, reach; -1 is unbounded.");
-  m.def("tile_counts", &tile_counts, py::arg("spans").noconvert(), py::arg("num_keys"), py::arg("tile_queries"),
-        py::arg("tile_keys"),
-        "Of spans (int32 [B, N, S, 2]) the number of full tiles, partial tiles, visible pairs and pairs in visited "
-        "tiles.");
-  m.def("tiles", &tiles, py::arg("spans").noconvert(), py::arg("num_keys"), py::arg("tile_queries"),
-        py::arg("tile_keys"),
-        "Tile lists of spans (int32 [B, N, S, 2]): key_offsets, key_entries, query_offsets, query_entries (int64).");
   m.def(
       "lists", &lists, py::arg("spans").noconvert(), py::arg("num_keys"),
       "What attention takes on a GPU for spans (int32 [B, N, S, 2], in any order): the spans in order and merged, and "

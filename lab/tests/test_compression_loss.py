@@ -40,16 +40,13 @@ def test_each_stage_trains_its_losses_alone_and_fine_tuning_begins_where_pretrai
     # A question is read behind the same token as a continuation.
     assert changed(pretrained, qa) == qa.keys() - {head, ae_token}
 
-    assert {stage: [step for step, *_ in curve] for stage, curve in run.curves.items()} == {
-        "pretraining": [0, 2, 4], "ae": [0, 2, 3], "qa": [0, 2, 3]
-    }  # fmt: skip
+    assert run.curves.keys() == {"pretraining", "ae", "qa"}
     assert run.curves["ae"][0][1:] == run.curves["pretraining"][-1][1:]
     for stage, seconds in run.seconds.items():
         assert len(seconds) == 3 and seconds == sorted(seconds)
         end = run.seconds["pretraining"][-1]
         assert seconds[0] == pytest.approx(0 if stage == "pretraining" else end, abs=1e-2)
         assert stage == "pretraining" or seconds[-1] > end
-    assert run.held_out != run.test
     for figures in (run.held_out, run.test):
         assert figures.keys() == {"pretraining", "ae", "qa"}
         assert figures["pretraining"].keys() == {"loss", "share", "lm", "compression"}

@@ -66,6 +66,8 @@ def questions(folder):
 
 
 nothing = lambda folder: None  # noqa: E731
+curves = lambda run: getattr(run, "curves", None) or {"": run.curve}  # noqa: E731
+drawn = lambda path: path.read_bytes().startswith(b"\x89PNG")  # noqa: E731
 GISTPOOL, SEQPE = InPlaceArm("gistpool", 5), Arm("seqpe-bias")
 CASES = {
     # Pretraining, at its end, in either fine-tuning, and behind an evaluation.
@@ -132,18 +134,26 @@ def test_every_option_that_is_a_field_is_among_these():
     ]
 
 
-# Two that differ: a whole model, and a compressor.
-@pytest.mark.parametrize("name", mostly_slow(CASES, "length", "epl"))
-def test_a_run_that_is_cut_resumes_bit_for_bit_and_its_seed_and_recipe_decide_it(name, tmp_path, monkeypatch, capsys):
+def made(name, folder):
+    """A case, its study and its source, and what trains it in folders of this one, with changes of its recipe."""
     study, case = find(name.partition(",")[0]), CASES[name]
-    source = case.source(tmp_path / "source")
+    source = case.source(folder / "source")
 
     def train(out, *, seed=0, resume=False, bar=None, **changes):
         arm = dataclasses.replace(case.arm, seed=seed) if hasattr(case.arm, "seed") else case.arm
-        (tmp_path / out).mkdir(exist_ok=True)
+        (folder / out).mkdir(exist_ok=True)
         recipe = dataclasses.replace(case.recipe, **changes)
-        return study.train(session(recipe, arm, tmp_path / out, source, seed=seed, resume=resume, bar=bar))
+        return study.train(session(recipe, arm, folder / out, source, seed=seed, resume=resume, bar=bar))
 
+    return case, study, source, train
+
+
+# Two that differ: a whole model, and a compressor. All are trained by one loop.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("length", "epl") else pytest.mark.nightly) for name in CASES]
+)
+def test_a_run_that_is_cut_resumes_bit_for_bit_and_its_seed_and_recipe_decide_it(name, tmp_path):
+    case, study, _, train = made(name, tmp_path)
     whole = train("whole")
     for number, steps in enumerate(case.cuts):
         with pytest.raises(KeyboardInterrupt):
@@ -156,9 +166,13 @@ def test_a_run_that_is_cut_resumes_bit_for_bit_and_its_seed_and_recipe_decide_it
     for path in states:
         ours, theirs = map(load_file, (path, tmp_path / "cut" / path.relative_to(tmp_path / "whole")))
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
-
-    curves = lambda run: getattr(run, "curves", None) or {"": run.curve}  # noqa: E731
     assert curves(train("other", seed=1)) != curves(whole)
+
+
+@pytest.mark.parametrize("name", mostly_slow(CASES, "length", "epl"))
+def test_a_run_is_evaluated_on_time_and_its_file_is_read(name, tmp_path, monkeypatch, capsys):
+    case, study, source, train = made(name, tmp_path)
+    whole = train("whole")
     for curve in curves(whole).values():
         steps = [step for step, *_ in curve]
         assert steps[:-1] == list(range(0, steps[-1], case.recipe.eval_every)) and len(steps) > 2
@@ -171,12 +185,12 @@ def test_a_run_that_is_cut_resumes_bit_for_bit_and_its_seed_and_recipe_decide_it
     plain = lambda record: json.dumps(dataclasses.asdict(record))  # noqa: E731
     assert plain(again.run) == plain(whole) and plain(again.recipe) == plain(case.recipe)
     assert again.source == ("" if source is None else source.name)
-    for picture in results.save(tmp_path, study.figures([again.run], again.recipe)):
-        assert picture.read_bytes().startswith(b"\x89PNG")
     assert study.table([again.run], again.recipe).count("\n") >= 2
     if case.words:
         words = [word.replace("SOURCE", str(tmp_path / "source")) for word in case.words.split()]
         check_command(study, case.recipe, whole, words, tmp_path / "command", monkeypatch, capsys)
+    else:
+        assert all(map(drawn, results.save(tmp_path, study.figures([again.run], again.recipe))))
 
 
 def check_command(study, recipe, run, words, out, monkeypatch, capsys):
@@ -192,7 +206,9 @@ def check_command(study, recipe, run, words, out, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert asked == [study.arm_name(run)] and f"Written: {out / 'results.jsonl'}" in printed
     assert [one.recipe for one in read(out / "results.jsonl")] == [recipe]
-    assert {path.stem for path in out.glob("*.png")} == set(study.figures([run], recipe))
+    assert {path.stem for path in filter(drawn, out.glob("*.png"))} == set(study.figures([run], recipe))
+    # The same pictures again.
+    monkeypatch.setattr(results, "write_picture", lambda *_, **__: None)
     assert cli.main([*words, "--resume"]) == 0 and len(asked) == 1
     report = lambda text: text.partition("\n\n")[2]  # noqa: E731
     assert report(capsys.readouterr().out) == report(printed)

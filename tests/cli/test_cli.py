@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 import gistkit
 from gistkit import cli
 from gistkit.cli import overview
+from gistkit.cli.compress import passes
 from gistkit.compress import Compressor, Dodo, Memory, Select, language_model
 from gistkit.compress.tokens import batches
 from gistkit.evaluate.data import QUESTION
@@ -308,16 +309,27 @@ def test_a_text_that_grows_is_told(folder, run, tmp_path):
     assert "more than" not in shown + complaints
 
 
+def test_a_bar_moves_with_each_part_of_a_text():
+    compressor = Select(small_llama(), by="key_norm", part=9).eval()
+    seen = []
+    with passes(compressor, argparse.Namespace(update=seen.append)):
+        compressor.encode([list(range(3, 33))])
+    assert len(seen) == 4 and sum(seen) == 30
+    compressor.encode([list(range(3, 33))])
+    assert len(seen) == 4
+
+
 def test_warnings_are_one_line(folder, run, report, monkeypatch):
     """Those of the package and of Python, wherever they are raised."""
     import warnings
 
     monkeypatch.setattr(
-        "gistkit.compress.tokens.batches", lambda *_: [warnings.warn("two\nlines", stacklevel=2) or [0]]
+        "gistkit.compress.tokens.batches",
+        lambda *_: [warnings.warn("two\nlines", stacklevel=2), warnings.warn("two\nlines", stacklevel=1)] and [[0]],
     )
     before = warnings.showwarning
     status, _, complaints = run("compress", report, "--compressor", folder / "x500")
-    assert status == 0 and "gistkit: warning: two lines" in re.split(r"[\r\n]+", complaints)
+    assert status == 0 and re.split(r"[\r\n]+", complaints).count("gistkit: warning: two lines") == 1
     assert "UserWarning" not in complaints and ".py" not in complaints and warnings.showwarning is before
 
 
@@ -329,7 +341,7 @@ def test_a_memory_of_another_model_or_compressor_is_refused(folder, run, report,
     small_llama(hidden_size=48).save_pretrained(other)
     byte_tokenizer().save_pretrained(other)
     assert cli.main(["ask", str(memory), "Who?", "--model", str(other)]) == 2
-    told = f"{memory}: expected one made with the model 'other', got one made with the model {folder.name!r}"
+    told = f"{memory}: expected one made with the model 'other', got one made with the model {folder.name!r}; pass that"
     assert one_line(capsys.readouterr().err.splitlines()[-1:], told)
     # Folders of one name, whose models differ in size or in weights alone.
     for place, changes, weights in (("a", {"hidden_size": 48}, 0), ("b", {}, 1)):
@@ -375,6 +387,7 @@ def one_line(lines, text):
         (["compress", "{tmp}/ok.txt", "--device", "tpu"], "--device: expected cpu or cuda, got 'tpu'"),
         (["ask", "{tmp}/none.gist", "Who?"], "none.gist: expected a memory file, found none"),
         (["ask", "{tmp}/none.gist", "Who?", "--task", "ae"], "QUESTION: expected none with --task ae, got 'Who?'"),
+        (["ask", "{tmp}/none.gist", "Who?", " "], "QUESTION: expected a text, got ' '"),
         (["ask", "{tmp}/none.gist", "Who?", "--template", "x"], "--template: expected a text with {question} in it"),
     ],
 )
@@ -397,6 +410,7 @@ def test_mistakes_end_in_one_line_and_status_2(run, tmp_path, words, message):
         (["ask", "x", "--top-p", "1.5"], "expected a number from 0 to 1, got '1.5'"),
         (["ask", "x", "--max-new-tokens", "0"], "expected a whole number of at least 1, got '0'"),
         (["compress", "x", "--layout", "rope"], "invalid choice: 'rope'"),
+        (["compress", "x", "--device", "cpu", "--dtype", "float61"], "'float16'); did you mean float16?"),
     ],
 )
 def test_wrong_values_are_told_by_the_parser(run, words, message, capsys):
@@ -612,6 +626,12 @@ def test_untrained_methods_that_compress_in_place(run, tmp_path):
     assert status == 2 and "--layout: gistpool does not have it; expected some of bos_token, " in complaints
     with pytest.raises(SystemExit):
         run("compress", text, "--option", "window")
+    for word, told in (
+        ("share=all", "share: select does not have it; expected "),
+        ("shares=al", "shares: expected one"),
+    ):
+        status, _, complaints = run("compress", text, "--option", word)
+        assert status == 2 and f"gistkit: --option {told}" in complaints
     # Without a compressor one is made as the memory says, whatever the method.
     for method in ("avgpool", "gist", "dodo", "no_context"):
         options = () if method == "no_context" else ("--ratio", 2)
@@ -756,7 +776,7 @@ def test_a_text_is_compressed_on_the_way(folder, run, report, compressor):
     assert status == 0 and same == answer, complaints
     kept = Memory.load(memory)
     words = f"{report}: {len(TEXT)} tokens compressed to {kept.lengths[0]} memory tokens"
-    assert words in complaints and f"to keep them: gistkit compress {report}" in complaints
+    assert words in complaints and "gistkit compress, with the same options, keeps them" in complaints
     # Sources are of the text itself; a text goes beside a memory where the method joins memories.
     if compressor is not None:
         assert run("ask", report, "--sources", *asked)[0] == 0

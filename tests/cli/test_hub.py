@@ -1,4 +1,4 @@
-"""A hub that does not answer: commands look into its cache, and say so within seconds."""
+"""A hub that does not answer: its cache is asked, and that is said within seconds."""
 
 import io
 import json
@@ -8,13 +8,10 @@ from urllib.error import HTTPError, URLError
 
 import pytest
 from huggingface_hub import constants
-from torch.nn import Linear
 
 from gistkit.cli import main
-from gistkit.compress import Compressor
-from gistkit.hf.smollm2 import NAME as SMOLLM2
-from gistkit.options import hub
-from gistkit.options.models import load_compressor
+from gistkit.common import hub
+from gistkit.compress import Compressor, Select, SeparateEncoder
 from tests.helpers.models import tiny_llama
 
 NAME = "some-owner/some-model"
@@ -56,17 +53,27 @@ def test_a_hub_that_answers_is_asked(result, monkeypatch, tmp_path):
     answers(monkeypatch, result)
     with hub.hub_or_cache(NAME):
         assert not constants.HF_HUB_OFFLINE
-    answers(monkeypatch, AssertionError("a folder is no name of the hub"))
-    with hub.hub_or_cache(str(tmp_path)):
-        assert not constants.HF_HUB_OFFLINE
+    answers(monkeypatch, AssertionError("a place on the disk is no name of the hub"))
+    for place in (tmp_path, tmp_path / "none", "./none", "a/b/c"):
+        with hub.hub_or_cache(str(place)):
+            assert not constants.HF_HUB_OFFLINE
 
 
-def test_the_hub_is_asked_for_encoders_that_it_has(monkeypatch, tmp_path, capsys):
+def test_python_asks_only_the_cache_of_a_hub_that_does_not_answer(monkeypatch, tmp_path):
     answers(monkeypatch, TimeoutError("timed out"))
-    monkeypatch.setattr(Compressor, "from_pretrained", lambda *_, **__: Linear(1, 1))
-    settings = tmp_path / "compressor.json"
-    for named, given, asked in ((NAME, None, NAME), (None, NAME, NAME), (NAME, "smollm2", None), (SMOLLM2, None, None)):
-        settings.write_text(json.dumps({"settings": {"encoder": named}}))
-        load_compressor(tmp_path, tiny_llama(), given)
-        told = capsys.readouterr().err
-        assert told == "" if asked is None else f"looking for {asked} only in " in told
+    model = tiny_llama(bos_token_id=1)
+    with pytest.warns(UserWarning, match=f"looking for {NAME} only in "):
+        with pytest.raises(FileNotFoundError, match=f"^{NAME}: expected a folder with compressor.json"):
+            Compressor.from_pretrained(NAME, model)
+        with pytest.raises(ValueError, match=f"^encoder: expected a decoder model .*, got '{NAME}'"):
+            SeparateEncoder(model, encoder=NAME)
+        model.name_or_path = NAME
+        with pytest.raises(ValueError, match=f"^tokenizer: .* loaded from '{NAME}', which has none that loads"):
+            Select(model).compress("A text.")
+    SeparateEncoder(model, encoder=tiny_llama()).save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "compressor.json").read_text())
+    settings["settings"]["encoder"] = NAME
+    (tmp_path / "compressor.json").write_text(json.dumps(settings))
+    broken = f"^encoder: {NAME}, the encoder of .*, cannot be loaded from the hub"
+    with pytest.warns(UserWarning, match=f"looking for {NAME} only in "), pytest.raises(ValueError, match=broken):
+        Compressor.from_pretrained(tmp_path, model)

@@ -176,7 +176,7 @@ def test_train_compress_ask(llava, photos, run, tmp_path):
     status, shown, complaints = run(llava, "train", *words[:4], *preset, "--out", tmp_path / "own")
     assert status == 0 and "1 steps, " in shown and "voco-llama follows Position IDs Matter" in complaints
     own_weights = VoCo.from_pretrained(tmp_path / "own" / "compressor", load(llava)[0])
-    assert own_weights.adapters is None and own_weights.image_layout.positions == "epl"
+    assert own_weights.adapters is None and own_weights.options.layout == "epl"
     # Training goes on from a compressor.
     status, shown, _ = run(llava, "train", *words[:4], *schedule, *trained, "--out", tmp_path / "on", "--steps", 1)
     assert status == 0 and "1 steps, " in shown

@@ -5,11 +5,18 @@ import pytest
 from gistkit.options.texts import read_text
 
 
-@pytest.mark.parametrize("content", [b"%PDF-1.4\nwords", b"%PDF-1.4\n\xff"])
-def test_a_pdf_is_refused_with_the_remedy(content, tmp_path):
-    (tmp_path / "paper.pdf").write_bytes(content)
-    with pytest.raises(ValueError, match=r"paper\.pdf: expected a text, got a PDF; convert it with pdftotext first"):
-        read_text(tmp_path / "paper.pdf")
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"%PDF-1.4\nwords", "a PDF; convert it with pdftotext first"),
+        (b"%PDF-1.4\n\xff", "a PDF; convert it with pdftotext first"),
+        (b"PK\3\4\x14\0", "an archive, such as a .docx; convert it with pandoc -t plain"),
+    ],
+)
+def test_a_file_that_is_no_text_is_refused_with_the_remedy(content, told, tmp_path):
+    (tmp_path / "paper").write_bytes(content)
+    with pytest.raises(ValueError, match=f"paper: expected a text, got {told}$"):
+        read_text(tmp_path / "paper")
 
 
 def test_tags_of_a_page_are_read_with_a_warning(tmp_path, capsys):

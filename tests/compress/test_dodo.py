@@ -5,11 +5,11 @@ import torch
 from peft import LoraConfig
 from torch.nn import functional as F
 
-from gistkit.compress import Compressor, Dodo, Memory
+from gistkit.compress import Dodo, Memory
 from gistkit.nn import Nuggets
 from tests.helpers.dodo_oracle import best, read, scores_of
 from tests.helpers.in_place_oracle import unsettle
-from tests.helpers.models import same_under_checkpointing, tiny, tiny_llama
+from tests.helpers.models import tiny, tiny_llama
 from tests.helpers.tiers import tiers
 
 BOS = 1
@@ -73,23 +73,6 @@ def test_a_model_with_a_table_of_positions():
     memory = compressor.encode(ids)
     assert memory.lengths == (5,)
     assert compressor.decode(memory, "lm", tokens(1, 4)).isfinite().all()
-
-
-def test_ragged_rows_padded_at_either_end_are_each_row_by_itself():
-    compressor = make()
-    rows = [tokens(n) for n in (13, 5, 1, 8)]
-    alone = [compressor.encode(row[None]) for row in rows]
-    left = torch.stack([F.pad(row, (13 - len(row), 0)) for row in rows])
-    mask = torch.stack([F.pad(torch.ones(len(row)), (13 - len(row), 0)) for row in rows])
-    for batch in (compressor.encode([row.tolist() for row in rows]), compressor.encode(left, mask)):
-        assert batch.lengths == (6, 3, 2, 4)
-        assert not any(row[length:].any() for row, length in zip(batch.positions, batch.lengths, strict=True))
-        for row, one in enumerate(alone):
-            assert torch.equal(batch[row].positions, one.positions)
-            text = tokens(1, 3)
-            torch.testing.assert_close(
-                compressor.decode(batch[row], "lm", text), compressor.decode(one, "lm", text), **TOLERANCE
-            )
 
 
 def test_a_token_that_begins_the_context_as_bos_is_not_given_another():
@@ -184,13 +167,6 @@ def test_a_frozen_scorer_gets_no_gradient_and_no_bias():
     assert any(name.startswith("scorer") for name, _ in make().trainable())
 
 
-@pytest.mark.parametrize("lora", [None, 2])
-def test_gradient_checkpointing_gives_the_same_gradients(lora):
-    compressor, ids = make(lora=lora), tokens(2, 12)
-    gradients = same_under_checkpointing(compressor, lambda: compressor(ids)["loss"], **TOLERANCE)
-    assert gradients["scorer.up.weight"].abs().max() > 0
-
-
 def test_strided_random_and_delimiter_nuggets():
     ids = tokens(1, 20)
     places = make(selection="strided").encode(ids).positions[0].tolist()
@@ -271,21 +247,6 @@ def test_nuggets_of_joined_documents_stand_for_their_own_tokens(bos):
     first, second = (compressor.context_spans(memory)[0] for memory in memories)
     expected = torch.cat([first, second[1:] + len(documents[0])])
     assert torch.equal(compressor.context_spans(joined)[0], expected)
-
-
-def test_files_of_memory_and_compressor(tmp_path):
-    compressor = make(threshold=0.25)
-    ids, text = tokens(2, 13), tokens(2, 5)
-    memory = compressor.encode(ids)
-    memory.save(tmp_path / "memory.gist")
-    wanted = compressor.decode(memory, "lm", text)
-    assert torch.equal(compressor.decode(Memory.load(tmp_path / "memory.gist"), "lm", text), wanted)
-    compressor.threshold = 0.5
-    compressor.save_pretrained(tmp_path / "dodo")
-    again = Compressor.from_pretrained(tmp_path / "dodo", tiny_llama()).double()
-    assert isinstance(again, Dodo)
-    assert again.threshold == 0.5
-    torch.testing.assert_close(again.decode(again.encode(ids), "lm", text), wanted, **TOLERANCE)
 
 
 def test_nuggets_of_ones_own_choice():

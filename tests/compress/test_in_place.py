@@ -2,7 +2,6 @@
 
 import gc
 import json
-import math
 import weakref
 
 import pytest
@@ -11,13 +10,13 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from gistkit import evaluate, hf, layouts
-from gistkit.compress import METHODS, AvgPool, Compressor, Gist, GistPool, Memory, NoContext
+from gistkit.compress import METHODS, AvgPool, Compressor, Gist, GistPool, NoContext
 from gistkit.compress.methods.avgpool import AvgPoolConfig, NoContextConfig
 from gistkit.compress.methods.gist import GistConfig, GistPoolConfig, GistsConfig
 from gistkit.compress.plans import check_text
 from gistkit.layouts import Role
 from tests.helpers.in_place_oracle import states, unsettle
-from tests.helpers.models import double_angles, eager, same_under_checkpointing, tiny, tiny_llama
+from tests.helpers.models import double_angles, eager, tiny, tiny_llama
 from tests.helpers.tiers import slow, tiers
 
 BOS = 1
@@ -221,25 +220,6 @@ def test_avgpool_at_ratio_1_is_the_model_that_reads_the_whole_context(family, po
     torch.testing.assert_close(ours, expected.float(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", tiers(VARIANTS, ["gist", "avgpool", "gistpool"]))
-def test_ragged_rows_are_as_they_are_alone(name):
-    compressor = make(name)
-    contexts = [tokens(n).tolist() for n in (13, 3, 7, 12)]
-    contexts[2] = [BOS, *contexts[2]]
-    texts = [tokens(n).tolist() for n in (2, 5, 1, 0)]
-    memory = compressor.encode(contexts)
-    both = compressor.decode(memory, "qa", texts)
-    answers = compressor.generate(memory, texts, task="qa", max_new_tokens=4)
-    for row, (context, text) in enumerate(zip(contexts, texts, strict=True)):
-        alone = compressor.encode([context])
-        assert alone.lengths[0] == memory.lengths[row] == 1 + math.ceil((len(context) - (row == 2)) / 3)
-        torch.testing.assert_close(both[row, : 1 + len(text)], compressor.decode(alone, "qa", [text])[0], **TOLERANCE)
-        read = list(text)
-        for _ in range(4):
-            read.append(int(compressor.logits(compressor.decode(memory[row], "qa", [read])[:, -1]).argmax(-1)))
-        assert answers[row].tolist() == read[len(text) :]
-
-
 def test_a_context_with_its_own_first_token_gets_no_other():
     compressor, ids = make("gistpool"), tokens(2, 9)
     plain, given = compressor.encode(ids), compressor.encode(torch.cat([torch.full((2, 1), BOS), ids], 1))
@@ -253,21 +233,6 @@ def test_a_window_leaves_the_rest_as_tokens():
     ours = compressor.decode(compressor.encode(ids), "lm", text)[0]
     rest = states(compressor, ids[0, :9].tolist(), [*ids[0, 9:].tolist(), *text[0].tolist()])
     torch.testing.assert_close(ours, rest[5:], **TOLERANCE)
-
-
-@pytest.mark.parametrize(
-    ("name", "lora"),
-    [
-        ("gistpool", 2),
-        ("avgpool", None),
-        *slow(("separate offset gist", 2), ("gistpool, copied", 2)),
-    ],
-)
-def test_gradient_checkpointing_gives_the_same_gradients(name, lora):
-    losses = ("qa", "ae") if lora is None else ("qa", "ae", "kl")
-    compressor = make(name, lora=lora, losses=losses)
-    batch = {"input_ids": tokens(2, 8), "question_ids": tokens(2, 3), "answer_ids": tokens(2, 2)}
-    assert len(same_under_checkpointing(compressor, lambda: compressor(**batch)["loss"], **TOLERANCE)) > 4
 
 
 def test_losses_are_of_the_answers_tokens():
@@ -321,29 +286,6 @@ def test_copies_say_that_the_model_was_moved_alone():
         with pytest.raises(ValueError, match=r"model: expected torch.float64 on cpu, as the gists' copies"):
             compressor.encode(tokens(1, 9))
     assert not any("forward" in vars(module) for module in compressor.model.modules())
-
-
-@pytest.mark.parametrize(
-    ("name", "lora"),
-    [
-        ("separate offset gist", 2),
-        ("avgpool", None),
-        ("gistpool", 2),
-        *slow(("gistpool", None), ("gistpool, copied", 2)),
-    ],
-)
-def test_save_and_load(name, lora, tmp_path):
-    compressor, ids, text = make(name, lora=lora), tokens(2, 10), tokens(2, 3)
-    compressor.save_pretrained(tmp_path / "compressor")
-    loaded = Compressor.from_pretrained(tmp_path / "compressor", tiny_llama()).double()
-    assert type(loaded) is type(compressor) and loaded.settings == compressor.settings
-    expected = compressor.decode(compressor.encode(ids), "lm", text)
-    memory = compressor.encode(ids)
-    memory.save(tmp_path / "memory")
-    found = Memory.load(tmp_path / "memory")
-    torch.testing.assert_close(loaded.decode(found, "lm", text), expected, **TOLERANCE)
-    torch.testing.assert_close(loaded.decode(loaded.encode(ids), "lm", text), expected, **TOLERANCE)
-    assert found.nbytes == 2 * memory.lengths[0] * 2 * 2 * 2 * 12 * 8
 
 
 def test_each_role_is_a_peft_adapter_by_itself(tmp_path):

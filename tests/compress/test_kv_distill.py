@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 from transformers import DynamicCache
 
-from gistkit.compress import Compressor, KVDistill, MixedResolution
+from gistkit.compress import KVDistill, MixedResolution
 from gistkit.compress.losses import divergence_loss
 from gistkit.hf import CACHE
 from tests.helpers.dodo_oracle import best, scores_of
@@ -69,17 +69,6 @@ def test_reading_selected_tokens_equals_the_method_written_out():
         torch.testing.assert_close(compressor.decode(memory, "lm", text)[0], expected, **TOLERANCE)
 
 
-def test_ragged_rows_are_as_they_are_alone():
-    compressor, text = made(), tokens(3, 4)
-    contexts = [tokens(length).tolist() for length in (13, 2, 8)]
-    memory = compressor.encode(contexts)
-    assert memory.lengths == (6, 2, 4)
-    together = compressor.decode(memory, "qa", text)
-    for row, context in enumerate(contexts):
-        alone = compressor.decode(compressor.encode([context]), "qa", text[row : row + 1])
-        torch.testing.assert_close(together[row], alone[0], **TOLERANCE)
-
-
 def test_gradients_of_the_adapter_are_those_of_the_method_written_out():
     compressor, text = made(), tokens(1, 5)
     ids = [BOS, *tokens(11).tolist()]
@@ -120,27 +109,6 @@ def test_the_reverse_divergence_has_its_own_gradient():
     q, p = ((states @ weight.T).log_softmax(-1) for states in (student, teacher))
     (expected,) = torch.autograd.grad((q.exp() * (q - p)).sum(-1).mean(), student)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_it_learns_and_its_files_read_back(tmp_path):
-    torch.manual_seed(0)
-    compressor = made(lora=8, ratio=4)
-    contexts, answers = tokens(4, 12), tokens(4, 8)
-    optimizer = torch.optim.Adam([parameter for _, parameter in compressor.trainable()], 1e-2)
-    losses = []
-    for _ in range(60):
-        loss = compressor(contexts, question_ids=tokens(4, 0), answer_ids=answers)["loss"]
-        loss.backward()
-        assert compressor.scorer.up.weight.grad.abs().max() > 0
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    assert min(losses[-10:]) < losses[0] / 2
-    compressor.save_pretrained(tmp_path / "it")
-    loaded = Compressor.from_pretrained(tmp_path / "it", tiny_llama())
-    text = tokens(4, 3)
-    ours, theirs = (one.decode(one.encode(contexts), "lm", text) for one in (compressor, loaded))
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_what_it_cannot_do_is_refused_by_name():

@@ -108,32 +108,15 @@ def test_a_swapped_tensor_and_changed_metadata_are_refused(memory, tmp_path):
         "a name": (header, {f"{name}x" if name == names[-1] else name: t for name, t in tensors.items()}),
         "a number": (header | {"memory": json.dumps(content | {"starts": [9, 9]})}, tensors),
         "the checksum": (header | {"checksum": "crc32:00000000"}, tensors),
+        "no checksum": ({k: v for k, v in header.items() if k != "checksum"}, tensors),
         "its name": ({"check": header["checksum"]} | {k: v for k, v in header.items() if k != "checksum"}, tensors),
     }
     for what, (new, changed) in changes.items():
         save_file(changed, path, metadata=new)
         with pytest.raises(ValueError, match=r"expected contents of the checksum .*the file is damaged; verify=False"):
             Memory.load(path)
-        if what in ("a tensor", "NaN", "a number", "the checksum", "its name"):
+        if what in ("a tensor", "NaN", "a number", "the checksum", "no checksum", "its name"):
             assert Memory.load(path, verify=False).lengths == memory.lengths, what
-
-
-def test_a_file_without_a_checksum_loads_with_a_note(memory, tmp_path):
-    path = tmp_path / "old.gist"
-    memory.save(path)
-    header, tensors = parts(path)
-    content = {name: value for name, value in json.loads(header["memory"]).items() if name != "documents"}
-    old = {"format": header["format"], "version": header["version"], "memory": json.dumps(content)}
-    save_file(tensors, path, metadata=old)
-    with pytest.warns(UserWarning, match="old.gist: this file of an earlier release has no checksum") as noted:
-        loaded = Memory.load(path)
-    assert noted[0].filename == __file__
-    assert all(map(torch.equal, loaded.tensors, memory.tensors)) and loaded.documents == memory.documents
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Memory.load(path, verify=False)
-        loaded.save(path)
-        Memory.load(path)
 
 
 def test_a_memory_made_with_nan_is_the_users_own(memory, tmp_path):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from gistkit.compress import SAC, Compressor, Memory
+from gistkit.compress import SAC
 from gistkit.hf import CACHE
 from tests.helpers.in_place_oracle import unsettle
 from tests.helpers.models import double_angles, tiny_llama
@@ -77,47 +77,13 @@ def test_gradients_are_those_of_the_method_written_out():
         torch.testing.assert_close(a, b, msg=lambda m, n=name: f"{n}: {m}", rtol=1e-6, atol=1e-7)
 
 
-def test_ragged_rows_and_joined_documents_are_as_they_are_alone():
+def test_joined_documents_are_one_text():
     compressor, text = made(), tokens(1, 4)
-    contexts = [tokens(length).tolist() for length in (24, 5, 14)]
-    memory = compressor.encode(contexts)
-    assert memory.lengths == (6, 1, 4)
-    for row, context in enumerate(contexts):
-        alone = compressor.decode(compressor.encode([context]), "qa", text)
-        torch.testing.assert_close(compressor.decode(memory[row], "qa", text), alone, **TOLERANCE)
+    contexts = [tokens(length).tolist() for length in (24, 5)]
     # Chunks do not see each other: whole ones are compressed by themselves.
     joined = compressor.join([compressor.encode([contexts[0]]), compressor.encode([contexts[1]])])
     together = compressor.encode([contexts[0] + contexts[1]])
     torch.testing.assert_close(compressor.decode(joined, "lm", text), compressor.decode(together, "lm", text))
-
-
-def test_it_learns_and_its_files_read_back(tmp_path):
-    compressor, ids = made(lora=8, losses=("ae",)), tokens(4, 12)
-    optimizer = torch.optim.Adam([parameter for _, parameter in compressor.trainable()], 2e-2)
-    losses = []
-    for _ in range(40):
-        loss = compressor(ids)["loss"]
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < losses[0] / 2
-    compressor.save_pretrained(tmp_path / "sac")
-    loaded = Compressor.from_pretrained(tmp_path / "sac", tiny_llama())
-    memory, text = compressor.encode(ids), tokens(4, 3)
-    # Files have single precision.
-    torch.testing.assert_close(
-        loaded.decode(loaded.encode(ids), "lm", text), compressor.decode(memory, "lm", text), rtol=1e-4, atol=1e-4
-    )
-
-
-@pytest.mark.parametrize("length", [1, 5, 12, 13])
-def test_a_memory_of_a_text_of_any_length_is_read_from_its_file(length, tmp_path):
-    compressor, text = made(), tokens(1, 4)
-    memory = compressor.encode(tokens(1, length))
-    memory.save(tmp_path / "memory.gist")
-    loaded = Memory.load(tmp_path / "memory.gist")
-    assert torch.equal(compressor.decode(loaded, "lm", text), compressor.decode(memory, "lm", text))
 
 
 def test_what_it_cannot_do_is_refused_by_name():

@@ -170,11 +170,17 @@ def test_a_folder_of_anybody_gives_a_tokenizer_of_json_alone(tmp_path):
         Compressor.from_pretrained(tmp_path / "folder", model()).compress(TEXT)
 
 
-def test_what_is_no_text_is_named():
+def test_what_is_no_text_is_named(tmp_path):
     compressor = compressor_of()
     for wrong, kind in ((3, "int"), ([], "none"), ([b"x"], "bytes"), (["x", [1]], "list and str")):
         with pytest.raises(TypeError, match=f"text: expected a text or a sequence of texts, got {kind}"):
             compressor.compress(wrong)
+    compressor.tokenizer = byte_tokenizer()
+    with pytest.raises(ValueError, match="text: expected at least 1 token, got 0 in row 1"):
+        compressor.compress([TEXT, ""])
+    (tmp_path / "a.txt").write_text(TEXT)
+    with pytest.warns(UserWarning, match="text: '.*a.txt' is the name of a file; to compress the file, pass its text"):
+        compressor.compress(str(tmp_path / "a.txt"))
     memory = compressor.compress(TEXT)
     with pytest.raises(TypeError, match="question: expected a text or a sequence of texts, got NoneType"):
         compressor.ask(memory, None)

@@ -39,7 +39,7 @@ def build(family, **options):
 def expect(compressor, family, row, question, **options):
     """`written_out` of a row of parts and its question; and which tokens before the question a memory keeps."""
     parts = [part.size for part in row if isinstance(part, Image)] if compressor.separators else None
-    layout = compressor.image_layout.positions
+    layout = compressor.options.layout
     inputs = processed(family, [row + question])
     found = written_out(compressor.model, family, inputs, compressor.memory_embeddings, layout, parts=parts, **options)
     hidden, layers, tokens, ids = found
@@ -435,7 +435,7 @@ def test_a_file_with_other_ordinals_is_refused(llava, tmp_path):
     for memories in ([memory, without_them], [without_them, memory]):
         with pytest.raises(ValueError, match="stack: expected `ordinals` in all memories or in none"):
             Memory.stack(memories)
-    with pytest.raises(ValueError, match="memory: expected one with ordinals, as VoCo makes it, got one without"):
+    with pytest.raises(ValueError, match="memory: expected one with ordinals, as voco makes it, got one without"):
         llava.generate(without_them)
 
 

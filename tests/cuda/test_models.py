@@ -180,7 +180,7 @@ def test_a_training_step_of_seqpe_copies_no_positions(device: str, monkeypatch: 
 
 def test_frozen_embeddings(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are kept on the device; generation with positions of the device reads them once."""
-    model = GPT.gpt2(encoding("seqpe-sum"), vocab_size=50, dim=48, layers=2, heads=4).to(device).eval()
+    model = GPT(50, 48, 2, 4, encoding("seqpe-sum"), style="gpt2").to(device).eval()
     ids, encoder = torch.randint(0, 50, (2, 9)).to(device), model.position.encoder
     expected = torch.cat([ids, model.generate(ids, 12)[:, 9:]], 1)
     calls, encode = [], SeqPE.encode
@@ -217,7 +217,7 @@ def test_positions_that_the_host_knows_are_not_copied(device: str, monkeypatch: 
     ) as model:
         model(ids)
         model(ids, position_ids=torch.arange(9, device=device)[None])
-    GPT.gpt2(encoding("seqpe-sum"), vocab_size=50, dim=48, layers=2, heads=4).to(device)(ids)
+    GPT(50, 48, 2, 4, encoding("seqpe-sum"), style="gpt2").to(device)(ids)
     encoder = SeqPE(16, digits=3, axes=2, layers=2, heads=2)
     position = SeqPEPositions(encoder, 2, 16, extra_tokens=1)
     images = ViT(4, 3, 5, 32, 2, 2, position).to(device)

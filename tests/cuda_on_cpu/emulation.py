@@ -92,6 +92,12 @@ def once(path: Path, make: Callable[[Path], object]) -> Path:
     return path
 
 
+def written(name: str, text: str) -> str:
+    """A source of this text, in `build/`."""
+    path = BUILD / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.cpp"
+    return str(once(path, lambda part: part.write_text(text)).relative_to(ROOT))
+
+
 def _object(source: str, flags: Sequence[str]) -> Path:
     """The compiled source, from `build/` when the same text was compiled before."""
     command = [_compiler(), *_flags(), *flags, "-x", "c++"]
@@ -138,10 +144,8 @@ def _build(name: str, sources: tuple[str, ...], checked: bool, defines: tuple[st
     emulator, _ = _emulator()
     flags = [*kernel_flags(checked), *(f"-D{define}" for define in defines)]
     if layout:
-        path = BUILD / f"layout-{hashlib.sha256(layout.encode()).hexdigest()[:24]}.cpp"
-        once(path, lambda part: part.write_text(layout))
         # Offsets in a derived struct are well defined where g++ computes them.
-        _object(str(path.relative_to(ROOT)), [*flags, "-Wno-invalid-offsetof"])
+        _object(written("layout", layout), [*flags, "-Wno-invalid-offsetof"])
     objects = [_object(source, flags) for source in sources]
     return load(_link(name, objects, [str(emulator), f"-Wl,-rpath,{BUILD}"]))
 

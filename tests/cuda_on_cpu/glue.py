@@ -26,11 +26,7 @@ from emulation import BUILD, FOLDER, ROOT
 TORCH = Path(torch.__file__).resolve().parent
 # The ABI that CMakeLists.txt names.
 STABLE = ("-DTORCH_STABLE_ONLY", "-DTORCH_TARGET_VERSION=0x020b000000000000", "-DUSE_CUDA")
-GLUE = (
-    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc/glue").glob("*.cpp")),
-    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc/glue/cuda").glob("*.cpp") if path.stem != "register"),
-    str(FOLDER / "emulator" / "torch.cpp"),
-)
+GLUE = [path for folder in ("csrc/glue", "csrc/glue/cuda") for path in (ROOT / folder).glob("*.cpp")]
 KERNELS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc/cuda").glob("*/*.cu"))
 # What the package asks its library besides ops.
 OTHERS = ("csrc/cpu/isa.cpp",)
@@ -41,8 +37,10 @@ def library() -> Path:
     emulator, _ = emulation._emulator()
     torch_flags = [*STABLE, f"-isystem{TORCH / 'include'}", "-Wno-attributes"]
     objects = [emulation._object(source, emulation.kernel_flags(checked=False)) for source in KERNELS]
-    # What compiles soonest: it allocates and checks.
-    objects += [emulation._object(source, ["-O0", *torch_flags]) for source in GLUE]
+    # What compiles soonest, for it allocates and checks: one unit, which reads torch's headers once.
+    sources = sorted(path for path in [*GLUE, ROOT / FOLDER / "emulator/torch.cpp"] if path.stem != "register")
+    unit = "".join(f'#include "{path}"\n' for path in sources)
+    objects.append(emulation._object(emulation.written("glue", unit), ["-O0", *torch_flags]))
     objects += [emulation._object(source, ["-O0"]) for source in OTHERS]
     torch_libraries = [f"-L{TORCH / 'lib'}", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10"]
     return emulation._link("gistkit_ops", objects, [str(emulator), f"-Wl,-rpath,{BUILD}", *torch_libraries])

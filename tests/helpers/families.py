@@ -261,5 +261,5 @@ def line(name, cells):
     marks = [("yes" if cells[column] == "yes" else "no") if column in cells else "" for column in COLUMNS]
     # Each reason once, without the name of the class and the details of an error.
     reasons = {refusal.partition(": ")[2] or refusal.partition(" ")[2].removeprefix("with ") for refusal in refusals}
-    reasons = {reason.partition(" (")[0] for reason in reasons}
+    reasons = {re.split(r" \(|\)$", reason)[0] for reason in reasons}
     return f"| {name} | {' | '.join(marks)} | {'; '.join(sorted(reasons))} |"

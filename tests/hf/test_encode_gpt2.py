@@ -45,7 +45,7 @@ def gpt2(**changes: Any) -> GPT2LMHeadModel:
 
 def ours(model: GPT2LMHeadModel, position: PositionEncoding) -> GPT:
     """`GPT` with the model's weights."""
-    its = GPT.gpt2(position, vocab_size=VOCAB, dim=HEADS * HEAD_DIM, layers=LAYERS, heads=HEADS, dropout=0.0)
+    its = GPT(VOCAB, HEADS * HEAD_DIM, LAYERS, HEADS, position, style="gpt2")
     state = same_weights(model) | {f"position.{name}": p for name, p in position.state_dict().items()}
     # The tiny model's feed-forward networks are narrower than 4 dim.
     for block in its.blocks:

@@ -48,8 +48,10 @@ def lying(memory, key, value, room):
     [(1, 1, 1), (1, 1, 5), (1, 3, 4), (2, 1, 1), (2, 1, 3), (2, 2, 3)],
 )
 @pytest.mark.parametrize("biased", [False, True])
-def test_attention_and_its_gradients_are_those_of_plain_softmaxes(rows, copies, length, biased):
-    counts, batch = COUNTS[:rows], rows * copies
+@pytest.mark.parametrize("kept", [1, 0])
+def test_attention_and_its_gradients_are_those_of_plain_softmaxes(rows, copies, length, biased, kept):
+    # With shares of all layers one may keep nothing.
+    counts, batch = COUNTS[:rows] * kept, rows * copies
     total = int(counts.sum())
     tensors = [numbers(total, DIM), numbers(total, DIM, seed=1)]
     tensors += [numbers(batch, length, heads, DIM, seed=heads) for heads in (3 * GROUP, 3, 3)]

@@ -26,8 +26,6 @@ from gistkit.layouts import (
     windows,
     windows_causal,
 )
-from gistkit.ops import reference
-from tests.helpers.memory import peak_bytes
 
 sized = st.integers(1, 12)
 relations = st.one_of(
@@ -130,85 +128,6 @@ def test_taken_tokens_see_what_they_saw(layout: Layout, index: st.DataObject) ->
     part = layout.take(keep)
     assert (part.dense_mask() == layout.dense_mask()[np.ix_(keep, keep)]).all()
     assert (mask_of(part.compile().spans[0], len(part)) == part.dense_mask("physical")).all()
-
-
-@settings(max_examples=40)
-@given(layout=random_layouts(), tile_q=st.integers(1, 9), tile_k=st.integers(1, 9))
-def test_tiles_are_exact(layout: Layout, tile_q: int, tile_k: int) -> None:
-    plan = layout.compile()
-    tiles = plan.tiles(tile_q, tile_k)
-    mask = layout.dense_mask("physical")
-    count = len(layout)
-    forward, backward, pairs = [], [], 0
-    for q in range(0, count, tile_q):
-        for k in range(0, count, tile_k):
-            block = mask[q : q + tile_q, k : k + tile_k]
-            if block.any():
-                forward.append((q // tile_q, k // tile_k * 2 + (not block.all())))
-                backward.append((k // tile_k, q // tile_q * 2 + (not block.all())))
-                pairs += block.size
-
-    def pairs_of(offsets: np.ndarray, entries: np.ndarray) -> list[tuple[int, int]]:
-        return [(i, e) for i in range(len(offsets) - 1) for e in entries[offsets[i] : offsets[i + 1]].tolist()]
-
-    assert pairs_of(tiles.key_offsets, tiles.key_entries) == forward
-    assert pairs_of(tiles.query_offsets, tiles.query_entries) == sorted(backward)
-    assert tiles.full + tiles.partial == len(forward)
-    assert tiles.partial == sum(entry % 2 for _, entry in forward)
-    assert tiles.full + tiles.partial + tiles.empty == -(-count // tile_q) * -(-count // tile_k)
-    assert tiles.useful == (mask.sum() / pairs if pairs else 1.0)
-
-
-def test_short_last_tiles_can_be_full() -> None:
-    layout = Layout(roles=[Role.TEXT] * 7, sees={Role.TEXT: {Role.TEXT: ALL}})
-    tiles = layout.compile().tiles(4, 3)
-    assert (tiles.full, tiles.partial, tiles.empty, tiles.useful) == (6, 0, 0, 1.0)
-    assert tiles.key_entries.tolist() == [0, 2, 4] * 2
-    assert tiles.query_entries.tolist() == [0, 2] * 3
-
-
-def test_counting_tiles_takes_no_memory_for_tiles() -> None:
-    """Four million causal rows: two thousand million tiles."""
-    rows = 4_000_000
-    end = torch.arange(1, rows + 1, dtype=torch.int32)
-    plan = Plan(torch.stack([torch.zeros_like(end), end], -1)[None, :, None], rows)
-    found = []
-    assert peak_bytes(lambda: found.append(plan.tiles(64, 64))) < 64 << 20
-    side = rows // 64
-    assert (found[0].full, found[0].partial) == (side * (side - 1) // 2, side)
-    assert found[0].empty == side * (side - 1) // 2
-    assert found[0].useful == (rows * (rows + 1) // 2) / (side * (side + 1) // 2 * 64 * 64)
-
-
-def test_tiles_that_rows_see_all_over() -> None:
-    """Spans in any tile, against each pair of tiles looked at."""
-    rows, keys, g = 40, 3000, torch.Generator().manual_seed(1)
-    cuts = torch.randint(0, keys + 1, (2, rows, 30), generator=g, dtype=torch.int32).sort(-1).values
-    plan = Plan(cuts.view(2, rows, 15, 2), keys)
-    seen = reference.dense_mask(plan).numpy()
-    tiles = plan.tiles(7, 5)
-    lists = np.split(tiles.key_entries, tiles.key_offsets[1:-1])
-    blocks = seen.reshape(2, rows, keys // 5, 5)
-    for b in range(2):
-        for t in range(6):
-            block = blocks[b, 7 * t : 7 * t + 7]
-            some, every = block.any((0, 2)), block.all((0, 2))
-            expected = [2 * k + (not every[k]) for k in np.flatnonzero(some)]
-            assert lists[6 * b + t].tolist() == expected
-    heights = [min(7, rows - 7 * t) for _ in range(2) for t in range(6)]
-    visited = sum(height * 5 * len(entries) for height, entries in zip(heights, lists, strict=True))
-    assert tiles.useful == seen.sum() / visited
-
-
-def test_tiles_of_a_batch_are_those_of_its_rows() -> None:
-    rows = [layouts.causal(11), layouts.gist(20, 4, 9), layouts.causal(30)]
-    batch = compile_batch(rows)
-    both = batch.tiles(4, 8)
-    single = [Plan.from_spans(batch.spans[i], batch.num_keys).tiles(4, 8) for i in range(3)]
-    assert both.key_entries.tolist() == [e for t in single for e in t.key_entries.tolist()]
-    assert both.query_entries.tolist() == [e for t in single for e in t.query_entries.tolist()]
-    assert np.diff(both.query_offsets).tolist() == [n for t in single for n in np.diff(t.query_offsets).tolist()]
-    assert both.full == sum(t.full for t in single)
 
 
 @settings(max_examples=40)
@@ -480,8 +399,6 @@ def test_bad_calls_are_named() -> None:
         Relation("sometimes")
     with pytest.raises(ValueError, match=r"Relation: expected no size for kind 'all', got 3"):
         Relation("all", 3)
-    with pytest.raises(ValueError, match=r"tiles: expected tile_keys >= 1, got 0"):
-        layout.compile().tiles(4, 0)
 
 
 def test_a_plan_is_three_lines() -> None:

@@ -45,7 +45,9 @@ def random_spans(batch: int, rows: int, width: int, keys: int) -> Tensor:
     return spans
 
 
-@pytest.mark.parametrize(("batch", "rows", "width", "keys"), [(1, 1, 1, 1), (2, 300, 2, 290), (3, 129, 1, 640)])
+@pytest.mark.parametrize(
+    ("batch", "rows", "width", "keys"), [(1, 1, 1, 1), (2, 300, 2, 290), (3, 129, 1, 640), (2, 140, 15, 3000)]
+)
 def test_lists_are_exact(batch: int, rows: int, width: int, keys: int) -> None:
     spans = random_spans(batch, rows, width, keys)
     lists = lists_on(spans, keys, spans)

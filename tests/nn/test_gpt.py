@@ -211,7 +211,7 @@ def test_gpt2s_form_is_that_of_transformers(learned: bool) -> None:
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     position: PositionEncoding = Learned(16, DIM) if learned else NoPE()
-    ours = GPT.gpt2(position, vocab_size=VOCAB, dim=DIM, layers=LAYERS, heads=HEADS).eval()
+    ours = GPT(VOCAB, DIM, LAYERS, HEADS, position, style="gpt2").eval()
     state = same_weights(theirs)
     if learned:
         state["position.table"] = theirs.transformer.wpe.weight
@@ -224,10 +224,10 @@ def test_gpt2s_form_is_that_of_transformers(learned: bool) -> None:
 
 def test_gpt2s_size_and_start() -> None:
     with torch.device("meta"):
-        model = GPT.gpt2(NoPE())
+        model = GPT(50257, 768, 12, 12, NoPE(), style="gpt2")
     # 124,439,808 of GPT-2 less 1024 learned positions.
     assert sum(p.numel() for p in model.parameters()) == 124_439_808 - 1024 * 768
-    model = GPT.gpt2(encoding("seqpe-bias", std=0.7), vocab_size=500, dim=DIM, heads=HEADS)
+    model = GPT(500, DIM, 12, HEADS, encoding("seqpe-bias", std=0.7), style="gpt2")
     assert model.blocks[0].attention.qkv.weight.std().item() == pytest.approx(0.02, rel=0.1)
     assert model.blocks[0].attention.out.weight.std().item() == pytest.approx(0.02 / math.sqrt(24), rel=0.2)
     assert not model.blocks[0].attention.qkv.bias.any()

@@ -35,7 +35,7 @@ def text_encoding(name: str, **options: Any) -> PositionEncoding:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_gpt_reads_the_same_from_a_folder(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     model, ids = (
-        GPT.gpt2(text_encoding(name), vocab_size=50, dim=48, layers=2, heads=4).to(dtype).eval(),
+        GPT(50, 48, 2, 4, text_encoding(name), style="gpt2").to(dtype).eval(),
         torch.arange(9)[None],
     )
     expected = model(ids, 3 * torch.arange(9))

@@ -228,7 +228,7 @@ def same(one, other):
     return torch.equal(one.positions, other.positions) and torch.equal(one.main, other.main)
 
 
-def test_draws_are_of_their_seed_and_go_on_from_a_state():
+def test_draws_are_of_their_seed_and_step():
     model = encoder()
     new = lambda seed=0, **options: SeqPERegularizer(model, 12, 300, 2, seed=seed, shift_rate=0.5, **options)  # noqa: E731
     first = draws(new())
@@ -237,9 +237,6 @@ def test_draws_are_of_their_seed_and_go_on_from_a_state():
     torch.manual_seed(7)
     begun = new()
     draws(begun, 2)
-    resumed = new(5)
-    resumed.load_state_dict(begun.state_dict())
-    assert all(map(same, draws(resumed, 2), first[2:]))
     numbered = [new().draw(3, step) for step in range(4)]
     assert not any(map(same, numbered, numbered[1:])) and not any(map(same, numbered, [new(1).draw(3, 0), *first]))
     assert all(same(begun.draw(3, step), numbered[step]) for step in (2, 0, 3))
@@ -254,8 +251,6 @@ def test_draws_are_of_their_seed_and_go_on_from_a_state():
     plain = new(contrastive_weight=0.0, ood_weight=0.0)
     step = plain.draw(3)
     assert float(plain.losses(step, model(step.positions)).total) == 0
-    with pytest.raises(ValueError, match=r"state: expected those of starts, got contrastive.generator, starts.gen"):
-        plain.load_state_dict(begun.state_dict())
 
 
 def test_draws_do_not_touch_the_global_generator():

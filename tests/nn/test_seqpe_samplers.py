@@ -216,19 +216,6 @@ def test_sequences_are_shifted_at_their_rate_one_by_one_or_as_a_batch():
     assert not StartSampler([5], 1000, rate=0.0).draw(50)[1].any()
 
 
-def test_a_sampler_goes_on_from_a_state():
-    for make in (
-        lambda seed: ContrastiveSampler(3, 5, 100, seed=seed),
-        lambda seed: WindowSampler(3, 4, [9], 100, seed=seed),
-    ):
-        whole, begun, other = make(1), make(1), make(2)
-        drawn = [whole.draw() for _ in range(3)]
-        begun.draw()
-        other.load_state_dict(begun.state_dict())
-        for expected in drawn[1:]:
-            assert all(map(torch.equal, other.draw(), expected))
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -697,8 +697,6 @@ def test_planner(data: st.DataObject) -> None:
     positions, _ = of_wild_values(draw, integers(draw, 0, 99, draw(FEW), draw(FEW), dtype=torch.int64))
     calls = (
         lambda: _planner.lists(spans.numpy(), keys),
-        lambda: _planner.tiles(spans.numpy(), keys, draw(WILD), draw(WILD)),
-        lambda: _planner.tile_counts(spans.numpy(), keys, draw(WILD), draw(WILD)),
         lambda: _planner.group(table.numpy(), draw(WILD)),
         lambda: _planner.trie(positions.numpy(), draw(WILD), draw(WILD)),
         lambda: DigitTrie.of(positions, axes=draw(WILD), base=draw(WILD), digits=draw(WILD)),
@@ -715,10 +713,5 @@ def test_planner(data: st.DataObject) -> None:
 )
 def test_planner_of_nothing(shape: tuple[int, ...], keys: int) -> None:
     spans = np.empty(shape, np.int32)
-    for call in (
-        lambda: _planner.lists(spans, keys),
-        lambda: _planner.tiles(spans, keys, 1, 1),
-        lambda: _planner.tile_counts(spans, keys, 1, 1),
-    ):
-        with pytest.raises(ValueError, match=r"spans: expected at most 2\*\*40 tiles of rows or keys"):
-            call()
+    with pytest.raises(ValueError, match=r"spans: expected at most 2\*\*40 tiles of rows or keys"):
+        _planner.lists(spans, keys)

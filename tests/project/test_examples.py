@@ -87,7 +87,7 @@ def test_a_training_learns_and_goes_on(tmp_path):
     assert "step 0 of 6" in shown and "step 6 of 12" in shown and "12 steps" in shown
     losses = [float(loss) for loss in re.findall(r"held-out loss (\S+) nats", shown)]
     assert losses[-1] < losses[0] - 1
-    assert "52 bytes -> 16 memory tokens" in shown
+    assert "40 bytes -> 8 memory tokens" in shown
 
 
 @pytest.mark.nightly

@@ -14,6 +14,7 @@ import transformers
 from gistkit.evaluate import Example
 from gistkit.train import PRESETS, Packed, Pretraining, QuestionAnswering, Recipe, load_corpus
 from gistkit.train.batches import for_losses, num_tokens, targets
+from gistkit.train.prepare import changed
 from tests.helpers.train_worker import make_batches, make_questions
 
 
@@ -368,6 +369,8 @@ def test_schedules_are_the_papers():
     ]:
         with pytest.raises(ValueError, match=message):
             Recipe(**change)
+    assert changed(recipe, {"max_length": 120}) == dataclasses.replace(recipe, min_length=120, max_length=120)
+    assert changed(recipe, {"max_length": 600}) == dataclasses.replace(recipe, max_length=600)
 
 
 def test_sets_of_questions_are_a_mixture_and_each_has_its_own_held_out_part(tmp_path):

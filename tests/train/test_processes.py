@@ -9,7 +9,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from gistkit.compress import Compressor
-from gistkit.compress.files import base_fingerprints, save_compressor
+from gistkit.compress.files import base_fingerprints, save_pretrained
 from gistkit.train import checkpoints
 from gistkit.train.losses import Losses
 from gistkit.train.sharding import reshard, whole_weights
@@ -78,7 +78,7 @@ def test_weights_are_sharded_between_passes_and_whole_where_they_are_saved(tmp_p
     sharded = dict(compressor.named_parameters())
     assert all(isinstance(parameter, DTensor) for parameter in sharded.values())
     with whole_weights(compressor, keep=True):
-        save_compressor(compressor, tmp_path, base_fingerprints(expected))
+        save_pretrained(compressor, tmp_path, base_fingerprints(expected))
     assert all(parameter is sharded[name] for name, parameter in compressor.named_parameters())
     loaded = Compressor.from_pretrained(tmp_path, make_model() if lora else None)
     assert all(

@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 
 from gistkit.train import Recipe, Trainer, checkpoints, read_metrics
-from gistkit.train.arguments import RunOptions
+from gistkit.train.arguments import RunOptions, arguments_of
 from tests.helpers.tiers import mostly_slow
 from tests.helpers.train_worker import RECIPE, Before, make_batches, make_compressor, numbers, train
 
@@ -121,6 +121,12 @@ def test_a_value_that_is_none_names_its_argument(name, value, expected):
     with pytest.raises(ValueError, match=f"^{name}: expected {expected}$"):
         Recipe(**{name: value})
     assert Recipe(steps=np.int64(5), learning_rate=1, betas=[0.9, 0.99], epochs=None).steps == 5
+
+
+def test_memory_is_pinned_for_a_gpu_only(tmp_path):
+    for cpu in (False, True):
+        made = arguments_of(Recipe(), tmp_path, RunOptions(cpu=cpu), evaluates=False)
+        assert made.dataloader_pin_memory == (torch.cuda.is_available() and not cpu)
 
 
 def test_options_of_a_run_are_checked_likewise():

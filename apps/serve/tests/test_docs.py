@@ -9,6 +9,10 @@ import pytest
 from clients import added, answer_of, asked
 
 from gistkit.cli import parser
+from gistkit.common.trained import default_for
+from gistkit.compress import Compressor
+from gistkit.hf.smollm2 import load_smollm2
+from gistkit_serve.cli.serve import EXAMPLE
 from gistkit_serve.server.app import LOOPBACK
 from gistkit_serve.server.requests import _IDLE, _NEUTRAL, ChatBody
 from gistkit_serve.server.worker import Limits
@@ -33,6 +37,13 @@ def test_its_fields_are_those_of_the_server():
     assert named == {*ChatBody.model_fields, "max_completion_tokens"}
     assert ChatBody.model_fields["max_tokens"].default == 256 and ChatBody.model_fields["temperature"].default == 0
     assert not (_IDLE | _NEUTRAL.keys()) & named and {"tools", "n", "logprobs"} <= _NEUTRAL.keys()
+
+
+@pytest.mark.slow
+def test_its_first_question_is_answered(cached_smollm2):
+    compressor = Compressor.from_pretrained(default_for("smollm2"), load_smollm2()[0]).eval()
+    assert f"text='{EXAMPLE}'" in PAGE and '"content": "What is the gate code?"' in PAGE
+    assert compressor.ask(EXAMPLE, "What is the gate code?") == "4471"
 
 
 def test_its_options_are_those_of_the_command():

@@ -229,7 +229,9 @@ def test_a_text_without_tokens_and_one_of_another_kind_are_refused(client):
 
 def test_a_form_that_any_web_page_may_send_is_no_request(client):
     body = json.dumps({"text": TEXT})
-    assert client.post("/v1/memories", content=body, headers={"content-type": "text/plain"}).status_code in (400, 415)
+    for kind, got in (({"content-type": "text/plain; charset=utf-8"}, "text/plain"), ({}, "none")):
+        error = error_of(client.post("/v1/memories", content=body, headers=kind), 400)
+        assert error == f"content-type: expected application/json, got {got}"
     assert len(client.repository) == 0
 
 

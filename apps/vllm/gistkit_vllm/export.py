@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,10 +94,8 @@ def _run(arguments: argparse.Namespace) -> int:
     whole = written is not None and written.name == memory_files.READER
     what = "the reader is a whole model" if whole else "the reader is an adapter of the base model"
     what = "the base model reads them as it is" if written is None else what
-    print(
-        f"{count} memories in {arguments.out}; {what}; gistkit-vllm {arguments.out}{'' if whole else ' --model MODEL'} "
-        "serves it"
-    )
+    made = f"{count} {'memory' if count == 1 else 'memories'} in {arguments.out}"
+    print(f"{made}; {what}; gistkit-vllm {arguments.out}{'' if whole else ' --model MODEL'} serves it")
     return 0
 
 
@@ -228,7 +227,10 @@ def _write_reader(compressor: Compressor, arguments: argparse.Namespace, tokeniz
         if place is not None:
             from peft import PeftModel
 
-            model = PeftModel.from_pretrained(model, place).merge_and_unload()
+            with warnings.catch_warnings():
+                # PEFT asks transformers by a name that it deprecates.
+                warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
+                model = PeftModel.from_pretrained(model, place).merge_and_unload()
         model.save_pretrained(reader)
         tokenizer.save_pretrained(reader)
         return reader

@@ -89,11 +89,13 @@ def read_on(model, ids, values=None, embeddings=None, tokens=8):
 
 
 @pytest.mark.parametrize("made", METHODS, indirect=True)
-def test_the_merged_model_reads_the_file_as_the_compressor_does(made):
+def test_the_merged_model_reads_the_file_as_the_compressor_does(made, capsys):
     compressor, memory, place = made
     prompt = filled_ids(QUESTION, "{question}", "Who keeps the key?", compressor.tokenizer)
     want = compressor.generate(memory, [prompt], task="qa", max_new_tokens=8, stop_tokens=()).tolist()[0]
     exported(*words_of(compressor, place), "--merged", "--memories", place / "text.gist")
+    told = capsys.readouterr()
+    assert "1 memory in " in told.out and "deprecated" not in told.err
     store, reader = place / "out" / "memories", place / "out" / "reader"
     about, shape = memory_files.about(store, "text")
     values = memory_files.values(store, "text", about.digest)

@@ -360,7 +360,7 @@ def _tokenizer(name: str) -> Any:
         return load_smollm2()[1]
     from transformers import AutoTokenizer
 
-    from gistkit.options.hub import hub_or_cache
+    from gistkit.common.hub import hub_or_cache
 
     try:
         with hub_or_cache(name):

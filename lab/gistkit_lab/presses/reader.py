@@ -122,7 +122,7 @@ class PressReader:
             # Of those that look at places alone no other depends on the number.
             return self.scores[by].score(Heads(layer, key, key, value, 1.0, None, count))
 
-        return self._chosen(text, count, scores, shares, fit)
+        return self._chosen(text, by, count, scores, shares, fit)
 
     def asked(self, text: Text, by: str, question: Sequence[int], count: int) -> Memory:
         """The context's tokens that a score chooses for a question, which has read the context."""
@@ -130,7 +130,7 @@ class PressReader:
         one = self.scores[by]
         if one.score.reads_again:
             found = one.read_again(text.layers, [(slice(0, length), one.answered(text.layers, question))], one.reader)
-            return self._chosen(text, count, lambda layer: found.scores[layer])
+            return self._chosen(text, by, count, lambda layer: found.scores[layer])
         row = ReadingRow(length, b"", np.arange(length).tobytes(), length, length, (len(question),))
         plan = decoder_plan((row,), length, (len(question),), True, select.lm.windows, str(select.device))
         keep = _Kept(self.select.frequencies, {})
@@ -144,14 +144,14 @@ class PressReader:
             heads = Heads(layer, query, key, value, scale, select.frequencies(layer), count, len(question))
             return self.scores[by].score(heads)[:, :length]
 
-        return self._chosen(text, count, scores)
+        return self._chosen(text, by, count, scores)
 
     def _chosen(
-        self, text: Text, count: int, scores: Callable[[int], Tensor], shares: str = "equal", fit: bool = False
+        self, text: Text, by: str, count: int, scores: Callable[[int], Tensor], shares: str = "equal", fit: bool = False
     ) -> Memory:
         """Keys with the highest scores [Hk, n]; the last ones in layers with a window."""
         windows = {layer for layer, window in enumerate(text.windows) if window is not None}
-        score = self.select.score
+        score = self.scores[by].score
         keep = Selection((text.length,), (count,), score, False, self.select.frequencies, shares=shares)
         own = {layer: scores(layer) for layer in range(len(text.layers)) if layer not in windows}
         found = Repeated(own, text.references if fit else {})

@@ -9,10 +9,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers.generation import BaseStreamer
 
 from gistkit.common.checks import POSITIONS, check_int
 from gistkit.compress.compressor import Compressor
-from gistkit.compress.generation import Behind, Loop, Passes, Streamer, answering, configured, new_cache
+from gistkit.compress.generation import Behind, Loop, Passes, answering, configured, new_cache
 from gistkit.compress.memory import Memory, check_memory
 from gistkit.compress.tokens import Rows, check_rows
 from gistkit.hf.cache import LEAST_ROOM, MemoryLayer
@@ -107,7 +108,7 @@ class Conversation:
         *,
         generation_config: GenerationConfig | None = None,
         stop_tokens: int | Iterable[int] | None = None,
-        streamer: Streamer | None = None,
+        streamer: BaseStreamer | None = None,
         generator: torch.Generator | None = None,
         stopped: Callable[[], Any] = lambda: False,
         **options: Any,

@@ -127,6 +127,7 @@ def _as_typed(message: str, options: argparse.Namespace) -> str:
         for action in getattr(options, "actions", ())
         if any(flag.startswith("--") for flag in action.option_strings)
     }
+    flags = {name: f"--option {name}" for name, _ in getattr(options, "option", None) or ()} | flags
 
     def flag(found: re.Match[str]) -> str:
         return flags.get(found[0], found[0])

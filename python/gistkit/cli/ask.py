@@ -125,6 +125,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--template: expected a text with {{question}} in it, got {template!r}")
     for name, text in (("--template", template), *(("QUESTION", question) for question in arguments.questions)):
         check_text(name, text)
+        if not text.strip():
+            raise ValueError(f"{name}: expected a text, got {text!r}")
     store = _stores(arguments)
     paths = [arguments.memory, *arguments.others]
     nearest = None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import time
 from array import array
-from collections.abc import Generator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -181,10 +181,30 @@ def _text_memories(
 
     with torch.no_grad(), tqdm(total=sum(map(len, rows)), desc="compress", unit="token", unit_scale=True) as bar:
         for batch in batches([len(row) for row in rows], batch_tokens):
-            memory = compressor.encode([rows[index].tolist() for index in batch])
+            done = bar.n + sum(len(rows[index]) for index in batch)
+            with passes(compressor, bar):
+                memory = compressor.encode([rows[index].tolist() for index in batch])
+            # Some tokens may be kept as they are.
+            bar.update(done - bar.n)
             for place, index in enumerate(batch):
                 yield index, len(rows[index]), memory[place]
-                bar.update(len(rows[index]))
+
+
+@contextmanager
+def passes(compressor: Compressor, bar: Any) -> Iterator[None]:
+    """Inside, each pass over contexts moves a progress bar of tokens: a long text is read in many."""
+    encode_rows = compressor.encode_rows
+
+    def counted(rows: Any, *arguments: Any) -> Any:
+        made = encode_rows(rows, *arguments)
+        bar.update(sum(rows.lengths))
+        return made
+
+    compressor.encode_rows = counted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del compressor.encode_rows
 
 
 def _refined(compressor: Compressor, memory: Memory, ids: array[int], seconds: float, name: str) -> tuple[Memory, str]:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gistkit.cli.compress import passes
 from gistkit.options.texts import read_text
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def compressed(read: dict[Path, Memory | str], compressor: Compressor, tokenizer
         ValueError: if a text cannot be compressed.
     """
     import torch
+    from tqdm import tqdm
 
     from gistkit.compress.tokens import text_ids
 
@@ -72,13 +74,17 @@ def compressed(read: dict[Path, Memory | str], compressor: Compressor, tokenizer
             continue
         ids = text_ids(content, tokenizer)
         try:
-            with torch.no_grad():
+            with (
+                torch.no_grad(),
+                tqdm(total=len(ids), desc="compress", unit="token", leave=False, disable=None) as bar,
+                passes(compressor, bar),
+            ):
                 memory = compressor.encode([ids])
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         print(
             f"{path}: {len(ids)} tokens compressed to {memory.sizes[0]} memory tokens ({compressor.title}); "
-            f"to keep them: gistkit compress {path}",
+            "gistkit compress, with the same options, keeps them in a file",
             file=sys.stderr,
         )
         memories[path] = memory
@@ -92,5 +98,6 @@ def readable(compressor: Compressor, names: list[str], memories: list[Memory]) -
         try:
             compressor.check_readable(memory)
         except ValueError as error:
-            raise ValueError(f"{name}: {str(error).removeprefix('memory: ')}") from error
+            hint = "; pass that one as --model" if "got one made with the model " in str(error) else ""
+            raise ValueError(f"{name}: {str(error).removeprefix('memory: ')}{hint}") from error
     return memories

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from gistkit.common.checks import check_int
 from gistkit.compress import decode as reading
-from gistkit.compress import files, generation, identity, memory_join, parts, texts, training
+from gistkit.compress import files, generation, memory_join, parts, texts, training
 from gistkit.compress.config import Config
 from gistkit.compress.identity import Identity
 from gistkit.compress.memory import Memory
@@ -60,6 +60,8 @@ class Compressor(nn.Module, Method):
         self.copies: Copies | None = None
         self.identity = Identity(self)
         self._tokenizer: Any = None
+        # Whether token ids are also those of an encoder beside the model; None: not looked at yet.
+        self.shares_tokens: bool | None = None
         # Where it was read from.
         self._home: Path | None = None
         # Tokens of the longest context that `forward` has trained on, also before it was saved; None: unknown.
@@ -232,9 +234,18 @@ class Compressor(nn.Module, Method):
     save_pretrained = files.save_pretrained
     push_to_hub = files.push_to_hub
     output_embedding = property(training.output_embedding)
-    fingerprint = identity.fingerprint
-    own_fingerprint = identity.own_fingerprint
-    fingerprints = identity.fingerprints
+
+    def fingerprints(self) -> tuple[str, str]:
+        """Fingerprints of the base model and of the compressor's own weights, made anew only when weights change."""
+        return self.identity.fingerprints()
+
+    def fingerprint(self) -> str:
+        """That of the base model."""
+        return self.fingerprints()[0]
+
+    def own_fingerprint(self) -> str:
+        """That of the compressor's own weights."""
+        return self.fingerprints()[1]
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, model: PreTrainedModel | None = None, **options: Any) -> Self:
@@ -258,11 +269,13 @@ class Compressor(nn.Module, Method):
 
     def gradient_checkpointing_enable(self) -> None:
         """Keeps only each layer's inputs for the backward pass, which computes everything else again."""
-        self.lm.gradient_checkpointing_enable()
+        for lm in {self.lm, self.encoder_lm}:
+            lm.gradient_checkpointing_enable()
 
     def gradient_checkpointing_disable(self) -> None:
         """Undoes `gradient_checkpointing_enable`."""
-        self.lm.gradient_checkpointing_disable()
+        for lm in {self.lm, self.encoder_lm}:
+            lm.gradient_checkpointing_disable()
 
     def train(self, mode: bool = True) -> Self:
         """Sets training mode, as for any module; True also frees what answers have cached."""

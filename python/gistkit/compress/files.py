@@ -11,7 +11,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from gistkit import hf
 from gistkit.common.checks import POSITIONS
 from gistkit.common.files import read_json, read_tensors, replacing_files, write_tensors, write_text
+from gistkit.common.hub import hub_or_cache
 from gistkit.common.languages import is_language
 from gistkit.common.messages import one_line, shown
 from gistkit.common.trained import find
@@ -62,13 +63,22 @@ _REPOSITORY = r"\w[\w.-]*/\w[\w.-]*"
 _FETCHED = ["*.json", "*.safetensors", "*.md", "*.jinja"]
 
 
-def save_pretrained(compressor: Any, folder: str | Path) -> None:
+def save_pretrained(compressor: Any, folder: str | Path, fingerprints: tuple[str, str] | None = None) -> None:
     """Saves what training changed: safetensors, PEFT adapters, compressor.json with the settings, and a card.
 
     An existing card is kept. The tokenizer is saved too if one is set or was used. Each adapter is a folder that
-    `peft.PeftModel.from_pretrained` loads; of the compressors in a wheel, which share files, not each is.
+    `peft.PeftModel.from_pretrained` loads; of the compressors in a wheel, which share files, not each is. If that
+    fails, the folder stays as it was.
+
+    Args:
+        fingerprints: `base_fingerprints`, of a model whose weights are sharded; None: computed.
     """
-    save_compressor(compressor, Path(folder))
+    folder = Path(folder)
+    compressor.check_head()
+    size = sum(parameter.nbytes for _, parameter in compressor.trainable())
+    with replacing_files(folder, size) as partial:
+        _write(compressor, partial, fingerprints)
+        write_text(partial / CARD, _own_card(folder) or model_card(compressor, folder.name))
 
 
 def from_pretrained(
@@ -108,26 +118,50 @@ def from_pretrained(
         home = download(folder, **options) or home
     elif options:
         raise TypeError(f"{min(options)}: expected no such argument for {home}, which is no repository of the hub")
-    compressor = load_compressor(cls, home, model, allow_regex, encoder)
+    settings = _read_settings(home)
+    kind, adapters, beside = _config_class(cls, settings["method"], home), settings["adapters"], settings["encoder"]
+    if model is None and (adapters is not None or beside is not None):
+        raise ValueError(f"model: expected the base model of {home}, which does not hold one, got None")
+    if encoder is not None and beside is None:
+        raise TypeError(f"encoder: expected none for {home}, which has no second model, got {encoder!r:.80}")
+    config = _config(kind, settings, home)
+    # One that settings name only in passing would be opened without being looked at.
+    if (named := getattr(config, "encoder", None)) is not None and beside is None:
+        raise ValueError(f"{home / SETTINGS}: expected the identity of the encoder {shown(named)}, got none")
+    own = _load_model(home) if adapters is None else None
+    model = own if model is None else model
+    _check_model("model", cast(PreTrainedModel, model), settings, home)
+    trained: Any = model
+    if beside is not None:
+        trained = _found_encoder(home, config, own, encoder, model)
+        # Weights that the folder has itself need no fingerprint.
+        _check_model("encoder", trained, beside if own is None else beside | {"fingerprint": None}, home)
+        config = replace(config, **{"encoder": trained})
+    weights = None if own is None or own is trained else _fitting(home, own, trained)
+    embed = cast(Any, model).get_input_embeddings().weight
+    with _settings_errors(home):
+        shapes = _shapes(config, *embed.shape)
+    # Training may have gone on without the loss that the head is of.
+    names = check_own(inside(home, TENSORS), shapes, () if "compression" in config.losses else (HEAD,))
+    config = replace(config, lora=None if adapters is None else _lora(home, adapters, trained, allow_regex))
+    # All checks come before anything in the model is changed.
+    with unchanged_on_error(cast(Any, model)), unchanged_on_error(trained):
+        with _settings_errors(home, ("model:", "encoder:")):
+            compressor: Any = kind.compressor(cast(Any, model), config)
+            if HEAD in names & shapes.keys() and compressor.compression_head is None:
+                compressor.add_compression_head()
+        _load_tensors(compressor, home, adapters)
+    if weights is not None:
+        trained.load_state_dict(weights)
+    if beside is not None:
+        compressor.shares_tokens = beside.get("shares_tokens")
+        compressor.named_by_folder = encoder is None
+    compressor.trained_length = settings["trained_length"]
+    compressor.languages = None if settings["languages"] is None else tuple(settings["languages"])
+    if settings["fingerprint"] is not None:
+        compressor.identity.known_as(settings["fingerprint"])
     compressor._home, compressor._tokenizer = home, tokenizer
-    return cast(Kind, compressor)
-
-
-def save_compressor(compressor: Any, folder: Path, fingerprints: tuple[str, str] | None = None) -> None:
-    """Writes compressor.json, compressor.safetensors, the adapters or, without LoRA, the model, tokenizer and card.
-
-    The tokenizer is written where one is set or has been used.
-
-    If that fails, the folder stays as it was.
-
-    Args:
-        fingerprints: of the base model and of a copy in float16, where its weights are sharded; None: computed.
-    """
-    compressor.check_head()
-    size = sum(parameter.nbytes for _, parameter in compressor.trainable())
-    with replacing_files(folder, size) as partial:
-        _write(compressor, partial, fingerprints)
-        write_text(partial / CARD, _own_card(folder) or model_card(compressor, folder.name))
+    return cast(Kind, compressor.train(cast(PreTrainedModel, model).training))
 
 
 def base_fingerprints(compressor: Any) -> tuple[str, str]:
@@ -206,71 +240,6 @@ def _without_place(path: Path, model: Any) -> None:
     write_text(path, json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
-def load_compressor(
-    cls: type[Any],
-    folder: Path,
-    model: PreTrainedModel | None,
-    allow_regex: bool = False,
-    encoder: PreTrainedModel | str | None = None,
-) -> Any:
-    """See `Compressor.from_pretrained`. All checks come before anything in the model is changed."""
-    settings = _read_settings(folder)
-    kind, adapters, beside = _config_class(cls, settings["method"], folder), settings["adapters"], settings["encoder"]
-    if model is None and (adapters is not None or beside is not None):
-        raise ValueError(f"model: expected the base model of {folder}, which does not hold one, got None")
-    if encoder is not None and beside is None:
-        raise TypeError(f"encoder: expected none for {folder}, which has no second model, got {encoder!r:.80}")
-    config = _config(kind, settings, folder)
-    # One that settings name only in passing would be opened without being looked at.
-    if (named := getattr(config, "encoder", None)) is not None and beside is None:
-        raise ValueError(f"{folder / SETTINGS}: expected the identity of the encoder {shown(named)}, got none")
-    own = _load_model(folder) if adapters is None else None
-    model = own if model is None else model
-    _check_model("model", cast(PreTrainedModel, model), settings, folder)
-    trained: Any = model
-    if beside is not None:
-        trained = _found_encoder(folder, config, own, encoder, model)
-        # Weights that the folder has itself need no fingerprint.
-        _check_model("encoder", trained, beside if own is None else beside | {"fingerprint": None}, folder)
-        config = replace(config, **{"encoder": trained})
-    weights = None if own is None or own is trained else _fitting(folder, own, trained)
-    embed = cast(Any, model).get_input_embeddings().weight
-    with _settings_errors(folder):
-        shapes = _shapes(config, *embed.shape)
-    # Training may have gone on without the loss that the head is of.
-    names = check_own(inside(folder, TENSORS), shapes, () if "compression" in config.losses else (HEAD,))
-    config = replace(config, lora=None if adapters is None else _lora(folder, adapters, trained, allow_regex))
-    with unchanged_on_error(cast(Any, model)), unchanged_on_error(trained):
-        compressor = _built(folder, kind, model, config, adapters, HEAD in names & shapes.keys())
-    if weights is not None:
-        trained.load_state_dict(weights)
-    if beside is not None:
-        compressor.shares_tokens = beside.get("shares_tokens")
-        compressor.named_by_folder = encoder is None
-    compressor.trained_length = settings["trained_length"]
-    compressor.languages = None if settings["languages"] is None else tuple(settings["languages"])
-    if settings["fingerprint"] is not None:
-        compressor.identity.known_as(settings["fingerprint"])
-    return compressor.train(cast(PreTrainedModel, model).training)
-
-
-def _built(
-    folder: Path, kind: type[Config], model: Any, config: Config, adapters: dict[str, str] | None, has_head: bool
-) -> Any:
-    """The compressor of a checked folder, with its tensors and adapters."""
-    with _settings_errors(folder, ("model:", "encoder:")):
-        compressor: Any = kind.compressor(model, config)
-        if has_head and compressor.compression_head is None:
-            compressor.add_compression_head()
-    try:
-        _load_tensors(compressor, folder, adapters)
-    except BaseException:
-        if compressor.adapters is not None:
-            compressor.adapters.remove()
-        raise
-    return compressor
-
-
 def download(name: str | Path, **options: Any) -> Path | None:
     """The folder of a repository of the hub, "owner/name", fetched if need be; None if it is no such name.
 
@@ -283,7 +252,8 @@ def download(name: str | Path, **options: Any) -> Path | None:
     if not re.fullmatch(_REPOSITORY, str(name)):
         return None
     try:
-        return Path(snapshot_download(str(name), **{"allow_patterns": _FETCHED, **options}))
+        with nullcontext() if options.get("local_files_only") else hub_or_cache(str(name)):
+            return Path(snapshot_download(str(name), **{"allow_patterns": _FETCHED, **options}))
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
             f"{name}: expected a folder with {SETTINGS}, or such a repository of the hub, got neither: "
@@ -423,7 +393,8 @@ def _found_encoder(
         )
     # A stranger chose it, so it is read as a model in the folder is.
     try:
-        found = load_model(Path(snapshot_download(name, allow_patterns=_FETCHED)))
+        with hub_or_cache(name):
+            found = load_model(Path(snapshot_download(name, allow_patterns=_FETCHED)))
     except (OSError, ValueError) as error:
         raise ValueError(
             f"encoder: {shown(name)}, the encoder of {folder}, cannot be loaded from the hub: {one_line(error)}"
@@ -438,16 +409,12 @@ def on_hub(name: Any) -> bool:
 
 
 def _check_model(kind: str, model: PreTrainedModel, settings: Mapping[str, Any], folder: Path) -> None:
-    # Folders of earlier releases have no name.
     made_with = settings.get("model") if isinstance(settings.get("model"), dict) else None
     reason = ""
     if hf.structure(model) != settings["structure"]:
         reason = "another architecture or size"
     elif settings["fingerprint"] is not None and not hf.is_of(model, settings["fingerprint"], settings.get("float16")):
         reason = "other weights"
-        # Folders of earlier releases know no copies in float16.
-        if "float16" not in settings and any(weight.dtype == torch.float16 for weight in model.parameters()):
-            reason += ", or these in float16; load it in bfloat16 or float32"
     if reason:
         expected, got = hf.differing(made_with, hf.identity(model))
         whose = "base model" if kind == "model" else kind
@@ -500,7 +467,6 @@ def _read_settings(folder: Path) -> dict[str, Any]:
     missing = sorted(_NAMES - settings.keys())
     if missing:
         raise ValueError(f"{path}: expected the settings {', '.join(sorted(_NAMES))}, got none for {missing[0]}")
-    # Files of earlier releases do not say it.
     length = settings.setdefault("trained_length", None)
     if length is not None and (type(length) is not int or not 1 <= length < POSITIONS):
         raise ValueError(f"{path}: expected trained_length to be a whole number >= 1, got {shown(length)}")

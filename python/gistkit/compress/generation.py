@@ -5,22 +5,21 @@ from __future__ import annotations
 import copy
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from operator import index
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
-from transformers.generation import GenerationMode
+from transformers.generation import BaseStreamer, GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from gistkit import hf
 from gistkit.common.checks import POSITIONS, check_int
 from gistkit.compress.decode import last_of
-from gistkit.compress.identity import Identity
 from gistkit.compress.memory import Memory, Task, check_memory
 from gistkit.compress.model import SharedModel
 from gistkit.compress.steps import LEAST, Tail
@@ -39,43 +38,9 @@ _BEYOND_LOGITS = (
 )  # fmt: skip
 
 
-class Streamer(Protocol):
-    """The interface of transformers' streamers, which receive new tokens [B] as they come, and the end."""
-
-    def put(self, value: Tensor) -> None: ...
-
-    def end(self) -> None: ...
-
-
-class MemoryReader(Protocol):
-    """The part of a `Compressor` that generating and joining use."""
-
-    lm: SharedModel
-    identity: Identity
-    reader: str | None
-
-    def rows(self, name: str, ids: Any, attention_mask: Any = None, shortest: int = 0) -> Rows:
-        """Token ids as users have them, checked and padded at the end of rows."""
-
-    def task_embedding(self, task: Task, memory: Memory) -> Tensor:
-        """[B, 0 or 1, d]: the task token between memory and text."""
-
-    def reading_plan(self, memory: Memory, task: Task, texts: Sequence[Rows], name: str = "input_ids") -> Plan:
-        """The plan of [memory][task token][text]..., of a memory that it has checked."""
-
-    def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
-        """The logical order, by which sliding windows count, of memory tokens [B, K] and of each row's text."""
-
-    def key_biases(self, memory: Memory) -> list[Tensor] | None:
-        """For each layer what is added to the logits of the memory's keys."""
-
-    def check_readable(self, memory: Memory) -> None:
-        """Refuses a memory of another method, shape or model, or on another device."""
-
-
 @torch.no_grad()
 def generate(
-    compressor: MemoryReader,
+    compressor: Any,
     memory: Memory,
     prompt_ids: Any = None,
     attention_mask: Any = None,
@@ -84,7 +49,7 @@ def generate(
     generation_config: GenerationConfig | None = None,
     stop_tokens: int | Iterable[int] | None = None,
     pad_token: int | None = None,
-    streamer: Streamer | None = None,
+    streamer: BaseStreamer | None = None,
     generator: torch.Generator | None = None,
     **options: Any,
 ) -> Any:
@@ -204,7 +169,7 @@ def padded_at_start(rows: Rows, config: GenerationConfig) -> Tensor:
 
 
 @torch.no_grad()
-def to_cache(compressor: MemoryReader, memory: Memory, task: Task = "lm") -> MemoryCache:
+def to_cache(compressor: Any, memory: Memory, task: Task = "lm") -> MemoryCache:
     """A transformers cache of [memory][task token], for `model.generate(ids, cache=cache)`.
 
     `gistkit.hf.CACHE` is the name of the argument in the installed release (`past_key_values` before transformers
@@ -266,7 +231,7 @@ def to_cache(compressor: MemoryReader, memory: Memory, task: Task = "lm") -> Mem
     return cache
 
 
-def _guard(compressor: MemoryReader, places: int | None, window: int) -> Callable[[int], None]:
+def _guard(compressor: Any, places: int | None, window: int) -> Callable[[int], None]:
     """What refuses passes over `to_cache` that would read other weights or other keys than `generate` does.
 
     Args:
@@ -350,7 +315,7 @@ class Loop(GenerationMixin):
         self,
         prompt: Tensor,
         config: GenerationConfig,
-        streamer: Streamer | None,
+        streamer: BaseStreamer | None,
         generator: torch.Generator | None,
         options: dict[str, Any],
     ) -> Any:
@@ -417,7 +382,7 @@ class Loop(GenerationMixin):
 Behind = Callable[[MemoryCache, Plan, int], Tail | None]
 
 
-def folded(compressor: MemoryReader) -> AbstractContextManager[None]:
+def folded(compressor: Any) -> AbstractContextManager[None]:
     """Inside, memories are read by copies of the linear maps with the LoRA adapter merged into their weights.
 
     A token then needs no separate products with the adapter. `generate`, `ask` and `Conversation` do this automatically
@@ -431,7 +396,7 @@ def folded(compressor: MemoryReader) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def answering(compressor: MemoryReader, tokens: int) -> Iterator[Behind | None]:
+def answering(compressor: Any, tokens: int) -> Iterator[Behind | None]:
     """Inside, the model reads a memory and writes at most so many tokens, prepared for that as far as it pays.
 
     The weights have the reader's adapter in them (`Compressor.folded`), and what is given makes a `steps.Tail`.
@@ -461,7 +426,7 @@ class Passes:
         behind: reads single tokens where it can.
     """
 
-    def __init__(self, compressor: MemoryReader, cache: MemoryCache, behind: Behind | None = None) -> None:
+    def __init__(self, compressor: Any, cache: MemoryCache, behind: Behind | None = None) -> None:
         self._compressor, self._cache, self.behind = compressor, cache, behind
         self._tail: Tail | None = None
         # What was asked for the tail, and for which plan.
@@ -527,7 +492,7 @@ class Reading(Loop):
 
     def __init__(
         self,
-        compressor: MemoryReader,
+        compressor: Any,
         memory: Memory,
         prompt: Rows,
         task: Task,
@@ -591,7 +556,7 @@ class Reading(Loop):
         self,
         prompt: Tensor,
         config: GenerationConfig,
-        streamer: Streamer | None,
+        streamer: BaseStreamer | None,
         generator: torch.Generator | None,
         options: dict[str, Any],
     ) -> Any:
@@ -625,7 +590,7 @@ def stop_ids(model: SharedModel, stop_tokens: int | Iterable[int] | None) -> lis
         raise TypeError(f"stop_tokens: expected token ids, got {stop_tokens!r}") from error
 
 
-def new_cache(compressor: MemoryReader, memory: Memory, capacity: int) -> MemoryCache:
+def new_cache(compressor: Any, memory: Memory, capacity: int) -> MemoryCache:
     """A cache with the memory's keys, or empty where the memory is embeddings or packed, for `capacity` more rows."""
     start, read_as = max(memory.starts), memory.read_as
     if read_as is None or isinstance(read_as, hf.PackedLayers):

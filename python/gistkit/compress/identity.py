@@ -88,21 +88,6 @@ class Identity:
         return weights
 
 
-def fingerprint(compressor: Any) -> str:
-    """The base model's fingerprint, recomputed only when its weights have changed."""
-    return compressor.fingerprints()[0]  # type: ignore[no-any-return]
-
-
-def own_fingerprint(compressor: Any) -> str:
-    """The fingerprint of the compressor's own weights, recomputed only when they have changed."""
-    return compressor.fingerprints()[1]  # type: ignore[no-any-return]
-
-
-def fingerprints(compressor: Any) -> tuple[str, str]:
-    """`fingerprint` and `own_fingerprint`, from one look at the weights."""
-    return compressor.identity.fingerprints()  # type: ignore[no-any-return]
-
-
 def versions_of(weights: Iterable[Tensor], *, anywhere: bool = False) -> tuple[Any, ...]:
     """What changes with the weights: where each lies, its version and, on the CPU or `anywhere`, one of its values.
 

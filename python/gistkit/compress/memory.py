@@ -4,20 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import Cache
 
 from gistkit.common.files import read_tensors, write_tensors
+from gistkit.compress.config import REGISTRY
 from gistkit.compress.memory_files import packed, unpacked
 from gistkit.compress.source import Source
 from gistkit.hf.fingerprint import differing
 from gistkit.hf.packed import PackedLayers
 
 T = TypeVar("T")
+# What a memory has of each row, and its tensors with rows: the dimension of their columns, if they have columns.
+_NUMBERS = ("lengths", "context_lengths", "starts", "documents", "rest")
+_COLUMNS = {
+    "positions": 1, "ordinals": 1, "key_bias": 1, "straight_through": 1, "embeddings": -2, "layers": -2,
+    "frequencies": None, "last": None,
+}  # fmt: skip
+# Those that `counts` packs: the keys of one row after those of another.
+_PACKED = ("positions", "key_bias", "layers", "counts")
 # The purpose of reading a memory: to reconstruct the context, to continue it, or to answer questions about it.
 Task = Literal["ae", "lm", "qa"]
 TASKS = ("ae", "lm", "qa")
@@ -58,7 +69,7 @@ class Memory:
             values are then those of one head after another, row by row, and so are positions, int32 [T of all layers].
             [1, heads]: all rows read the same.
         frequencies: per layer [B, R/2], the RoPE frequencies of its keys, which depend on the length of the pass in
-            some types (dynamic, longrope). None without a known RoPE, and in files of earlier releases.
+            some types (dynamic, longrope). None without a known RoPE.
         last: [B, hidden], the output that predicts the token after the memory if there is no task token between them.
         ordinals: int64 [B, K] on the CPU, ascending in each row: the places of the memory tokens in the logical order
             of the pass that made them, which sliding windows count by. The text's places follow the last one. None: the
@@ -72,7 +83,7 @@ class Memory:
             format has the names `rest` and `maker`.)
         fingerprint: of the base model's weights, `gistkit.hf.fingerprint`; None inside `Compressor.forward`.
         maker: fingerprint of the compressor's own weights, `gistkit.hf.digest`; None inside `Compressor.forward`.
-        model: the base model's identity for messages, `gistkit.hf.identity`; None also in files of earlier releases.
+        model: the base model's identity for messages, `gistkit.hf.identity`; None inside `Compressor.forward`.
     """
 
     source: Source
@@ -189,14 +200,8 @@ class Memory:
         """The same memory on `device` and in the floating-point `dtype`; None: unchanged."""
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"dtype: expected one of floating point, got {dtype}")
-        memory = self._with(lambda tensor: tensor.to(device=device, dtype=dtype))
-        return replace(
-            memory,
-            frequencies=_each(self.frequencies, lambda f: f.to(device)),
-            last=None if self.last is None else self.last.to(device=device, dtype=dtype),
-            key_bias=None if self.key_bias is None else self.key_bias.to(device),
-            straight_through=None if self.straight_through is None else self.straight_through.to(device),
-        )
+        moved = self._with(lambda tensor: tensor.to(device), ("frequencies", "key_bias", "straight_through"))
+        return moved._with(lambda tensor: tensor.to(device=device, dtype=dtype), ("embeddings", "layers", "last"))
 
     def __getitem__(self, rows: int | slice | Sequence[int]) -> Memory:
         """The memory of some of the rows."""
@@ -211,35 +216,16 @@ class Memory:
         if not row_indices:
             raise ValueError(f"rows: expected at least one of {self.batch_size} rows, got none")
         width = max(self.lengths[row] for row in row_indices)
-        index = torch.tensor(row_indices, device=self.device)
-        packed = self.counts is not None
-        pick = lambda values: tuple(values[row] for row in row_indices)  # noqa: E731
-        picked = replace(
-            self,
-            lengths=pick(self.lengths),
-            context_lengths=pick(self.context_lengths),
-            positions=self.positions if packed else self.positions[row_indices, :width],
-            ordinals=None if self.ordinals is None else self.ordinals[row_indices, :width],
-            starts=pick(self.starts),
-            documents=pick(self.documents),
-            rest=pick(self.rest),
-        )
-        if packed:
-            # One that all rows read serves any of them.
-            picked = picked._with_rows(row_indices) if len((self.counts or ())[0]) > 1 else picked
-        else:
-            picked = picked._with(lambda tensor: tensor.index_select(0, index).narrow(-2, 0, width))
-        return replace(
-            picked,
-            frequencies=_each(self.frequencies, lambda f: f.index_select(0, index.to(f.device))),
-            last=None if self.last is None else self.last.index_select(0, index),
-            key_bias=picked.key_bias
-            if packed or self.key_bias is None
-            else self.key_bias.index_select(0, index)[:, :width],
-            straight_through=None
-            if self.straight_through is None
-            else self.straight_through.index_select(0, index)[:, :width],
-        )
+        index = torch.tensor(row_indices)
+
+        def taken(tensor: Tensor, columns: int | None) -> Tensor:
+            rows = tensor.index_select(0, index.to(tensor.device))
+            return rows if columns is None else rows.narrow(columns, 0, width)
+
+        # Packed keys that all rows read serve any of them.
+        alone = self.counts is not None and len(self.counts[0]) > 1
+        picked = self._with_rows(row_indices) if alone else self
+        return picked._by_rows(lambda values: tuple(values[row] for row in row_indices), taken)
 
     def repeat(self, count: int) -> Memory:
         """The one row `count` times, without copying it.
@@ -251,28 +237,7 @@ class Memory:
             raise ValueError(
                 f"repeat: expected a memory of one row and count >= 1, got {self.batch_size} rows and count {count}"
             )
-        packed = self.counts is not None
-        repeated = replace(
-            self,
-            lengths=self.lengths * count,
-            context_lengths=self.context_lengths * count,
-            positions=self.positions if packed else self.positions.expand(count, *self.positions.shape[1:]),
-            ordinals=None if self.ordinals is None else self.ordinals.expand(count, -1),
-            starts=self.starts * count,
-            documents=self.documents * count,
-            rest=self.rest * count,
-        )
-        if not packed:
-            repeated = repeated._with(lambda tensor: tensor.expand(count, *tensor.shape[1:]))
-        return replace(
-            repeated,
-            frequencies=_each(self.frequencies, lambda f: f.expand(count, -1)),
-            last=None if self.last is None else self.last.expand(count, -1),
-            key_bias=self.key_bias
-            if packed or self.key_bias is None
-            else self.key_bias.expand(count, *self.key_bias.shape[1:]),
-            straight_through=None if self.straight_through is None else self.straight_through.expand(count, -1),
-        )
+        return self._by_rows(lambda values: values * count, lambda tensor, _: tensor.expand(count, *tensor.shape[1:]))
 
     @staticmethod
     def stack(memories: Sequence[Memory]) -> Memory:
@@ -303,47 +268,18 @@ class Memory:
         if first.counts is not None:
             memories = [memory.of_each_row() for memory in memories]
 
-        def widen(tensor: Tensor) -> Tensor:
-            return torch.nn.functional.pad(tensor, (0, 0, 0, width - tensor.shape[-2]))
+        def joined(tensors: Sequence[Tensor], columns: int | None) -> Tensor:
+            if columns is not None:
+                before = (0, 0) * (tensors[0].dim() - 1 - columns % tensors[0].dim())
+                tensors = [F.pad(tensor, (*before, 0, width - tensor.shape[columns])) for tensor in tensors]
+            return torch.cat([*tensors])
 
-        def joined(*parts: Tensor) -> Tensor:
-            return torch.cat([widen(part) if first.counts is None else part for part in parts])
-
-        summed = lambda name: sum((getattr(memory, name) for memory in memories), ())  # noqa: E731
-        pad_columns = lambda t: torch.nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, width - t.shape[1]))  # noqa: E731
-        biases = [m.key_bias if m.counts else pad_columns(m.key_bias) for m in memories if m.key_bias is not None]
-        return replace(
-            first,
-            lengths=summed("lengths"),
-            context_lengths=summed("context_lengths"),
-            positions=torch.cat([pad_columns(m.positions) if m.counts is None else m.positions for m in memories]),
-            counts=None
-            if first.counts is None
-            else tuple(torch.cat(layer) for layer in zip(*(m.counts or () for m in memories), strict=True)),
-            ordinals=None
-            if first.ordinals is None
-            else torch.cat([pad_columns(m.ordinals) for m in memories if m.ordinals is not None]),
-            starts=summed("starts"),
-            documents=summed("documents"),
-            rest=summed("rest"),
-            frequencies=None
-            if any(m.frequencies is None for m in memories)
-            else tuple(torch.cat(f) for f in zip(*(m.frequencies or () for m in memories), strict=True)),
-            last=None if first.last is None else torch.cat([m.last for m in memories if m.last is not None]),
-            key_bias=torch.cat(biases) if biases else None,
-            straight_through=None
-            if first.straight_through is None
-            else torch.cat([pad_columns(m.straight_through) for m in memories if m.straight_through is not None]),
-            embeddings=None
-            if first.embeddings is None
-            else joined(*(m.embeddings for m in memories if m.embeddings is not None)),
-            layers=None
-            if first.layers is None
-            else tuple(
-                (joined(*(key for key, _ in layer)), joined(*(value for _, value in layer)))
-                for layer in zip(*(m.layers or () for m in memories), strict=True)
-            ),
-        )
+        tensors = first._columns | (dict.fromkeys(_PACKED) if first.counts is not None else {})
+        changed: dict[str, Any] = {name: sum((getattr(memory, name) for memory in memories), ()) for name in _NUMBERS}
+        for name, columns in tensors.items():
+            parts = [getattr(memory, name) for memory in memories]
+            changed[name] = _changed(parts, partial(joined, columns=columns))
+        return replace(first, **changed)
 
     def differing(self, source: Source, model: Mapping[str, Any] | None) -> tuple[str, str]:
         """What tells this memory's source and another apart, for a message: this one's and the other's."""
@@ -351,6 +287,8 @@ class Memory:
             {
                 "method": one.method,
                 "carrier": one.carrier,
+                # Settings at which earlier releases had no choice are in no file.
+                **(REGISTRY[one.method].unnamed() if one.method in REGISTRY else {}),
                 **one.options,
                 "chunk": one.chunk,
                 "memory_tokens": one.memory_tokens,
@@ -418,8 +356,7 @@ class Memory:
         Args:
             path: of the file.
             device, dtype: as in `to`.
-            verify: refuse a file whose contents do not match its checksum, which finds damage but not forgery. Files of
-                earlier releases have no checksum and give a warning. False: neither.
+            verify: refuse a file whose contents do not match its checksum, which finds damage but not forgery.
 
         Raises:
             FileNotFoundError: if there is no such file.
@@ -467,12 +404,23 @@ class Memory:
             counts=tuple(own[rows] for own in counts),
         )
 
-    def _with(self, change: Callable[[Tensor], Tensor]) -> Memory:
-        return replace(
-            self,
-            embeddings=None if self.embeddings is None else change(self.embeddings),
-            layers=None if self.layers is None else tuple((change(key), change(value)) for key, value in self.layers),
-        )
+    def _with(self, change: Callable[[Tensor], Tensor], names: Sequence[str] = ("embeddings", "layers")) -> Memory:
+        """The same with some of its tensors changed."""
+        return replace(self, **{name: _changed([getattr(self, name)], lambda one: change(*one)) for name in names})
+
+    @property
+    def _columns(self) -> dict[str, int | None]:
+        """`_COLUMNS` of the tensors that are not packed."""
+        return {name: at for name, at in _COLUMNS.items() if self.counts is None or name not in _PACKED}
+
+    def _by_rows(
+        self, numbers: Callable[[tuple[Any, ...]], Any], tensors: Callable[[Tensor, int | None], Tensor]
+    ) -> Memory:
+        """Other rows: what each has, and tensors with rows, given the dimension of their columns."""
+        changed = {name: numbers(getattr(self, name)) for name in _NUMBERS}
+        for name, columns in self._columns.items():
+            changed[name] = _changed([getattr(self, name)], lambda one, columns=columns: tensors(one[0], columns))  # type: ignore[misc]
+        return replace(self, **changed)
 
 
 def last_places(starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
@@ -481,8 +429,20 @@ def last_places(starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
     return (torch.tensor(starts)[:, None] - length + columns).where(columns < length, 0)
 
 
-def _each(frequencies: tuple[Tensor, ...] | None, change: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...] | None:
-    return None if frequencies is None else tuple(change(layer) for layer in frequencies)
+def ordinals_of(memory: Memory) -> Tensor:
+    """`Memory.ordinals`; a ValueError if the memory has none."""
+    if memory.ordinals is None:
+        raise ValueError(f"memory: expected one with ordinals, as {memory.source.method} makes it, got one without")
+    return memory.ordinals
+
+
+def _changed(values: Sequence[Any], change: Callable[[Sequence[Tensor]], Tensor]) -> Any:
+    """Tensors of several memories as one, or tuples of them one by one; None where a memory has none."""
+    if any(value is None for value in values):
+        return None
+    if isinstance(values[0], tuple):
+        return tuple(_changed(parts, change) for parts in zip(*values, strict=True))
+    return change(values)
 
 
 def check_memory(memory: object) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict
@@ -18,48 +17,33 @@ from gistkit.compress.source import Source
 
 Kind = TypeVar("Kind")
 FORMAT = "gistkit-memory"
-# That of memories with biases of keys, which earlier releases would not see, is higher.
+# That of memories with biases of keys is higher, and those whose files are read.
 VERSION, BIASED = 2, 3
-# Whose files are read.
-VERSIONS = ("1", "2", "3")
+VERSIONS = ("2", "3")
 CHECKSUM = "checksum"
-# The header of files that have no checksum.
-_UNSIGNED = {"format", "version", "memory"}
 _BIASES = (torch.float32, torch.float64)
+# The fields of a memory that its header has, and those that are tensors; of layers the parts, in that order.
+_VALUES = ("lengths", "context_lengths", "starts", "documents", "rest", "fingerprint", "maker")
+_TENSORS = ("positions", "embeddings", "last", "ordinals", "key_bias")
+_LAYERS = ("key", "value")
 
 
 def packed(memory: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the header of a memory's file."""
     memory = memory.of_each_row()
-    tensors = {"positions": memory.positions}
-    if memory.embeddings is not None:
-        tensors["embeddings"] = memory.embeddings
-    if memory.last is not None:
-        tensors["last"] = memory.last
-    if memory.ordinals is not None:
-        tensors["ordinals"] = memory.ordinals
-    if memory.key_bias is not None:
-        tensors["key_bias"] = memory.key_bias
-    for index, (key, value) in enumerate(memory.layers or ()):
-        tensors |= {f"layers.{index}.key": key, f"layers.{index}.value": value}
-    for index, frequencies in enumerate(memory.frequencies or ()):
+    tensors = {name: tensor for name in _TENSORS if (tensor := getattr(memory, name)) is not None}
+    for index, layer in enumerate(memory.layers or ()):
+        tensors |= {f"layers.{index}.{name}": part for name, part in zip(_LAYERS, layer, strict=True)}
+    for name in ("frequencies", "counts"):
         # Layers may share one tensor, which safetensors does not write.
-        tensors[f"layers.{index}.frequencies"] = frequencies.clone()
+        tensors |= {f"layers.{index}.{name}": own.clone() for index, own in enumerate(getattr(memory, name) or ())}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     content = {
         "source": asdict(memory.source),
-        "lengths": memory.lengths,
-        "context_lengths": memory.context_lengths,
-        "starts": memory.starts,
-        "documents": memory.documents,
-        "rest": memory.rest,
-        "fingerprint": memory.fingerprint,
-        "maker": memory.maker,
+        **{name: getattr(memory, name) for name in _VALUES},
         "model": None if memory.model is None else dict(memory.model),
         "layers": len(memory.layers or ()),
     }
-    for index, own in enumerate(memory.counts or ()):
-        tensors[f"layers.{index}.counts"] = own
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     version = VERSION if memory.key_bias is None else BIASED
     header = {"format": FORMAT, "version": str(version), "memory": json.dumps(content)}
     return tensors, header | {CHECKSUM: _checksum(header["memory"], tensors)}
@@ -81,14 +65,7 @@ def _checksum(content: str, tensors: dict[str, Tensor]) -> str:
 
 
 def _verify(path: str, header: dict[str, str], tensors: dict[str, Tensor]) -> None:
-    """Refuses contents that differ from their checksum, and warns where there is none."""
-    if not header.keys() - _UNSIGNED:
-        warnings.warn(
-            f"{path}: this file of an earlier release has no checksum, so damage cannot be detected; save it again "
-            "with Memory.save",
-            stacklevel=4,
-        )
-        return
+    """Refuses contents that differ from their checksum."""
     found = _checksum(header["memory"], tensors)
     if header.get(CHECKSUM) != found:
         raise ValueError(
@@ -151,34 +128,19 @@ def _check_counts(memory: Any) -> None:
 
 def _fields(content: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
     """A memory's fields."""
-    layers = tuple(
-        (tensors[f"layers.{index}.key"], tensors[f"layers.{index}.value"]) for index in range(content["layers"])
-    )
-    counts = tuple(tensors[name] for index in range(content["layers"]) if (name := f"layers.{index}.counts") in tensors)
-    # Files of earlier releases have none.
-    frequencies = tuple(
-        tensors[name] for index in range(content["layers"]) if (name := f"layers.{index}.frequencies") in tensors
-    )
-    return dict(
-        source=Source.of(content["source"]),
-        lengths=tuple(map(int, content["lengths"])),
-        context_lengths=tuple(map(int, content["context_lengths"])),
-        positions=tensors["positions"],
-        starts=tuple(map(int, content["starts"])),
-        embeddings=tensors.get("embeddings"),
-        layers=layers or None,
-        counts=counts or None,
-        frequencies=frequencies or None,
-        last=tensors.get("last"),
-        ordinals=tensors.get("ordinals"),
-        key_bias=tensors.get("key_bias"),
-        # Files of earlier releases have none.
-        documents=tuple(tuple(map(int, row)) for row in content.get("documents", ())),
-        rest=tuple(tuple(map(int, row)) for row in content["rest"]),
-        fingerprint=content["fingerprint"],
-        maker=content.get("maker"),
-        model=content.get("model"),
-    )
+
+    def of_layers(name: str) -> list[Tensor]:
+        names = [f"layers.{index}.{name}" for index in range(content["layers"])]
+        return [tensors[each] for each in names if each in tensors or name in _LAYERS]
+
+    whole = {name: tuple(map(int, content[name])) for name in ("lengths", "context_lengths", "starts")}
+    by_row = {name: tuple(tuple(map(int, row)) for row in content[name]) for name in ("documents", "rest")}
+    given = {name: content[name] for name in ("fingerprint", "maker", "model")}
+    parts = {name: tuple(of_layers(name)) or None for name in ("frequencies", "counts")}
+    layers = tuple(zip(*map(of_layers, _LAYERS), strict=True)) or None
+    named = {name: tensors.get(name) for name in _TENSORS[1:]}
+    source, positions = Source.of(content["source"]), tensors["positions"]
+    return {"source": source, "positions": positions, **whole, **by_row, **given, **named, **parts, "layers": layers}
 
 
 def _checked(memory: Any) -> Any:
@@ -230,6 +192,4 @@ def _checked(memory: Any) -> Any:
     chunk, memory_tokens = memory.source.chunk, memory.source.memory_tokens
     if not 1 <= memory_tokens <= chunk < POSITIONS:
         raise ValueError(f"chunk {chunk} and memory_tokens {memory_tokens}")
-    # Earlier releases leave nothing out where heads happen to keep as many each.
-    padded = not counts and memory.positions.dim() == 3 and memory.source.options.get("shares", "equal") != "equal"
-    return memory.without_padding() if padded else memory
+    return memory

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from gistkit import hf, ops
-from gistkit.compress.generation import MemoryReader
 from gistkit.compress.memory import Memory, last_places
 
 
-def join(compressor: MemoryReader, memories: Sequence[Memory]) -> Memory:
+def join(compressor: Any, memories: Sequence[Memory]) -> Memory:
     """Joins memories in order, as if their documents were consecutive chunks of one context.
 
     If the encoder numbers the context through all chunks (UPL, EPL), a document's position ids continue those of the
@@ -34,7 +34,7 @@ def join(compressor: MemoryReader, memories: Sequence[Memory]) -> Memory:
     return result
 
 
-def join_selected(compressor: MemoryReader, memories: Sequence[Memory]) -> Memory:
+def join_selected(compressor: Any, memories: Sequence[Memory]) -> Memory:
     """`join` of memories of `Select`: each document keeps its own BOS, and its keys are rotated behind those before it.
 
     Raises:
@@ -63,7 +63,7 @@ def join_selected(compressor: MemoryReader, memories: Sequence[Memory]) -> Memor
     return result
 
 
-def join_in_place(compressor: MemoryReader, memories: Sequence[Memory]) -> Memory:
+def join_in_place(compressor: Any, memories: Sequence[Memory]) -> Memory:
     """`join` of memories that were compressed in place: the first BOS stays, and other keys move behind those before.
 
     Raises:
@@ -98,9 +98,7 @@ def _without_bos(memory: Memory) -> Memory:
     )
 
 
-def _layers_after(
-    compressor: MemoryReader, first: Memory, second: Memory, delta: Tensor
-) -> tuple[tuple[Tensor, Tensor], ...]:
+def _layers_after(compressor: Any, first: Memory, second: Memory, delta: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
     """The keys and values of the first, and then those of the second, whose keys move by `delta` [B, 1] positions."""
     keys = [key for key, _ in second.layers or ()]
     if bool(delta.any()):
@@ -112,7 +110,7 @@ def _layers_after(
     )
 
 
-def _append_packed(compressor: MemoryReader, first: Memory, second: Memory) -> Memory:
+def _append_packed(compressor: Any, first: Memory, second: Memory) -> Memory:
     """`join_selected` of two memories with `counts`: the second one's keys of each head follow the first one's."""
     first, second = first.of_each_row(), second.of_each_row()
     layers = []
@@ -160,7 +158,7 @@ def _interleaved(first: Tensor, second: Tensor, counts: Tensor, others: Tensor) 
     return torch.cat([part for pair in pairs for part in pair])
 
 
-def _check(compressor: MemoryReader, memories: Sequence[Memory]) -> None:
+def _check(compressor: Any, memories: Sequence[Memory]) -> None:
     if not memories:
         raise ValueError("memories: expected at least one, got none")
     for memory in memories:
@@ -178,7 +176,7 @@ def _check(compressor: MemoryReader, memories: Sequence[Memory]) -> None:
             )
 
 
-def _in_one_rotation(compressor: MemoryReader, memories: Sequence[Memory]) -> Sequence[Memory]:
+def _in_one_rotation(compressor: Any, memories: Sequence[Memory]) -> Sequence[Memory]:
     """The memories with keys that the same frequencies rotated in all of a row, those of its longest document."""
     first = memories[0]
     complete = all(memory.frequencies is not None for memory in memories)
@@ -200,7 +198,7 @@ def _numbered_through(memory: Memory) -> bool:
     return memory.source.carrier == "kv" and memory.source.layout in ("upl", "epl")
 
 
-def _frequencies(compressor: MemoryReader, memory: Memory) -> tuple[Tensor, ...]:
+def _frequencies(compressor: Any, memory: Memory) -> tuple[Tensor, ...]:
     """The frequencies [B, R/2] of each layer's keys; the model's own of the moment for a memory without them."""
     if memory.frequencies is not None:
         return tuple(layer.to(memory.device) for layer in memory.frequencies)
@@ -227,7 +225,7 @@ def _turned(keys: Tensor, delta: Tensor, frequencies: Tensor) -> Tensor:
     return torch.cat([ops.rerotate(*row) for row in rows])
 
 
-def _append(compressor: MemoryReader, first: Memory, second: Memory) -> Memory:
+def _append(compressor: Any, first: Memory, second: Memory) -> Memory:
     source = first.source
     contexts = _sum(first.context_lengths, second.context_lengths)
     lengths = _sum(first.lengths, second.lengths)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gistkit import layouts
 from gistkit.common.checks import placed
+from gistkit.hf.vision import VisionFamily
 from gistkit.layouts import Layout, Plan
 from gistkit.layouts.layout import physical_order
 from gistkit.layouts.positions import EncoderPositions, decoder_positions, encoder_positions
@@ -54,41 +55,35 @@ def encoder_pass(contexts: tuple[int, ...], chunk: int, memory: int, scheme: str
 
 
 @lru_cache(maxsize=_KEPT)
-def encoder_plan(
-    contexts: tuple[int, ...], chunk: int, memory: int, scheme: str, windows: tuple[int, ...], device: str
-) -> Plan:
+def encoder_parts(
+    contexts: tuple[int, ...],
+    chunk: int,
+    memory: int,
+    scheme: str,
+    windows: tuple[int, ...],
+    device: str,
+    tokens: int | None = None,
+) -> tuple[tuple[slice, Plan], ...]:
     """[context columns, memory columns], padded to the longest context; a chunk sees only itself.
 
+    In parts of whole chunks: the context columns of each part, and its plan.
+
     Args:
-        contexts: tokens of each row; one plan for all rows of the batch if they are equal.
+        contexts: tokens of each row; one plan for all rows of the batch if they are equal. In several parts, all have
+            the same number of chunks.
         windows: sliding windows of the model.
-    """
-    made = {context: layouts.icae_encoder(context, chunk, memory, positions=scheme) for context in {*contexts}}
-    # As in `encoder_pass`.
-    with torch.inference_mode(False):
-        return compiled([made[context] for context in contexts], windows, device)
-
-
-@lru_cache(maxsize=_KEPT)
-def encoder_parts(
-    contexts: tuple[int, ...], chunk: int, memory: int, scheme: str, windows: tuple[int, ...], device: str, tokens: int
-) -> tuple[tuple[slice, Plan], ...]:
-    """`encoder_plan` in parts of whole chunks: the context columns of each part, and its plan.
-
-    Args:
-        contexts: as in `encoder_plan`; all with the same number of chunks.
-        tokens: what the rows of a part may have in all, which is at least a chunk each.
+        tokens: what the rows of a part may have in all, which is at least a chunk each; None: one part has all.
     """
     ids = {context: encoder_positions(scheme, context, chunk, memory) for context in {*contexts}}
     chunks = -(-max(contexts) // chunk)
-    each = max(1, tokens // (len(contexts) * (chunk + memory)))
+    each = chunks if tokens is None else max(1, tokens // (len(contexts) * (chunk + memory)))
     parts = []
     for first in range(0, chunks, each):
         last = min(first + each, chunks)
         made = {context: _encoder_part(ids[context], chunk, memory, first, last) for context in ids}
-        # As in `encoder_pass`.
-        with torch.inference_mode(False):
-            plan = compiled([made[context] for context in contexts], windows, device)
+        # Whole chunks are the same in contexts of any length.
+        alike = {len(part): part for part in made.values()}
+        plan = compiled([alike[len(made[context])] for context in contexts], windows, device)
         parts.append((slice(first * chunk, min(last * chunk, max(contexts))), plan))
     return tuple(parts)
 
@@ -103,11 +98,17 @@ def _encoder_part(ids: EncoderPositions, chunk: int, memory: int, first: int, la
     return replace(layout, positions=positions)
 
 
-def compiled(parts: list[Layout], windows: tuple[int, ...], device: str) -> Plan:
-    """The plan of a pass with a layout for each row, each role in the same columns; one for all if they are equal."""
-    if len({len(part) for part in parts}) == 1:
-        return parts[0].compile(device=device, windows=windows)
-    return layouts.compile_batch(parts, aligned=True, device=device, windows=windows)
+def compiled(parts: list[Layout], windows: tuple[int, ...], device: str, **ordered: Any) -> Plan:
+    """The plan of a pass with a layout for each row, each role in the same columns; one for all if they are the same.
+
+    Args:
+        ordered: `compile`'s grouped=False, in logical order and padded at the end of rows, and queries.
+    """
+    # What is kept outlives the call: tensors made in inference mode could not be used in training later.
+    with torch.inference_mode(False):
+        if len({*map(id, parts)}) == 1:
+            return parts[0].compile(device=device, windows=windows, **ordered)
+        return layouts.compile_batch(parts, aligned=not ordered, device=device, windows=windows, **ordered)
 
 
 @dataclass(frozen=True)
@@ -151,11 +152,7 @@ def decoder_plan(
     """
     parts = {row: _reading_layout(row, memory, widths) for row in rows}
     queries = slice(memory, None) if cached else None
-    with torch.inference_mode(False):
-        if len(parts) == 1:
-            return parts[rows[0]].compile(grouped=False, queries=queries, windows=windows, device=device)
-        batch = [parts[row] for row in rows]
-        return layouts.compile_batch(batch, grouped=False, queries=queries, windows=windows, device=device)
+    return compiled([parts[row] for row in rows], windows, device, grouped=False, queries=queries)
 
 
 def _reading_layout(row: ReadingRow, memory: int, widths: tuple[int, ...]) -> Layout:
@@ -184,21 +181,6 @@ def _reading_layout(row: ReadingRow, memory: int, widths: tuple[int, ...]) -> La
         ordinals=np.maximum.accumulate(ordinals),
         name="decoder",
     )
-
-
-class LaidOut(Protocol):
-    """A method that compresses in place, hashable: its layout of any context."""
-
-    @property
-    def ratio(self) -> int:
-        """Context tokens a memory token."""
-
-    @property
-    def has_gists(self) -> bool:
-        """Whether memory tokens are tokens of the pass; otherwise they are means over it."""
-
-    def layout(self, context: int) -> Layout:
-        """The layout of a context and one token of text after it."""
 
 
 def check_text(method: str, layout: Layout) -> None:
@@ -243,11 +225,11 @@ class InPlacePass:
 
 
 @lru_cache(maxsize=_KEPT)
-def in_place_pass(method: LaidOut, contexts: tuple[int, ...], windows: tuple[int, ...], device: str) -> InPlacePass:
+def in_place_pass(method: Any, contexts: tuple[int, ...], windows: tuple[int, ...], device: str) -> InPlacePass:
     """The pass over contexts of the given lengths, BOS not counted.
 
     Args:
-        method: whose layout it is.
+        method: the config of a method that compresses in place; plans are kept by it.
         contexts: tokens of each row.
         windows: sliding windows of the model.
         device: where the plan goes.
@@ -310,43 +292,6 @@ class ImageRow(NamedTuple):
     ids: bytes
 
 
-@dataclass(frozen=True)
-class ImageLayout:
-    """How the rows of one compressor are laid out, see `gistkit.layouts.voco`.
-
-    Args:
-        memory: VoCo tokens of each image.
-        positions, gap, text_sees_before, bidirectional: as there.
-        axes: of position ids.
-    """
-
-    memory: int
-    positions: str
-    gap: int
-    text_sees_before: bool
-    bidirectional: bool
-    axes: int
-
-    def __call__(self, row: ImageRow) -> Layout:
-        """The layout of a row and one more token of text."""
-        ids = None
-        if row.ids:
-            own = np.frombuffer(row.ids, np.int64).reshape(self.axes, -1)
-            ids = np.pad(own, ((0, 0), (0, 1)), constant_values=own.max() + 1)
-        return layouts.voco(
-            row.vision,
-            self.memory,
-            row.after[-1] + 1,
-            before=row.before,
-            between=row.after[:-1],
-            gap=self.gap,
-            positions=self.positions,
-            text_sees_before=self.text_sees_before,
-            bidirectional=self.bidirectional,
-            ids=ids,
-        )
-
-
 def image_row(
     length: int, images: Sequence[tuple[int, int]], gap: int, ids: NDArray[np.int64] | None, name: str
 ) -> ImageRow:
@@ -394,31 +339,31 @@ class ImagePass:
 
 @lru_cache(maxsize=_KEPT)
 def image_pass(
-    rows: tuple[ImageRow, ...], layout: ImageLayout, columns: int, windows: tuple[int, ...], device: str
+    rows: tuple[ImageRow, ...], config: Any, family: VisionFamily, columns: int, windows: tuple[int, ...], device: str
 ) -> ImagePass:
     """The pass over rows with images.
 
     Args:
         rows: of the batch.
-        layout: of all rows.
+        config: the VoCo's, whose layout it is; plans are kept by it.
+        family: of the model.
         columns: tokens of the longest row.
         windows: sliding windows of the model.
         device: where the plan goes.
     """
-    full = [layout(row) for row in rows]
-    parts = [one.take(slice(0, -1)) for one in full]
-    kept = [_kept(part, layout.text_sees_before) for part in parts]
+    made = {row: config.layout_of(row, family) for row in rows}
+    taken = {row: one.take(slice(0, -1)) for row, one in made.items()}
+    full, parts = ([layout[row] for row in rows] for layout in (made, taken))
+    kept = [_kept(part, config.text_sees_before) for part in parts]
     sources = []
     for part in parts:
         memory = part.roles == Role.MEMORY
-        sources.append(np.where(memory, columns + (np.cumsum(memory) - 1) % layout.memory, np.cumsum(~memory) - 1))
+        sources.append(
+            np.where(memory, columns + (np.cumsum(memory) - 1) % config.memory_tokens, np.cumsum(~memory) - 1)
+        )
     positions = [part.positions.T[index] for part, index in zip(parts, kept, strict=True)]
     with torch.inference_mode(False):
-        plan = (
-            parts[0].compile(grouped=False, windows=windows, device=device)
-            if len(set(rows)) == 1
-            else layouts.compile_batch(parts, grouped=False, windows=windows, device=device)
-        )
+        plan = compiled(parts, windows, device, grouped=False)
         return ImagePass(
             plan,
             placed(_padded(sources), device),

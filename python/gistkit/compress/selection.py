@@ -95,6 +95,7 @@ class Selection(hf.Keeper):
         question: tokens of a question behind each row, whose keys are not kept.
         shares: as of `Select`.
         depth: layers of the model, for a pyramid.
+        sinks: how many of the score's first tokens are kept whatever their scores; None: all.
     """
 
     def __init__(
@@ -107,8 +108,11 @@ class Selection(hf.Keeper):
         question: int = 0,
         shares: str = "equal",
         depth: int = 1,
+        sinks: int | None = None,
     ) -> None:
         super().__init__()
+        first = getattr(score, "sinks", 0)
+        self.sinks = first if sinks is None else min(first, sinks)
         self.question, self.shares, self.depth = question, shares, depth
         self.lengths, self.counts, self.score = lengths, counts, score
         self.closed, self.frequencies = closed, frequencies
@@ -152,6 +156,8 @@ class Selection(hf.Keeper):
         return [pyramid(count, length, self.depth, min(window, length // 2))[layer] for count, length in rows]
 
     def _chosen(self, scores: Sequence[Tensor], count: int) -> Sequence[Tensor]:
+        places = torch.arange(self.sinks, device=scores[0].device).clamp(max=scores[0].shape[1] - 1)
+        scores = [own.index_fill(1, places, torch.inf) for own in scores]
         # AdaKV's heads have a fifth of an equal share at least.
         return chosen(scores, count, {"heads": count // 5, "all": 0}.get(self.shares, count))
 

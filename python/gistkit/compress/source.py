@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -47,11 +46,7 @@ class Source:
 
     @staticmethod
     def of(content: Mapping[str, Any]) -> Source:
-        """The source that a file describes; of files of version 1 too, whose `layout` is a name or options as JSON."""
-        content = dict(content)
-        if isinstance(content.get("layout"), str):
-            layout = content.pop("layout")
-            content["options"] = json.loads(layout) if layout.startswith("{") else {"layout": layout}
+        """The source that a file describes."""
         source = Source(**content)
         if any(type(getattr(source, name)) is not kind for name, kind in _KINDS.items()):
             raise ValueError(f"{source}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -10,6 +12,7 @@ from huggingface_hub import snapshot_download
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from gistkit.common.files import read_json
+from gistkit.common.hub import hub_or_cache
 from gistkit.common.messages import one_line, shown
 from gistkit.compress.folder import TOKENIZER, inside
 from gistkit.compress.generation import stop_ids
@@ -38,7 +41,8 @@ def tokenizer(compressor: Any) -> Any:
 
 def set_tokenizer(compressor: Any, tokenizer: Any) -> None:
     """See `tokenizer`."""
-    compressor._tokenizer = tokenizer
+    # An encoder's tokens are compared with those of another tokenizer anew.
+    compressor._tokenizer, compressor.shares_tokens = tokenizer, None
 
 
 def compress(
@@ -60,9 +64,16 @@ def compress(
     Raises:
         ValueError: if there is no tokenizer, or a text has no tokens.
     """
+    texts = texts_of("text", text)
+    for one in texts:
+        # Path.is_file raises errors for long texts.
+        if os.path.isfile(one):
+            warnings.warn(f"text: {one!r} is the name of a file; to compress the file, pass its text", stacklevel=3)
     # Tokenizers keep what they do with control tokens, which another thread may want otherwise.
     with compressor.lm.turn():
-        rows = [text_ids(row, compressor.tokenizer, control_tokens=control_tokens) for row in texts_of("text", text)]
+        rows = [text_ids(one, compressor.tokenizer, control_tokens=control_tokens) for one in texts]
+    if [] in rows:
+        raise ValueError(f"text: expected at least 1 token, got 0 in row {rows.index([])}")
     return compressor.encode(rows, ratio=ratio, budget=budget, gradient=gradient)  # type: ignore[no-any-return]
 
 
@@ -135,11 +146,13 @@ def load_tokenizer(folder: Path | None, model: Any, own: str = TOKENIZER, checke
     if name == smollm2.NAME:
         return smollm2.load_smollm2_tokenizer()
     try:
-        if name and checked:
-            return _read(Path(name if Path(name).is_dir() else snapshot_download(name, allow_patterns=_FILES)), ".")
         if name:
-            # A folder's settings may have named the model.
-            return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+            with hub_or_cache(name):
+                if checked:
+                    place = name if Path(name).is_dir() else snapshot_download(name, allow_patterns=_FILES)
+                    return _read(Path(place), ".")
+                # A folder's settings may have named the model.
+                return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         reason += f", which has none that loads ({one_line(error)})"
     raise ValueError(f"{own}: expected the model's own, for texts, got none: {reason}; set compressor.{own}")

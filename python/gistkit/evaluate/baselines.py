@@ -127,8 +127,8 @@ class Baseline(Compressor):
         parameters = self.task_embeddings.named_parameters(prefix="task_embeddings")
         return iter(parameters if self.task_tokens else ())
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Writes the task tokens as safetensors; the model is unchanged and is not written."""
+    def save_pretrained(self, folder: str | Path, fingerprints: Any = None) -> None:
+        """Writes the task tokens as safetensors; the model is unchanged and not written, nor are fingerprints."""
         self._check_task_tokens()
         write_tensors(Path(folder) / TASK_TOKENS, dict(self.task_embeddings.items()), {"method": self.method})
 

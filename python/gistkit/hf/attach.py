@@ -152,11 +152,12 @@ def decoder_of(model: nn.Module) -> PreTrainedModel:
     if not isinstance(decoder, PreTrainedModel) or not decoder.is_backend_compatible():
         raise TypeError(f"{expected}, got {name} with attention of its own")
     if getattr(decoder.config, "is_causal", True) is False or not parts_of(decoder).causal:
-        raise TypeError(f"{expected}, got {name}, whose attention is not causal or reads an encoder")
+        raise TypeError(f"{expected}, got {name}: its attention is not causal or reads an encoder")
     other_types = set(getattr(decoder.config, "layer_types", None) or ()) - set(PLAIN_LAYERS)
     if other_types:
         raise TypeError(
-            f"{expected}, with layers of {' or '.join(PLAIN_LAYERS)}, got {name} with {sorted(other_types)}"
+            f"{expected}, with layers of {' or '.join(PLAIN_LAYERS)}, got {name} with layers of "
+            f"{' and '.join(sorted(other_types))}"
         )
     return decoder
 
@@ -520,8 +521,13 @@ def _attention_forward(family: Family) -> Callable[..., tuple[Tensor, None]]:
 
 # The arguments of `model(...)` under `attach`. Transformers passes any other name on without an error.
 ARGUMENTS = ("plan", "memory", "keep", "key_bias", "extend")
-# Arguments of other families' attention that gistkit's does not have: sinks and biases of pairs of tokens.
-_REFUSED = ("s_aux", "position_bias", "attention_bias", "head_mask")
+# Arguments of other families' attention that gistkit's does not have.
+_REFUSED = {
+    "s_aux": "attention sinks",
+    "position_bias": "a bias for each pair of tokens",
+    "attention_bias": "a bias for each pair of tokens",
+    "head_mask": "masked heads",
+}
 
 Extend = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -570,12 +576,12 @@ def attention(
         sliding_window = attention_mask
     elif attention_mask is not None:
         raise ValueError(
-            f"attention_mask: not allowed with a plan, got a mask of shape {tuple(attention_mask.shape)}; "
+            f"attention_mask: expected none with a plan, got a dense mask (of shape {tuple(attention_mask.shape)}); "
             "say who sees whom in the layout"
         )
-    for name in _REFUSED:
+    for name, what in _REFUSED.items():
         if kwargs.get(name) is not None:
-            raise ValueError(f"model: expected attention without {name}, which gistkit's lacks, got one that has it")
+            raise ValueError(f"model: expected attention that gistkit's kernels compute, got one with {what} ({name})")
     layer = cast(int, getattr(module, "layer_idx", -1))
     device, held = query.device.type, key
     if torch.is_autocast_enabled(device):

@@ -231,7 +231,7 @@ class PackedLayers:
             places = places.clamp(max=len(keys) - 1).long()
             keys, values, biases = keys[places], values[places], None if biases is None else biases[places]
             plan = Plan(torch.stack([torch.zeros_like(start), end - start], -1), places.shape[1])
-        bias = None if biases is None else biases.view(-1, 1, biases.shape[-1])
+        bias = None if biases is None else torch.atleast_2d(biases)[:, None]
         shape = self.rows, heads, group, copies, count
         parts = attention(flat, _of_each(keys, len(flat)), _of_each(values, len(flat)), plan, bias=bias)
         own, own_lse = (

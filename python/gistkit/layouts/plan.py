@@ -12,7 +12,6 @@ from gistkit import _gpu
 from gistkit.common.checks import at_least, moved
 from gistkit.layouts.lists import TileLists, lists_on
 from gistkit.layouts.relations import Role
-from gistkit.layouts.tiles import Tiles, tiles_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,10 +156,6 @@ class Plan:
             reach=self.reach,
         )
         return plan.with_windows({width: cut.spans[:, start:stop] for width, cut in self.windowed.items()})
-
-    def tiles(self, tile_queries: int = 64, tile_keys: int = 64) -> Tiles:
-        """The tiles of the mask that a blocked kernel visits, and their visible share; see `Tiles`."""
-        return tiles_of(self.spans, self.num_keys, tile_queries, tile_keys)
 
     def to(self, device: torch.device | str) -> Plan:
         """The same plan with its tensors on `device`. On a GPU it also gets attention's lists of visible tiles."""

@@ -15,7 +15,7 @@ class Sinusoidal(PositionEncoding):
     """Sines and cosines of the position (Attention Is All You Need, arXiv 1706.03762, section 3.5).
 
     Channels 2i and 2i + 1 are the sine and cosine of position * base ** (-2i / width); with several axes each has
-    width = dim / axes channels, the first axis first. Tokens without a position get nothing.
+    width = dim / axes channels, the first axis first. Tokens without a position are left unchanged.
 
     Args:
         dim: channels, a multiple of 2 * axes.
@@ -46,9 +46,9 @@ class Sinusoidal(PositionEncoding):
 class Learned(PositionEncoding):
     """A learned embedding of each position, interpolated beyond the table's range.
 
-    A row of positions that leaves the table stretches it over 0 .. their highest (align_corners: first on first, last
-    on last); `extent` fixes the length instead. What a token gets then depends on the highest position of its row, so a
-    cache serves within the table, or with an extent, alone.
+    If a row has positions beyond the table, the table is stretched over 0 .. its highest position (align_corners: first
+    on first, last on last); `extent` fixes the length instead. A token's embedding then depends on the highest position
+    of its row, so a cache works only within the table, or with an extent.
 
     Args:
         length: positions of the table.
@@ -95,7 +95,7 @@ class Learned(PositionEncoding):
 class Learned2D(PositionEncoding):
     """A learned embedding of each cell of a grid, interpolated (bicubic) beyond its range.
 
-    Positions that leave the grid stretch it, each axis for itself, over 0 .. their highest, as images are resized
+    If positions lie beyond the grid, it is stretched over 0 .. the highest, each axis separately, as images are resized
     (align_corners=False); `extent` fixes the size instead.
 
     Args:
@@ -136,7 +136,7 @@ class Learned2D(PositionEncoding):
 
 
 def _extent(points: Tensor, sizes: Sequence[int], fixed: Sequence[int] | None) -> Tensor:
-    """float64 [B, 1, axes]: the size that the table stands for in each row. `points`: [B, N, axes]."""
+    """float64 [B, 1, axes]: the size that the table is stretched to in each row. `points`: [B, N, axes]."""
     if fixed is None:
         highest = points.amax(1, keepdim=True).double() + 1
         return torch.maximum(highest, highest.new_tensor(sizes))

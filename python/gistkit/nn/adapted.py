@@ -1,4 +1,4 @@
-"""adapted_linear: a linear map with LoRA adapters of its rows, in the map's dtype, in as many products as factors."""
+"""adapted_linear: a linear map with LoRA adapters on some rows of its input, computed in the map's dtype."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def adapted_linear(x: Tensor, base: nn.Linear, adapters: Sequence[Factors]) -> T
     """x W^T + bias, plus scale (x A^T) B^T at the rows of each adapter, with W and bias frozen.
 
     The products run in x's dtype; the factors, which may be wider, are rounded for them, and on a GPU their gradients
-    are summed in float32. It can be differentiated once.
+    are summed in float32. Second derivatives are not supported.
 
     Args:
         x: [.., N, in], in the dtype of W.
@@ -43,7 +43,7 @@ def adapted_linear(x: Tensor, base: nn.Linear, adapters: Sequence[Factors]) -> T
 
 
 def fits(x: Tensor, base: Any, down: Any, up: Any, dropout: nn.Module) -> bool:
-    """Whether `adapted_linear` serves these modules: plain, frozen, without dropout, hooks, autocast or compilation."""
+    """Whether `adapted_linear` can run these modules: plain, frozen, no dropout, hooks, autocast or compilation."""
     return (
         type(base) is type(down) is type(up) is nn.Linear
         and x.dtype == base.weight.dtype
@@ -61,7 +61,7 @@ def fits(x: Tensor, base: Any, down: Any, up: Any, dropout: nn.Module) -> bool:
 
 
 def watched(module: Any) -> bool:
-    """Whether something waits for the module's own pass: hooks, or another forward in its place."""
+    """Whether the module has hooks, or a forward other than that of its class."""
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
     return any(hooks) or "forward" in vars(module)
 

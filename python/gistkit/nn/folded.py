@@ -14,10 +14,10 @@ from gistkit.nn.adapted import watched
 class FoldedMap:
     """The forward of PEFT's layer around a linear map, as one product W + s B A (LoRA, arXiv 2106.09685, Section 4.1).
 
-    It serves passes in eval mode and without gradients in which the adapter alone is active; others pass to the layer.
+    It runs in eval mode, without gradients, if no other adapter is active; otherwise the layer runs.
 
     Args:
-        layer: PEFT's layer, one that `foldable` says yes to.
+        layer: PEFT's layer, for which `foldable` is true.
         adapter: PEFT's name of the adapter.
         weight: what `fold` returned.
     """

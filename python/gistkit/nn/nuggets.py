@@ -12,11 +12,11 @@ from gistkit.common.checks import check_float, placed
 
 
 class NuggetScorer(nn.Module):
-    """Scores how well a token can stand for those before it: a feed-forward network of two layers (Dodo, Equation 6).
+    """Scores how well a token can represent those before it: a feed-forward network of two layers (Dodo, Equation 6).
 
     Args:
         hidden_size: d of the hidden states that are scored, those of a low layer of the model.
-        inner_size: of the layer between; None: d.
+        inner_size: width of the hidden layer; None: d.
     """
 
     def __init__(self, hidden_size: int, inner_size: int | None = None) -> None:
@@ -47,14 +47,14 @@ class Nuggets:
 
 
 def top_nuggets(scores: Tensor, ratio: float, mask: Tensor | None = None) -> Nuggets:
-    """The k = ceil(n / ratio) tokens of the highest scores of each row, the last token always among them.
+    """The k = ceil(n / ratio) tokens with the highest scores in each row; the last token is always one of them.
 
-    Of equal scores the earlier token's counts as the higher. Waits for the device: NaN and rows of padding are refused.
+    Ties go to the earlier token. The call waits for the device, because NaN and rows of only padding are refused.
 
     Args:
         scores: [B, N] floating point, without NaN where the mask is True.
-        ratio: tokens a nugget, at least 1; a ratio beyond a row's length leaves its last token.
-        mask: bool [B, N], False on padding, anywhere in a row; at least one token a row is none. None: no padding.
+        ratio: tokens a nugget, at least 1; a ratio above a row's length keeps only the last token.
+        mask: bool [B, N], False on padding, anywhere in a row; each row has at least one token. None: no padding.
 
     Paper: Dodo, Equations 14 and 15; the last token in footnote 4.
     """
@@ -80,7 +80,7 @@ def nuggets_above(scores: Tensor, threshold: float, mask: Tensor | None = None, 
 
     Args:
         scores, mask: as in `top_nuggets`.
-        threshold: Lambda, as `threshold_for` finds it; where no score is above it only the last token is selected.
+        threshold: Lambda, as `threshold_for` finds it; if no score is above it, only the last token is selected.
         keep_last: the last token of each row is selected in any case.
     """
     if math.isnan(threshold):
@@ -93,7 +93,7 @@ def nuggets_above(scores: Tensor, threshold: float, mask: Tensor | None = None, 
 
 
 def threshold_for(scores: Tensor, ratio: float) -> float:
-    """The threshold Lambda that one in `ratio` of these scores is above: their quantile at 1 - 1 / ratio.
+    """The threshold Lambda that one in `ratio` of these scores exceeds: their quantile at 1 - 1 / ratio.
 
     Args:
         scores: of tokens of sampled text, any shape, at least one, without NaN.
@@ -122,7 +122,7 @@ def straight_through(scores: Tensor) -> Tensor:
 
     As the attention's `key_bias` it leaves the logits as they are and gives a score the sum, over queries, heads and
     layers, of the gradients of its key's logits. The queries are those that read the key as a nugget: a key that some
-    read as a recent token needs a second place for the others (`MixedResolution.hidden`).
+    queries read as a recent token needs a second copy for the others (`MixedResolution.hidden`).
     """
     return scores - scores.detach()
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 
 class PositionEncoding(nn.Module):
-    """How a model's tokens learn their positions. Methods do nothing unless a subclass says otherwise.
+    """How a model encodes positions. Methods do nothing unless a subclass overrides them.
 
-    A model calls `embed` and `prepare` once a forward pass, `forward` in each layer, and `key_bias` once over all keys.
+    A model calls `embed` and `prepare` once per pass, `forward` in each layer, and `key_bias` once over all keys.
     Positions are [N] or [B, N] for text (axes = 1) and [N, axes] or [B, N, axes] for images, integers, on the CPU or on
     the model's device; a row of [B, ...] may start anywhere.
 
@@ -41,8 +41,8 @@ class PositionEncoding(nn.Module):
         """What `forward` takes as `prepared`, made once for all layers of a pass.
 
         Args:
-            embeddings: [N, out_dim] or [B, N, out_dim], the outputs of SeqPE's encoder at these positions where the
-                caller has them already; the encoder is not run then.
+            embeddings: [N, out_dim] or [B, N, out_dim], the outputs of SeqPE's encoder at these positions, if the
+                caller has them; the encoder is then not run.
         """
         if embeddings is not None:
             raise ValueError(f"embeddings: expected none for {type(self).__name__}, which has no encoder, got a tensor")
@@ -60,15 +60,15 @@ class PositionEncoding(nn.Module):
         return None
 
     def frozen(self, positions: Tensor | None = None) -> AbstractContextManager[None]:
-        """Inside the `with` block the encoding's weights stay as they are, and what it computes is kept; see `SeqPE`.
+        """Inside the `with` block the encoding's weights must not change, and its results are cached; see `SeqPE`.
 
         Args:
-            positions: computed at once when the block begins.
+            positions: encoded when the block begins.
         """
         return nullcontext()
 
     def check_cached(self, positions: Tensor) -> None:
-        """Raises a ValueError if tokens already cached would stand elsewhere beside tokens at `positions`."""
+        """Raises a ValueError if tokens at `positions` would change the encoding of cached tokens."""
 
 
 class NoPE(PositionEncoding):
@@ -91,8 +91,8 @@ def rows_of(positions: Tensor, axes: int) -> Tensor:
     """Positions as [B or 1, N, axes], on the device where they are.
 
     Raises:
-        ValueError: another shape, or, on the CPU where looking costs no wait, a position below 0.
-        TypeError: no tensor, or not of numbers.
+        ValueError: for another shape, or a position below 0, which is checked only on the CPU.
+        TypeError: for anything but a tensor of numbers.
     """
     if not isinstance(positions, Tensor):
         raise TypeError(f"positions: expected a torch tensor, got {type(positions).__name__}")

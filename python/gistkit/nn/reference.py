@@ -1,4 +1,4 @@
-"""reference_model: a whole model with the weights of the paper's released code, its encoding among them."""
+"""reference_model: a whole model, with its encoding, from the weights of the paper's released code."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def reference_model(
         state: of the GPT-2 (`transformer.wte.weight`, ...) or of timm's ViT (`patch_embed.proj.weight`, ...), with the
             projection of positions (`pe_qk`) of all layers, of each, or none.
         encoder_state: of the encoder, see `SeqPE.from_reference`.
-        integration: which no weight tells: "sum" is attn_add there, "mul" attn_mul, and "bias" attn_scalar.
+        integration: not stored in the weights: "sum" is attn_add there, "mul" attn_mul, and "bias" attn_scalar.
         heads: of the model; dim / 64 by default, as in that code.
 
     Raises:
-        ValueError: a weight that is missing, has another shape than the others imply, or has no place here.
+        ValueError: for a weight that is missing, does not fit the others' shapes, or does not belong to the model.
     """
     if integration not in get_args(Integration):
         raise ValueError(f"integration: expected {', '.join(get_args(Integration))}, got {integration!r}")

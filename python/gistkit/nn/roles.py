@@ -75,8 +75,8 @@ class LowRankTokens(LowRank):
 class RoleLinear(nn.Module):
     """A linear map or norm in which each role may have an adapter, or a whole map, of its own (GistPool, Section 5.2).
 
-    In the grouped order of a plan the tokens of a role are one slice, so its parameters see only that slice: no second
-    pass over all tokens, no mask. Rows in no slice pass through the base map.
+    In the grouped order of a plan the tokens of a role are one slice, so its parameters are applied only to that slice,
+    without a mask or a second pass over all tokens. Rows in no slice pass through the base map.
 
     Args:
         base: the map of every token that no role's own map takes.
@@ -110,7 +110,7 @@ class RoleLinear(nn.Module):
         return out
 
     def all_rows(self, x: Tensor, role: str) -> Tensor:
-        """The map of x [.., in], all of one role, as [.., out]; the base map's where that has no parameters."""
+        """The map of x [.., in], all of one role, as [.., out]; the base map if the role has no parameters."""
         if role not in self.roles:
             return self.base(x)  # type: ignore[no-any-return]
         role_map = self.roles[role]
@@ -126,7 +126,8 @@ class RoleLinear(nn.Module):
         """The map of x [B, N, in] in which each row of the batch is of one role, as in decoding token by token.
 
         Args:
-            roles: of each row, one without parameters of its own among them; a ValueError if there are not B.
+            roles: the role of each row; rows of a role without parameters pass through the base. A ValueError if there
+                are not B.
         """
         if len(roles) != x.shape[0]:
             raise ValueError(f"roles: expected {x.shape[0]}, one for each row, got {len(roles)}")

@@ -15,7 +15,7 @@ Rotation = tuple[Tensor, Tensor]
 
 
 class Rotary(PositionEncoding):
-    """Queries and keys rotated by the angles that `frequencies` gives their positions; tokens without one stay."""
+    """Rotates queries and keys by position times `frequencies`; tokens without a position are not rotated."""
 
     axes: int
 
@@ -45,7 +45,7 @@ class RoPE(Rotary):
 
     Args:
         head_dim: D, even.
-        base: of the wavelengths; larger ones for longer texts.
+        base: of the wavelengths; larger for longer texts.
     """
 
     def __init__(self, head_dim: int, *, base: float = 10000.0, extra_tokens: int = 0) -> None:
@@ -84,19 +84,19 @@ class RoPE2D(Rotary):
     channels: Tensor
 
     def frequencies(self) -> Tensor:
-        """[2, D/2], zeros where an axis does not turn a pair."""
+        """[2, D/2], zero where an axis does not rotate a pair."""
         return torch.block_diag(*[self.base ** (-self.channels.double() / (self.head_dim // 2))] * 2)
 
 
 class RoPE2DMix(Rotary):
     """RoPE-Mixed: all pairs turn with row and column, by frequencies learned for each head (arXiv 2403.13298, eq. 14).
 
-    They start in random directions, those of a head's second half at right angles to its first.
+    They are initialised in random directions; those of a head's second half are orthogonal to its first.
 
     Args:
         heads: H.
         head_dim: D, a multiple of 4.
-        layers: layers of the model, each with frequencies of its own.
+        layers: layers of the model, each with its own frequencies.
         base: of the wavelengths at the start.
         extra_tokens: see `PositionEncoding`; they are not rotated.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,32 +17,6 @@ _POOL = torch.ops.gistkit.window_pool.default
 _SPREAD = torch.ops.gistkit.window_spread.default
 
 
-@overload
-def window_pool(
-    key: Tensor,
-    value: None = None,
-    *,
-    windows: int | Tensor,
-    positions: Tensor | None = None,
-    inv_freq: Tensor | None = None,
-    scaling: float = 1.0,
-    interleaved: bool = False,
-) -> Tensor: ...
-
-
-@overload
-def window_pool(
-    key: Tensor,
-    value: Tensor,
-    *,
-    windows: int | Tensor,
-    positions: Tensor | None = None,
-    inv_freq: Tensor | None = None,
-    scaling: float = 1.0,
-    interleaved: bool = False,
-) -> tuple[Tensor, Tensor]: ...
-
-
 def window_pool(
     key: Tensor,
     value: Tensor | None = None,
@@ -52,7 +26,7 @@ def window_pool(
     inv_freq: Tensor | None = None,
     scaling: float = 1.0,
     interleaved: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:
     """Means over windows of tokens (AvgPool of GistPool's paper); with positions, the pooled keys are rotated too.
 
     Differentiable to any order in key and value; not in forward mode. Under `torch.autocast` both are cast like those

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -22,6 +24,9 @@ class Parser(argparse.ArgumentParser):
     """A parser that reports a mistake in one line."""
 
     def error(self, message: str) -> NoReturn:
+        if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
+            near = get_close_matches(choice[1], re.findall(r"'([^']*)'", choice[2]), n=1, cutoff=0.7)
+            message += f"; did you mean {near[0]}?" if near else ""
         self.exit(2, f"{self.prog}: {one_line(message, MOST)}; {self.prog} --help lists the options\n")
 
 

@@ -25,10 +25,13 @@ def warn(message: object) -> None:
 
 @contextmanager
 def one_line_warnings() -> Iterator[None]:
-    """Shows Python's warnings as a command's: without file, line number and source line."""
+    """Shows each of Python's warnings once as a command's: without file, line number and source line."""
+    told: set[str] = set()
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        warn(message)
+        if str(message) not in told:
+            told.add(str(message))
+            warn(message)
 
     with warnings.catch_warnings():
         warnings.showwarning = show

@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gistkit.common.hub import hub_or_cache
 from gistkit.options.arguments import LAYOUTS, add_device, number, path, positive
-from gistkit.options.hub import hub_or_cache
 from gistkit.options.messages import warn
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def load_compressor(folder: Path, model: PreTrainedModel, encoder: str | None = 
     if not find(folder).is_dir():
         names = ", ".join(trained())
         raise FileNotFoundError(f"--compressor: expected a folder with a trained compressor or {names}, got {folder}")
-    with model_errors(), hub_or_cache(_asked_for(encoder or _encoder_of(folder))):
+    with model_errors():
         return Compressor.from_pretrained(folder, model, encoder=encoder).eval().to(model.device)
 
 
@@ -312,9 +312,8 @@ def new_compressor(model: PreTrainedModel, method: str = "select", **settings: A
         kind = compress.METHODS[method]
         takes = kind.arguments()
         if unknown := sorted(settings.keys() - takes):
-            raise ValueError(f"--{unknown[0]}: {method} does not have it; expected some of {', '.join(sorted(takes))}")
-        with hub_or_cache(_asked_for(settings.get("encoder"))):
-            compressor = kind(model, **settings).eval().to(model.device)
+            raise ValueError(f"{unknown[0]}: {method} does not have it; expected some of {', '.join(sorted(takes))}")
+        compressor = kind(model, **settings).eval().to(model.device)
     if compressor.needs_training:
         warn(
             "the compressor is UNTRAINED, so its memory is noise; train one with gistkit train and pass its folder "
@@ -373,26 +372,6 @@ def _free(folder: str | Path) -> frozenset[str]:
     except (OSError, ValueError, KeyError, TypeError):
         # Whatever is wrong with it, loading names it.
         return frozenset()
-
-
-def _encoder_of(folder: Path) -> str | None:
-    """The name on the hub of the encoder that a compressor in a folder needs; None if it needs none from there."""
-    from gistkit.common.trained import SETTINGS, find
-    from gistkit.compress.files import MODEL, on_hub
-
-    try:
-        name = json.loads((find(folder) / SETTINGS).read_text())["settings"]["encoder"]
-    except (OSError, ValueError, KeyError, TypeError):
-        # Whatever is wrong with it, loading names it.
-        return None
-    return name if on_hub(name) and not (find(folder) / MODEL).is_dir() else None
-
-
-def _asked_for(encoder: str | None) -> str:
-    """What the hub is asked for an encoder: its name, or "." where it comes with a package."""
-    from gistkit.hf import smollm2
-
-    return "." if encoder in (None, "smollm2", smollm2.NAME) else str(encoder)
 
 
 def image_settings(model: PreTrainedModel, processor: Any, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -140,6 +140,8 @@ def decode(name: str, content: bytes) -> str:
     # Some PDFs are valid UTF-8.
     if content.startswith(b"%PDF-"):
         raise ValueError(f"{name}: expected a text, got a PDF; convert it with pdftotext first")
+    if content.startswith(b"PK\3\4"):
+        raise ValueError(f"{name}: expected a text, got an archive, such as a .docx; convert it with pandoc -t plain")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

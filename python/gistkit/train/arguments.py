@@ -55,6 +55,7 @@ def arguments_of(recipe: Recipe, out: str | Path, run: RunOptions, *, evaluates:
     Raises:
         ValueError: if the rows cannot be divided.
     """
+    import torch
     from transformers import TrainingArguments
 
     rows = run.rows(recipe, launched().count)
@@ -81,7 +82,7 @@ def arguments_of(recipe: Recipe, out: str | Path, run: RunOptions, *, evaluates:
         logging_nan_inf_filter=False,
         metric_for_best_model=None if recipe.patience is None else "loss",
         greater_is_better=False,
-        dataloader_pin_memory=not run.cpu,
+        dataloader_pin_memory=not run.cpu and torch.cuda.is_available(),
         report_to=[run.track] if isinstance(run.track, str) else list(run.track),
         disable_tqdm=True,
         use_cpu=run.cpu,

@@ -91,11 +91,13 @@ class Bar(TrainerCallback):
         bar = tqdm(total=state.max_steps, initial=state.global_step, unit="step", dynamic_ncols=True, disable=not shown)
         self._bar, self._held_out = self.stack.enter_context(bar), ""
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._bar.update(state.global_step - self._bar.n)
+
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         record = record_of({"step": state.global_step, **(logs or {})}) or {}
         if "held_out" in record:
             self._held_out = f", held-out {record['held_out']['loss']:.3f}"
         elif "loss" in record:
-            self._bar.update(state.global_step - self._bar.n)
             text = f"loss {record['loss']:.3f}, {record['tokens_per_second']:.0f} tokens/s"
             self._bar.set_postfix_str(text + self._held_out)

@@ -93,7 +93,8 @@ class Corpus:
         if min(self.train.numel(), self.held_out.numel()) < length:
             raise ValueError(
                 f"text: expected at least {length} {self.unit} in the held-out part of {self.name}, "
-                f"got {self.held_out.numel()} (and {self.train.numel()} to train on)"
+                f"got {self.held_out.numel()} (and {self.train.numel()} to train on); give more text, or a smaller "
+                "max_length"
             )
 
 

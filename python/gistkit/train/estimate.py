@@ -252,7 +252,7 @@ def _title(made: Prepared) -> str:
     if isinstance(compressor, Baseline):
         return f"{compressor.title}, the model itself, losses {losses}"
     if isinstance(compressor, VoCo):
-        tokens, layout = compressor.memory_tokens, compressor.image_layout.positions
+        tokens, layout = compressor.memory_tokens, compressor.options.layout
         return f"{compressor.method}, {tokens} VoCo tokens an image in layout {layout}, losses {losses}"
     chunk = "" if compressor.memory_tokens == 1 else f", chunks of {compressor.chunk} in layout {compressor.layout}"
     if made.tau is not None:

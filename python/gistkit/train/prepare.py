@@ -110,13 +110,19 @@ def prepare(
 
 
 def changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """A recipe with other values in some of its fields; steps take the place of its epochs."""
+    """A recipe with other values in some of its fields.
+
+    Steps replace its epochs. If only max_length is given, min_length is at most that.
+    """
     fields = {field.name for field in dataclasses.fields(recipe)}
     if unknown := sorted(set(changes) - fields):
         raise ValueError(f"recipe: expected some of {', '.join(sorted(fields))}, got {', '.join(unknown)}")
     if changes.get("epochs") is not None and "steps" in changes:
         raise ValueError(f"epochs: not allowed with steps, {changes['steps']}, got {changes['epochs']}")
-    return dataclasses.replace(recipe, **({"epochs": None} if "steps" in changes else {}) | dict(changes))
+    implied: dict[str, Any] = {"epochs": None} if "steps" in changes else {}
+    if isinstance(longest := changes.get("max_length"), int) and longest >= 2:
+        implied["min_length"] = min(recipe.min_length, longest)
+    return dataclasses.replace(recipe, **implied | dict(changes))
 
 
 def _check_questions(weights: Mapping[str, float], losses: Any, questions: str | None) -> None:

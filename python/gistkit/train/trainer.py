@@ -16,7 +16,7 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from gistkit.common.processes import launched
 from gistkit.compress import Compressor, LanguageModel
-from gistkit.compress.files import base_fingerprints, save_compressor
+from gistkit.compress.files import base_fingerprints, save_pretrained
 from gistkit.hf import attach
 from gistkit.train import checkpoints
 from gistkit.train.arguments import RunOptions, arguments_of
@@ -323,7 +323,7 @@ class CompressorTrainer(ResumableTrainer):
         main = self.accelerator.is_main_process
         with whole_weights(self.compressor, keep=main):
             if main and self.compressor.adapters is not None:
-                save_compressor(self.compressor, folder, self._fingerprints)
+                save_pretrained(self.compressor, folder, self._fingerprints)
             elif main:
                 self.compressor.save_pretrained(folder)
         self.accelerator.wait_for_everyone()

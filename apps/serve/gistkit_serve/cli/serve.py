@@ -22,6 +22,8 @@ from gistkit.options.models import (
 )
 
 KEY = "GISTKIT_API_KEY"
+# Of a shorter one too little is kept to answer from.
+EXAMPLE = "The office opens at 8. The gate code is 4471. Olga Singh keeps the key."
 EXAMPLES = """\
 example: gistkit serve
 example: gistkit serve --model ./llama --compressor runs/x500 --memories memories/ --port 8080
@@ -226,7 +228,7 @@ def _greet(listener: socket.socket, name: str, repository: Any, arguments: argpa
     json = "-H 'content-type: application/json'"
     if key is not None:
         json += f' -H "authorization: Bearer ${KEY}"'
-    print(f"""  curl {url}/v1/memories {json} -d '{{"text": "The gate code is 4471."}}'""")
+    print(f"""  curl {url}/v1/memories {json} -d '{{"text": "{EXAMPLE}"}}'""")
     print(
         f"  curl {url}/v1/chat/completions {json} "
         """-d '{"memory": "ID", "messages": [{"role": "user", "content": "What is the gate code?"}]}'"""

@@ -92,6 +92,9 @@ def application(
         first = error.errors()[0]
         # What is no JSON has a number of bytes for a place.
         place = "" if first["type"] == "json_invalid" else ".".join(str(part) for part in first["loc"][1:])
+        kind = request.headers.get("content-type", "none").partition(";")[0]
+        if first["loc"][0] == "body" and "json" not in kind:
+            return Refused(400, f"content-type: expected application/json, got {kind[:80]}").response()
         return Refused(400, f"{place or 'body'}: {first['msg']}", place.partition(".")[0] or None).response()
 
     @app.exception_handler(HTTPException)

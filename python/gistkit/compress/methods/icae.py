@@ -22,7 +22,7 @@ from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import Config, draw_like, embedding_statistics, register, setting
 from gistkit.compress.memory import Memory, Task
 from gistkit.compress.parts import PART
-from gistkit.compress.plans import encoder_parts, encoder_pass, encoder_plan
+from gistkit.compress.plans import encoder_parts, encoder_pass
 from gistkit.compress.tokens import Rows
 from gistkit.hf.attach import decoder_of, frequencies_of
 from gistkit.hf.keep import Layers
@@ -155,12 +155,12 @@ class ChunkCompressor(Compressor):
         batch = encoder_pass(*chunks, self.carrier)
         self.lm.check_positions("input_ids", batch.last)
         most = PART.get(self.device.type, PART["cuda"])
-        if self._divides(rows, most):
-            parts = encoder_parts(*chunks, self.lm.windows, str(self.device), most)
+        divided = self._divides(rows, most)
+        parts = encoder_parts(*chunks, self.lm.windows, str(self.device), most if divided else None)
+        if divided:
             hidden_states, kept = self._in_parts(rows, max(batch.lengths), parts)
         else:
-            plan = encoder_plan(*chunks, self.lm.windows, str(self.device))
-            hidden_states, kept = self._encoded(rows.ids, plan)
+            hidden_states, kept = self._encoded(rows.ids, parts[0][1])
         memory = Memory(
             source=self.source,
             lengths=batch.lengths,
@@ -242,10 +242,7 @@ class ChunkCompressor(Compressor):
             ]
             found = np.concatenate(parts)
             if len(found) != length:
-                raise ValueError(
-                    f"memory: expected {len(found)} memory tokens for documents of {', '.join(map(str, documents))} "
-                    f"tokens, got {length}, as joined ones of earlier releases have"
-                )
+                raise ValueError(f"memory: expected {len(found)} memory tokens for its documents, got {length}")
             row[:length] = torch.from_numpy(found)
         return spans
 

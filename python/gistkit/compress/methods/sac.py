@@ -17,6 +17,7 @@ from gistkit.common.checks import padded
 from gistkit.compress.config import register, setting
 from gistkit.compress.memory import Memory
 from gistkit.compress.methods.icae import ENCODER, ChunkCompressor, FiveHundredXConfig
+from gistkit.compress.plans import compiled
 from gistkit.compress.tokens import Rows
 from gistkit.layouts import Plan
 from gistkit.layouts.sac import anchors
@@ -112,10 +113,4 @@ class SAC(ChunkCompressor, config=SACConfig):
 def _plan(contexts: tuple[int, ...], chunk: int, ratio: int, windows: tuple[int, ...], device: str) -> Plan:
     """The pass in the order of the text, for rows of these lengths."""
     made = {context: layouts.sac(context, chunk, ratio) for context in {*contexts}}
-    # What is kept outlives the call.
-    with torch.inference_mode(False):
-        if len(made) == 1:
-            return made[contexts[0]].compile(grouped=False, windows=windows, device=device)
-        return layouts.compile_batch(
-            [made[context] for context in contexts], grouped=False, windows=windows, device=device
-        )
+    return compiled([made[context] for context in contexts], windows, device, grouped=False)

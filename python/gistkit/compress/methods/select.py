@@ -19,7 +19,7 @@ from gistkit.compress.compressor import check_base
 from gistkit.compress.config import draw_like, register, setting
 from gistkit.compress.generation import stop_ids
 from gistkit.compress.matching import QUERIES, References
-from gistkit.compress.memory import Memory, last_places
+from gistkit.compress.memory import Memory, last_places, ordinals_of
 from gistkit.compress.memory_join import join_selected
 from gistkit.compress.methods.in_place import TEXT, InPlace, InPlaceConfig
 from gistkit.compress.parts import equal_ends, moves
@@ -238,7 +238,7 @@ class Select(InPlace, config=SelectConfig):
 
         Args:
             count: how many tokens each head keeps of a row; None: as `kept` says.
-            sinks: of KVzip's first tokens, how many are kept whatever their scores; None: all.
+            sinks: how many of the score's first tokens are kept whatever their scores; None: all.
         """
         input_rows = context = self.with_bos(rows)
         lengths = input_rows.lengths
@@ -250,7 +250,7 @@ class Select(InPlace, config=SelectConfig):
         self.lm.check_positions("input_ids", max(input_rows.lengths) - 1)
         kind = Whole if self._repeats or self.shares == "all" else Selection
         depth = self.config.num_hidden_layers
-        keep = kind(lengths, counts, self.score, self.closed, self.frequencies, len(behind), self.shares, depth)
+        keep = kind(lengths, counts, self.score, self.closed, self.frequencies, len(behind), self.shares, depth, sinks)
         out = self.lm.run(
             TEXT,
             inputs_embeds=self.lm.embedded(TEXT, input_rows.ids),
@@ -258,7 +258,7 @@ class Select(InPlace, config=SelectConfig):
             keep=keep,
         )
         if isinstance(keep, Whole):
-            again = partial(self.repetition, context, keep.layers, asked=asked, sinks=sinks)
+            again = partial(self.repetition, context, keep.layers, asked=asked)
             keep.select(again if self._repeats else None)
         # A BOS of the context's own is one of its tokens.
         own_bos = torch.tensor(self._begins_with_bos(rows))
@@ -298,8 +298,7 @@ class Select(InPlace, config=SelectConfig):
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
         """See `Compressor.ordinals`."""
-        # A file of an earlier release has them as positions.
-        return memory.positions if memory.ordinals is None else memory.ordinals, memory.starts
+        return ordinals_of(memory), memory.starts
 
     def join(self, memories: Sequence[Memory]) -> Memory:
         """See `Compressor.join`: each document was read by itself, and its keys are moved behind those before it."""
@@ -313,8 +312,6 @@ class Select(InPlace, config=SelectConfig):
 
     def context_spans(self, memory: Memory) -> Tensor:
         """The token itself, int64 [B, K, A, 2], as each of A layers and key heads keeps its own tokens."""
-        if memory.positions.dim() == 2:
-            raise ValueError("memory: expected one that knows its tokens, got one of an earlier release")
         positions = memory.positions if memory.counts is None else memory.in_columns(memory.positions).long()
         return torch.stack([positions - 2, positions - 1], -1).clamp(min=0)
 
@@ -330,9 +327,7 @@ class Select(InPlace, config=SelectConfig):
         return None if inv_freqs is None else inv_freqs[layer]
 
     @torch.no_grad()
-    def repetition(
-        self, rows: Rows, layers: Layers, row: int, asked: Sequence[int] = (), sinks: int | None = None
-    ) -> Repeated:
+    def repetition(self, rows: Rows, layers: Layers, row: int, asked: Sequence[int] = ()) -> Repeated:
         """What passes find that repeat the text of a row, or answer what is asked about it."""
         ids = rows.lists()[row]
         alone = slice(row, row + 1), slice(None), slice(len(ids))
@@ -340,11 +335,11 @@ class Select(InPlace, config=SelectConfig):
         score: Any = self.score if self.score.reads_again else KVzip()
         of_question, found = bool(asked) and self.score.reads_again, Repeated({}, {})
         if self.fit or not of_question:
-            found = self.read_again(own, list(score.repetitions(ids, self.tokenizer)), sinks=sinks)
+            found = self.read_again(own, list(score.repetitions(ids, self.tokenizer)))
         if of_question:
             answer = slice(0, len(ids)), self.answered(own, asked)
             name = "question: it and its answer are read behind the text"
-            found = found._replace(scores=self.read_again(own, [answer], self.reader, name, sinks).scores)
+            found = found._replace(scores=self.read_again(own, [answer], self.reader, name).scores)
         return found
 
     def answered(self, layers: Layers, asked: Sequence[int]) -> list[int]:
@@ -378,7 +373,6 @@ class Select(InPlace, config=SelectConfig):
         passes: Sequence[tuple[slice, list[int]]],
         role: str | None = TEXT,
         name: str | None = None,
-        sinks: int | None = None,
     ) -> Repeated:
         """What passes over a text's keys and values [1, Hk, n, D] find.
 
@@ -387,7 +381,6 @@ class Select(InPlace, config=SelectConfig):
             passes: of each the part of the text that it scores, and the token ids that are read.
             role: whose adapter reads them.
             name: the setting that needs them, and why, for a message.
-            sinks: as in `encode_rows`.
         """
         length = own[0][0].shape[2]
         needs = f"by: {self.score.name}" if self.score.reads_again else "fit: it"
@@ -404,8 +397,6 @@ class Select(InPlace, config=SelectConfig):
             self.lm.run(role, inputs_embeds=inputs, plan=plan, memory=own, keep=keep)
             parts.append(keep)
         scores = {layer: torch.cat([part.scores[layer] for part in parts], -1) for layer in parts[0].scores}
-        for layer_scores in scores.values():
-            layer_scores[:, : score.sinks if sinks is None else min(sinks, score.sinks)] = torch.inf
         references = {layer: References.together([part.references[layer] for part in parts])
                       for layer in parts[0].references}  # fmt: skip
         return Repeated(scores, references)

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from gistkit import hf
 from gistkit.common.checks import padded, placed
+from gistkit.common.hub import hub_or_cache
 from gistkit.common.messages import one_line
 from gistkit.compress import texts
 from gistkit.compress.compressor import Compressor
@@ -43,12 +44,13 @@ def _load_encoder(name: str, like: PreTrainedModel) -> PreTrainedModel:
         packaged: Any = smollm2.load_smollm2(like.dtype)[0]
         return packaged.to(like.device)  # type: ignore[no-any-return]
     try:
-        if like.device.type == "meta":
-            # A plan of a training needs no weights.
-            empty: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name), dtype=like.dtype)
-            return empty  # type: ignore[no-any-return]
-        model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=like.dtype, use_safetensors=True)
-        return model.to(like.device)  # type: ignore[no-any-return]
+        with hub_or_cache(name):
+            if like.device.type == "meta":
+                # A plan of a training needs no weights.
+                empty: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name), dtype=like.dtype)
+                return empty  # type: ignore[no-any-return]
+            model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=like.dtype, use_safetensors=True)
+            return model.to(like.device)  # type: ignore[no-any-return]
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
             f"encoder: expected a decoder model that transformers can load, got {name!r}: {one_line(error)}"
@@ -163,8 +165,6 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
         self._encoder_tokenizer: Any = None
         # Whether a folder's settings, which may be anybody's, chose the encoder.
         self.named_by_folder = False
-        # Whether the reader's token ids are the encoder's too; None: not looked at yet.
-        self.shares_tokens: bool | None = None
         lora = adapter_config(
             self._encoder_lm.model, options.lora, "all",
             embedding_lora=options.embedding_lora, train_norms=options.train_norms,
@@ -196,26 +196,6 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
     @encoder_tokenizer.setter
     def encoder_tokenizer(self, tokenizer: Any) -> None:
         self._encoder_tokenizer, self.shares_tokens = tokenizer, None
-
-    @property
-    def tokenizer(self) -> Any:
-        """See `Compressor.tokenizer`."""
-        return texts.tokenizer(self)
-
-    @tokenizer.setter
-    def tokenizer(self, tokenizer: Any) -> None:
-        texts.set_tokenizer(self, tokenizer)
-        self.shares_tokens = None
-
-    def gradient_checkpointing_enable(self) -> None:
-        """See `Compressor.gradient_checkpointing_enable`; in both models."""
-        for lm in {self.lm, self.encoder_lm}:
-            lm.gradient_checkpointing_enable()
-
-    def gradient_checkpointing_disable(self) -> None:
-        """Undoes `gradient_checkpointing_enable`."""
-        for lm in {self.lm, self.encoder_lm}:
-            lm.gradient_checkpointing_disable()
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor | None]:
         """The segments of all rows, those of similar lengths in one pass."""

@@ -7,18 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gistkit import hf
+from gistkit import hf, layouts
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import Config, draw_like, register, setting
-from gistkit.compress.memory import Memory, Task
-from gistkit.compress.plans import ImageLayout, ImagePass, ImageRow, image_pass, image_row
+from gistkit.compress.memory import Memory, Task, ordinals_of
+from gistkit.compress.plans import ImagePass, ImageRow, image_pass, image_row
 from gistkit.compress.tokens import Rows, as_rows
 from gistkit.hf.lora import adapter_config, maps_of
-from gistkit.hf.vision import Vision
+from gistkit.hf.vision import Vision, VisionFamily
+from gistkit.layouts import Layout
 from gistkit.layouts.positions import SCHEMES
 
 if TYPE_CHECKING:
@@ -123,6 +125,25 @@ class VoCoConfig(Config):
         """The VoCo tokens."""
         return {"memory_embeddings": draw_like(embed, self.memory_tokens)}
 
+    def layout_of(self, row: ImageRow, family: VisionFamily) -> Layout:
+        """The layout of a row, in a model of this family, and one more token of text."""
+        ids = None
+        if row.ids:
+            own = np.frombuffer(row.ids, np.int64).reshape(family.axes, -1)
+            ids = np.pad(own, ((0, 0), (0, 1)), constant_values=own.max() + 1)
+        return layouts.voco(
+            row.vision,
+            self.memory_tokens,
+            row.after[-1] + 1,
+            before=row.before,
+            between=row.after[:-1],
+            gap=self.gap,
+            positions=self.layout,
+            text_sees_before=self.text_sees_before,
+            bidirectional=family.bidirectional,
+            ids=ids,
+        )
+
 
 class VoCo(Compressor, config=VoCoConfig):
     """VoCo; arguments are those of `VoCoConfig`.
@@ -149,14 +170,6 @@ class VoCo(Compressor, config=VoCoConfig):
         vision = Vision(model)
         super().__init__(model, config, **settings)
         self.vision, options = vision, self.options
-        self.image_layout = ImageLayout(
-            options.memory_tokens,
-            options.layout,
-            options.gap,
-            options.text_sees_before,
-            vision.family.bidirectional,
-            vision.family.axes,
-        )
         training = {"train_projector": options.train_projector, "train_vision": options.train_vision}
         lora = adapter_config(
             model, options.lora, "all", embedding_lora=options.embedding_lora, train_norms=options.train_norms
@@ -234,7 +247,7 @@ class VoCo(Compressor, config=VoCoConfig):
         rows, is_image = self._marked(inputs, attention_mask)
         contexts, texts = [], []
         for ids, marks in zip(rows.lists(), is_image.tolist(), strict=True):
-            end = max((index + 1 + self.image_layout.gap for index, mark in enumerate(marks) if mark), default=0)
+            end = max((index + 1 + self.options.gap for index, mark in enumerate(marks) if mark), default=0)
             contexts.append(ids[:end])
             texts.append(ids[end:])
         others = {name: value for name, value in inputs.items() if name in self.vision.names}
@@ -248,10 +261,9 @@ class VoCo(Compressor, config=VoCoConfig):
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
         """The places that the pass over the images had for the memory tokens, and the next place."""
-        if memory.ordinals is None:
-            raise ValueError("memory: expected one with ordinals, as VoCo makes it, got one without")
-        last = [int(row[length - 1]) for row, length in zip(memory.ordinals, memory.lengths, strict=True)]
-        return memory.ordinals, tuple(place + 1 for place in last)
+        ordinals = ordinals_of(memory)
+        last = [int(row[length - 1]) for row, length in zip(ordinals, memory.lengths, strict=True)]
+        return ordinals, tuple(place + 1 for place in last)
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
         """One pass over text, images and their VoCo tokens."""
@@ -293,7 +305,7 @@ class VoCo(Compressor, config=VoCoConfig):
         for row, (tokens, spans) in enumerate(zip(rows.lists(), parts, strict=True)):
             images = self._joined(tokens, spans)
             own = None if ids is None else ids[:, row].cpu().numpy()
-            image_rows.append(image_row(len(tokens), images, self.image_layout.gap, own, f"row {row}"))
+            image_rows.append(image_row(len(tokens), images, self.options.gap, own, f"row {row}"))
         fewest = min(min(row.vision) for row in image_rows)
         if fewest < self.memory_tokens:
             warnings.warn(
@@ -301,7 +313,8 @@ class VoCo(Compressor, config=VoCoConfig):
                 f"of {fewest}: its memory is larger than itself",
                 stacklevel=5,
             )
-        return image_pass(tuple(image_rows), self.image_layout, rows.ids.shape[1], self.lm.windows, str(self.device))
+        of_model = self.lm.windows, str(self.device)
+        return image_pass(tuple(image_rows), self.options, self.vision.family, rows.ids.shape[1], *of_model)
 
     def join(self, memories: Sequence[Memory]) -> NoReturn:
         """Refused: images and texts that are read in one pass see each other."""

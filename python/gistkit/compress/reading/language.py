@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
+from transformers.generation import BaseStreamer
 
 from gistkit.common.checks import IGNORE, placed
-from gistkit.compress.generation import Loop, Streamer, configured, padded_at_start
+from gistkit.compress.generation import Loop, configured, padded_at_start
 from gistkit.compress.losses import token_loss
 from gistkit.compress.methods.in_place import InPlace
 from gistkit.compress.model import Use
@@ -95,7 +96,7 @@ class LanguageModel(ABC):
         generation_config: GenerationConfig | None = None,
         stop_tokens: int | Iterable[int] | None = None,
         pad_token: int | None = None,
-        streamer: Streamer | None = None,
+        streamer: BaseStreamer | None = None,
         generator: torch.Generator | None = None,
         **options: Any,
     ) -> Any:

@@ -34,11 +34,13 @@ class ExpectedAttention(Score):
         self.check(future=1, sinks=0)
 
     def __call__(self, heads: Heads) -> Tensor:
-        """Expected weights, averaged over the query heads of a key head, times the norms of values."""
+        """Expected weights, averaged over the query heads of a key head, times the norms of values.
+
+        The weights of the tokens after the sinks have the sum 1.
+        """
         length = heads.key.shape[1]
-        scores = heads.key.new_full(heads.key.shape[:2], torch.inf, dtype=torch.float32)
         if length <= self.sinks:
-            return scores
+            return heads.key.new_full(heads.key.shape[:2], torch.inf, dtype=torch.float32)
         inv_freq = heads.inv_freq
         if inv_freq is None:
             raise ValueError("by: expected_attention needs a model with a RoPE that gistkit supports, got another")
@@ -48,13 +50,12 @@ class ExpectedAttention(Score):
         mean = query.mean(1)
         centred = query - mean[:, None]
         covariance = turn @ (centred.mT @ centred / centred.shape[1]) @ turn.mT
-        key = wide(heads.key)[:, self.sinks :, :]
+        key = wide(heads.key)
         per_query = key.repeat_interleave(len(query) // len(key), 0)
         logits = torch.einsum("hnd,hd->hn", per_query, mean @ turn.mT) * heads.scale
         logits += torch.einsum("hni,hij,hnj->hn", per_query, covariance, per_query) * (heads.scale**2 / 2)
-        weights = logits.softmax(-1).unflatten(0, (len(key), -1)).mean(1)
-        scores[:, self.sinks :] = weights * wide(heads.value)[:, self.sinks :].norm(dim=-1)
-        return scores
+        weights = (logits - logits[:, self.sinks :].logsumexp(-1, keepdim=True)).exp()
+        return weights.unflatten(0, (len(key), -1)).mean(1) * wide(heads.value).norm(dim=-1)
 
 
 def _mean_rotation(positions: Tensor, inv_freq: Tensor, like: Tensor) -> Tensor:

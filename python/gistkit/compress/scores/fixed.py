@@ -21,10 +21,8 @@ class Streaming(Score):
         self.check(sinks=0)
 
     def __call__(self, heads: Heads) -> Tensor:
-        """The place of a token, and more than any place for the first ones."""
-        length = heads.key.shape[1]
-        places = torch.arange(length, device=heads.key.device)
-        return torch.where(places < self.sinks, 2 * length - places, places).float().expand(heads.key.shape[0], -1)
+        """The place of a token."""
+        return torch.arange(heads.key.shape[1], device=heads.key.device).float().expand(heads.key.shape[0], -1)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,10 @@ class Heads:
 
 @dataclass(frozen=True)
 class Score:
-    """Base of the scores; a subclass is a frozen dataclass with a `name`, whose fields are its arguments."""
+    """Base of the scores; a subclass is a frozen dataclass with a `name`, whose fields are its arguments.
+
+    A field `sinks` is the number of first tokens that are kept whatever their scores.
+    """
 
     name: ClassVar[str]
     needs_rope: ClassVar[bool] = False

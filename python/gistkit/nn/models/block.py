@@ -24,9 +24,9 @@ class Pass:
     Args:
         position: the model's encoding.
         prepared: of its `prepare`.
-        plan: who sees whom.
+        plan: which tokens see which.
         key_bias: of the encoding, for all keys.
-        cache: holds the keys of earlier tokens, and takes those of new ones.
+        cache: of the keys of earlier tokens, to which new ones are appended.
     """
 
     position: PositionEncoding
@@ -95,9 +95,9 @@ class Block(nn.Module):
         style: "llama" (RMSNorm, SwiGLU, no biases), "gpt2" (LayerNorm, tanh-gelu) or "vit" (LayerNorm, exact gelu).
         hidden_dim: of the feed-forward network; None: 4 dim, and of "llama" 8/3 dim, up to a multiple of 32.
         dropout: of what attention and the network add.
-        attention_dropout: of attention's weights; above 0 training takes the dense `ops.attention_with_dropout`.
-        drop_path: share of a batch's rows that attention adds nothing to in training, and the network nothing to
-            others; what rows get grows by 1 / (1 - drop_path) (stochastic depth, arXiv 1603.09382).
+        attention_dropout: of attention's weights; above 0, training uses the dense `ops.attention_with_dropout`.
+        drop_path: share of a batch's rows for which attention is skipped in training, and, drawn separately, the
+            network; the other rows are scaled by 1 / (1 - drop_path) (stochastic depth, arXiv 1603.09382).
     """
 
     def __init__(
@@ -146,12 +146,12 @@ def make_norm(style: Style, dim: int) -> nn.Module:
 
 
 def bias_dtype(hidden: Tensor) -> torch.dtype:
-    """That of attention's key_bias in a model of these hidden states."""
+    """The dtype of attention's key_bias for these hidden states."""
     return torch.float64 if hidden.dtype == torch.float64 else torch.float32
 
 
 def check_position(position: PositionEncoding, axes: int, extra_tokens: int) -> None:
-    """Refuses an encoding of other positions than a model has."""
+    """Refuses an encoding whose axes or extra tokens are not the model's."""
     if not isinstance(position, PositionEncoding):
         raise TypeError(f"position: expected a PositionEncoding, got {type(position).__name__}")
     if position.axes not in (None, axes) or position.extra_tokens != extra_tokens:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class KVCache:
-    """Keys as attention takes them, after their position encoding, so that later tokens change nothing in them."""
+    """Keys are cached after their position encoding, so later tokens do not change them."""
 
     def __init__(self) -> None:
         self.positions: Tensor | None = None
@@ -18,12 +18,12 @@ class KVCache:
         return 0 if self.positions is None else self.positions.shape[1]
 
     def next_positions(self, count: int, device: torch.device) -> Tensor:
-        """int64 [1 or B, count], those after each row's last; from 0 where nothing is held."""
+        """int64 [1 or B, count], the positions after each row's last; from 0 if the cache is empty."""
         steps = torch.arange(count, device=device)[None]
         return steps if self.positions is None else self.positions[:, -1:].to(device) + 1 + steps
 
     def check_batch(self, batch: int) -> None:
-        """Raises a ValueError if the tokens held are those of another number of rows."""
+        """Raises a ValueError if the cache holds another number of rows."""
         if self._layers and self._layers[0][0].shape[0] != batch:
             raise ValueError(f"cache: expected a batch of {self._layers[0][0].shape[0]} as it holds, got {batch}")
 

@@ -22,13 +22,13 @@ class GPT(nn.Module):
         dim: width, a multiple of `heads`.
         layers: number of layers.
         heads: of attention.
-        position: the position encoding, of 1 axis; its parameters start as it made them.
+        position: the position encoding, with 1 axis; its parameters are not initialised again.
         hidden_dim: of the feed-forward networks; see `Block`.
         dropout: of embeddings, and of what attention and feed-forward networks add.
         attention_dropout: of attention's weights; see `Block`.
         tied: the output embedding is the input embedding.
         style: of the layers; see `Block`.
-        std: standard deviation of the first weights.
+        std: standard deviation of the initial weights.
     """
 
     def __init__(
@@ -64,23 +64,6 @@ class GPT(nn.Module):
         self._reset_parameters(layers, std)
         self.position = position
 
-    @classmethod
-    def gpt2(
-        cls,
-        position: PositionEncoding,
-        *,
-        vocab_size: int = 50257,
-        dim: int = 768,
-        layers: int = 12,
-        heads: int = 12,
-        dropout: float = 0.1,
-        attention_dropout: float = 0.0,
-    ) -> GPT:
-        """GPT-2's form, and its smallest size by default. GPT-2 was trained with attention_dropout 0.1."""
-        return cls(
-            vocab_size, dim, layers, heads, position, dropout=dropout, attention_dropout=attention_dropout, style="gpt2"
-        )
-
     def _reset_parameters(self, layers: int, std: float) -> None:
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
@@ -102,11 +85,11 @@ class GPT(nn.Module):
         """Logits [B, N, vocab_size].
 
         Args:
-            input_ids: int64 [B, N]; with a cache the tokens after those it holds.
+            input_ids: int64 [B, N]; with a cache, the tokens after the cached ones.
             positions: [N] or [B, N]; None: 0 .. N-1, with a cache those after each row's last.
-            embeddings: [N, out_dim] or [B, N, out_dim], SeqPE's outputs at `positions` where they are there already.
-            cache: takes the keys of these tokens.
-            plan: who sees whom, for N queries and all keys; None: causal.
+            embeddings: [N, out_dim] or [B, N, out_dim], SeqPE's outputs at `positions`, if already computed.
+            cache: to which the keys of these tokens are appended.
+            plan: which tokens see which, for N queries and all keys; None: causal.
         """
         hidden = self.hidden(input_ids, positions, embeddings=embeddings, cache=cache, plan=plan)
         return cast(Tensor, self.head(hidden))
@@ -140,7 +123,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def generate(self, input_ids: Tensor, max_new_tokens: int, positions: Tensor | None = None) -> Tensor:
-        """The likeliest next tokens, one after the other: int64 [B, N + max_new_tokens], the prompt in front.
+        """Greedy generation: int64 [B, N + max_new_tokens], beginning with the prompt.
 
         Args:
             input_ids: int64 [B, N], N at least 1.

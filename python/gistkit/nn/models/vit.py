@@ -19,15 +19,15 @@ class ViT(nn.Module):
     Args:
         patch: side of a patch in pixels.
         channels: of images.
-        classes: to tell apart.
+        classes: number of classes.
         dim: width, a multiple of `heads`.
         layers: number of layers.
         heads: of attention.
-        position: the position encoding, of 2 axes and 1 extra token, [CLS]; its parameters start as it made them.
+        position: the position encoding, with 2 axes and 1 extra token, [CLS]; its parameters are not initialised again.
         hidden_dim: of the feed-forward networks; None: 4 dim.
         dropout: of embeddings, and of what attention and feed-forward networks add.
         attention_dropout: of attention's weights; see `Block`.
-        drop_path: of the last layer, see `Block`; it grows evenly from 0 in the first.
+        drop_path: of the last layer, see `Block`; it grows linearly from 0 in the first.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class ViT(nn.Module):
         """Logits [B, classes].
 
         Args:
-            images: [B, channels, height, width], sides any multiples of the patch's.
+            images: [B, channels, height, width], with sides that are multiples of the patch's.
             positions: [N, 2] or [B, N, 2], (row, column) of each patch in row-major order; None: from (0, 0).
-            embeddings: [N, out_dim] or [B, N, out_dim], SeqPE's outputs at `positions` where they are there already.
+            embeddings: [N, out_dim] or [B, N, out_dim], SeqPE's outputs at `positions`, if already computed.
         """
         if images.dim() != 4 or images.shape[1] != self.channels or any(s % self.patch for s in images.shape[2:]):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""SeqPE: positions read digit by digit, their use in attention, and the two losses that let them go beyond training."""
+"""SeqPE: positions read digit by digit, their use in attention, and the two losses for positions beyond training."""
 
 from gistkit.nn.seqpe.encoder import SeqPE
 from gistkit.nn.seqpe.losses import contrastive_loss, nearest_candidate, ood_loss

@@ -37,9 +37,9 @@ class SeqPE(nn.Module):
     then [CLS], whose state is normed and projected.
 
     Digits that positions share are read once, and layer 1 comes from a table (`gistkit.nn.seqpe.layers`): same outputs
-    and gradients as `plain`, several times faster. With dropout in training each distinct position has masks of its
-    own, as in `plain`, so that less is shared (`layers.encode_dropped`): the same distribution, at half of `plain`'s
-    work instead of a quarter. Nothing is kept from one call to the next, except inside `frozen`.
+    and gradients as `plain`, several times faster. With dropout in training each distinct position has its own masks,
+    as in `plain`, so less is shared (`layers.encode_dropped`): the same distribution, at half of `plain`'s work instead
+    of a quarter. Nothing is cached between calls, except inside `frozen`.
 
     Use no weight decay for its parameters, as in the paper.
 
@@ -104,11 +104,11 @@ class SeqPE(nn.Module):
 
         Args:
             state: a state dict with that code's names (`token_of_seqpe_embed.weight`, `transformers.0.attn...`).
-            prefix: in front of those names.
+            prefix: of those names.
             heads: dim / 64 by default, as in that code.
 
         Raises:
-            ValueError: a name that is missing, or a weight of another shape than the others imply.
+            ValueError: for a missing name, or a weight that does not fit the others' shapes.
         """
         return _from_reference(cls, state, prefix=prefix, heads=heads)
 
@@ -131,10 +131,10 @@ class SeqPE(nn.Module):
         """Embeddings of positions.
 
         Args:
-            positions: int32 or int64, [...] with one axis and [..., axes] with several, or their trie (`trie`). On the
-                CPU, wherever the encoder is: what they share is planned there, and nothing waits for a GPU.
-            wait: allows positions on a GPU in training, which are copied to the CPU: the copy waits for the GPU. In
-                eval mode they are copied in any case.
+            positions: int32 or int64, [...] with one axis and [..., axes] with several, or their trie (`trie`). They
+                are on the CPU, whatever the encoder's device, so that planning does not wait for a GPU.
+            wait: allows positions on a GPU in training; they are copied to the CPU, which waits for the GPU. In eval
+                mode they are always copied.
 
         Returns:
             [..., out_dim], on the encoder's device. Rows of equal positions are equal.
@@ -161,19 +161,18 @@ class SeqPE(nn.Module):
 
     @contextmanager
     def frozen(self, positions: Tensor | None = None) -> Iterator[None]:
-        """Inside the `with` block the weights stay as they are, and each position is read once.
+        """Inside the `with` block the weights must not change, and each position is encoded once.
 
-        In eval mode, where no gradient is wanted, embeddings are kept until the block ends, at most 512 MiB of them:
-        those that were asked for, and as many again that follow where positions come one after the other. In training,
-        with gradients and with other weights in the encoder's place (torch.func.functional_call) the encoder runs as
-        outside. The block is that of its thread; a block inside another keeps embeddings for both. Copies of the
-        encoder are not frozen.
+        In eval mode without gradients, embeddings are cached until the block ends, at most 512 MiB of them: those
+        requested, and as many following ones if positions come one by one. In training, with gradients, or with other
+        weights (torch.func.functional_call) the encoder runs as outside. A block belongs to its thread; nested blocks
+        share a cache. Copies of the encoder are not frozen.
 
         Args:
-            positions: read at once when the block begins; as in `forward`.
+            positions: encoded when the block begins; as in `forward`.
 
         Raises:
-            ValueError: at the end of the block, if weights have changed since the first embedding was kept.
+            ValueError: at the end of the block, if weights have changed since the first embedding was cached.
         """
         thread = threading.get_ident()
         outer = self._kept.get(thread)
@@ -211,9 +210,9 @@ class SeqPE(nn.Module):
         return out.view(*trie.shape, self.out_dim)
 
     def table(self, *extents: int) -> Tensor:
-        """Embeddings of all positions below `extents`, one for each axis, to look up: [extent (x extent), out_dim].
+        """A lookup table of all positions below `extents`, one for each axis: [extent (x extent), out_dim].
 
-        A tensor of the caller's own, which later changes of the weights do not reach.
+        The tensor is a copy; later changes of the weights do not affect it.
         """
         if len(extents) != self.axes:
             raise ValueError(f"table: expected {self.axes} extents, one for each axis, got {len(extents)}")
@@ -226,7 +225,7 @@ class SeqPE(nn.Module):
     def plain(self, positions: Tensor) -> Tensor:
         """The same as `forward`, but each digit of each position is read separately: the reference of the fast form.
 
-        In training with dropout equal positions have masks of their own too.
+        In training with dropout, equal positions have different masks too.
         """
         return self.read(self.symbols(positions)).view(*self._shape(positions), self.out_dim)
 

@@ -1,4 +1,4 @@
-"""Embeddings that are computed once while the weights that make them stay as they are."""
+"""Embeddings that are computed once while the encoder's weights do not change."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class KeptEmbeddings:
             self._compute(new)
 
     def changed(self) -> list[str]:
-        """The names of weights that are not what the embeddings were made of."""
+        """The names of weights that have changed since the embeddings were computed."""
         if not self._weights:
             return []
         now = self._named()

@@ -12,7 +12,7 @@ Form = Literal["paper", "reference"]
 
 
 def check_form(form: str) -> None:
-    """Refuses what is no `Form`."""
+    """Refuses anything but a `Form`."""
     if form not in get_args(Form):
         raise ValueError(f"form: expected one of {', '.join(get_args(Form))}, got {form!r}")
 
@@ -76,7 +76,7 @@ def ood_loss(
     beta: float = 1.0,
     scale: float = 1.0,
 ) -> Tensor:
-    """L_OOD: similarities among shifted positions are to be as among those of training, for each head by itself.
+    """L_OOD: similarities among shifted positions should equal those among training positions, in each head.
 
     P and S are softmaxes over the rows of each head's similarity matrix X X^T, without a temperature.
 

@@ -32,9 +32,9 @@ class SeqPEPositions(PositionEncoding):
         layers: layers of the model; only for projection "layer".
         integration: see above.
         projection: W, a linear map with bias to (H + Hk) D channels (queries first, each head's side by side): "shared"
-            by all layers, one of each "layer", or "none": e_q = e_k = e, where out_dim = H D and Hk = H.
-        mul_start: constant added to e_q and e_k of integration "mul", whose W starts near 0: with 1 attention starts as
-            if there were no positions, with 0, the paper's form, as if there were hardly any tokens.
+            by all layers, one of each "layer", or "none": e_q = e_k = e, which needs out_dim = H D and Hk = H.
+        mul_start: constant added to e_q and e_k of integration "mul", whose W starts near 0: with 1, attention starts
+            as if without positions; with 0, the paper's form, logits start near 0.
         std: of the normal distribution that W and the embeddings of `extra_tokens` start from.
         extra_tokens: see `PositionEncoding`; each has a learned embedding in the place of the encoder's.
     """
@@ -91,7 +91,7 @@ class SeqPEPositions(PositionEncoding):
                 nn.init.normal_(parameter, std=std)
 
     def prepare(self, positions: Tensor, embeddings: Tensor | None = None) -> Any:
-        """(e_q, e_k), [(B,) H, N, D] and [(B,) Hk, N, D], or the embeddings where each layer has its own projection.
+        """(e_q, e_k), [(B,) H, N, D] and [(B,) Hk, N, D], or the embeddings if each layer has its own projection.
 
         Positions on a GPU are copied to the CPU, which waits for the GPU once a pass.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,7 +57,7 @@ class SeqPELosses(NamedTuple):
 
 
 class SeqPERegularizer:
-    """Draws the positions of each training step and gives SeqPE's losses of their embeddings, from one encoder call.
+    """Draws the positions of each training step, and computes SeqPE's losses from one encoder call.
 
     A step of training:
 
@@ -144,8 +144,8 @@ class SeqPERegularizer:
         """The positions of a step with `batch_size` sequences.
 
         Args:
-            step: its number, from 0: the same are drawn for it at every call, so that a training resumes without a
-                state. None: those that follow the ones drawn last.
+            step: its number, from 0; each number always draws the same, so training resumes without a state. None: the
+                next draw.
         """
         if step is not None:
             for sampler in self._samplers().values():
@@ -189,24 +189,6 @@ class SeqPERegularizer:
                 beta=self.reference_beta,
             )
         return SeqPELosses(contrastive, ood, self.contrastive_weight * contrastive + self.ood_weight * ood)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """What the next draws depend on, tensors by name."""
-        return {
-            f"{name}.{key}": value
-            for name, sampler in self._samplers().items()
-            for key, value in sampler.state_dict().items()
-        }
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Goes on where the regularizer that gave `state` was."""
-        samplers = self._samplers()
-        if set(state) != {f"{name}.generator" for name in samplers}:
-            raise ValueError(
-                f"state: expected those of {', '.join(samplers)}, got {', '.join(sorted(state)) or 'none'}"
-            )
-        for name, sampler in samplers.items():
-            sampler.load_state_dict({"generator": state[f"{name}.generator"]})
 
     def _samplers(self) -> dict[str, ContrastiveSampler | StartSampler | WindowSampler]:
         samplers = {"starts": self.starts, "contrastive": self.contrastive, "windows": self.windows}

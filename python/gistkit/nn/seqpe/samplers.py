@@ -17,7 +17,7 @@ TRIES = 4
 
 
 class Sampler:
-    """A sampler with its own generator, whose state can be saved, or set to that of a step."""
+    """A sampler with its own generator, which may be set to the draws of a step."""
 
     def __init__(self, axes: int, max_position: int, seed: int) -> None:
         check_int("axes", axes, 1)
@@ -30,14 +30,6 @@ class Sampler:
         check_int("step", step, 0)
         (state,) = np.random.SeedSequence([self.seed, step]).generate_state(1, np.uint64) >> np.uint64(1)
         self._generator.manual_seed(int(state))
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """What the next draws depend on."""
-        return {"generator": self._generator.get_state()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Goes on where the sampler that gave `state` was."""
-        self._generator.set_state(state["generator"])
 
     def _below(self, high: int, *shape: int) -> Tensor:
         return torch.randint(0, high, shape, generator=self._generator)

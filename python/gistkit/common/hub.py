@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import ssl
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
@@ -10,24 +12,27 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from gistkit.options.messages import warn
-
 SECONDS = 5
+# "name" or "owner/name"; anything else is a place on a disk.
+_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 @contextmanager
 def hub_or_cache(name: str) -> Iterator[None]:
-    """Inside, if the hub does not answer, a name stands only for files in the cache.
+    """Inside, if the hub does not answer, a name that is no folder is looked for only in the hub's cache.
 
     The hub's client would try again for a minute for each file.
     """
     from huggingface_hub import constants
 
-    if constants.HF_HUB_OFFLINE or Path(name).expanduser().is_dir() or _answers(constants.ENDPOINT):
+    may_ask = not constants.HF_HUB_OFFLINE and _NAME.fullmatch(name) and not Path(name).is_dir()
+    if not may_ask or _answers(constants.ENDPOINT):
         yield
         return
     cache = constants.HF_HUB_CACHE
-    warn(f"{constants.ENDPOINT} does not answer within {SECONDS} s: looking for {name} only in {cache}")
+    warnings.warn(
+        f"{constants.ENDPOINT} does not answer within {SECONDS} s: looking for {name} only in {cache}", stacklevel=3
+    )
     constants.HF_HUB_OFFLINE = True
     try:
         yield

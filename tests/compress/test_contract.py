@@ -1,0 +1,150 @@
+"""What every method promises: rows are as alone, training works, checkpointing changes nothing, files lose nothing."""
+
+import pytest
+import torch
+
+from gistkit.compress import METHODS, Compressor, Memory
+from gistkit.compress.methods.in_place import InPlace
+from gistkit.compress.training import TAUGHT
+from tests.helpers.models import same_under_checkpointing, tiny, tiny_llama
+from tests.helpers.tiers import tiers
+
+BOS = 1
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
+CHUNKS, IN_PLACE = {"chunk": 6, "ratio": 3, "lora": 2}, {"ratio": 3, "bos_token": BOS, "lora": 2}
+CASES = {
+    "icae": ("icae", CHUNKS | {"match_embeddings": True, "end_token": 9}),
+    "icae, own weights": ("icae", CHUNKS | {"lora": None, "layout": "dpl"}),
+    "500x": ("x500", CHUNKS),
+    "500x, own weights": ("x500", CHUNKS | {"lora": None, "layout": "dpl"}),
+    "sac": ("sac", CHUNKS),
+    "separate encoder": ("separate_encoder", {"ratio": 4, "segment": 12, "lora": 2}),
+    "gist, own counter": ("gist", IN_PLACE | {"separate_positions": True}),
+    "separate offset gist": ("gist", IN_PLACE | {"offset": True, "separate": True, "gists": 5}),
+    "avgpool": ("avgpool", IN_PLACE),
+    "avgpool, own weights": ("avgpool", IN_PLACE | {"lora": None, "pool": "kv"}),
+    "gistpool": ("gistpool", IN_PLACE),
+    "gistpool, copied": ("gistpool", IN_PLACE | {"full_copy": True}),
+    "gistpool, own weights": ("gistpool", IN_PLACE | {"lora": None, "copy_norms": True}),
+    "dodo": ("dodo", IN_PLACE | {"layer": 1, "threshold": 0.25}),
+    "dodo, own weights": ("dodo", IN_PLACE | {"layer": 1, "lora": None}),
+    "kv-distill": ("kv_distill", IN_PLACE | {"layer": 1}),
+    "select": ("select", IN_PLACE | {"by": "key_norm"}),
+}
+FIELDS = ("source", "lengths", "context_lengths", "starts", "documents", "rest", "fingerprint", "maker", "model")
+QUICK = ["icae", "500x, own weights", "separate encoder", "gistpool", "dodo", "kv-distill"]
+
+
+def tokens(*shape):
+    return torch.randint(2, 50, shape)
+
+
+def make(name, **more):
+    """Trained-like: each parameter that trains differs from what it began as, by numbers of single precision."""
+    method, settings = CASES[name]
+    if method == "separate_encoder":
+        more["encoder"] = tiny("gpt2", hidden_size=32, num_hidden_layers=1)
+    torch.manual_seed(0)
+    compressor = METHODS[method](tiny_llama(), **settings | more).double()
+    with torch.no_grad():
+        for _, parameter in compressor.trainable():
+            parameter.add_(0.1 * torch.randn(parameter.shape) * (0.1 if CASES[name][1]["lora"] is None else 1))
+            parameter.copy_(parameter.float())
+    return compressor
+
+
+def all_losses(name):
+    """Settings with all losses that a method can have, and what they are of."""
+    method, settings = CASES[name]
+    losses = METHODS[method].config_class.allowed_losses
+    given = {"losses": [loss for loss in losses if settings["lora"] or loss not in TAUGHT]}
+    texts = {"continuation_ids": tokens(2, 4), "question_ids": tokens(2, 3), "answer_ids": tokens(2, 2)}
+    return given, {"input_ids": tokens(2, 11), **texts}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_are_as_they_are_alone(name):
+    compressor = make(name).eval()
+    contexts = [tokens(length).tolist() for length in (13, 3, 7, 12)]
+    contexts[2] = [BOS, *contexts[2]]
+    texts = [tokens(length).tolist() for length in (2, 5, 1, 0)]
+    memory = compressor.encode(contexts)
+    for left in (False, True):
+        ids, mask = torch.zeros(2, 4, 13, dtype=torch.long)
+        for row, context in enumerate(contexts):
+            place = slice(13 - len(context), None) if left else slice(len(context))
+            ids[row, place], mask[row, place] = torch.tensor(context), 1
+        for found in (compressor.encode(ids, mask), compressor.encode({"input_ids": ids, "attention_mask": mask})):
+            assert found.lengths == memory.lengths and all(map(torch.equal, found.tensors, memory.tensors))
+    together = {task: compressor.decode(memory, task, texts) for task in ("ae", "lm", "qa")}
+    answers = compressor.generate(memory, texts, task="qa", max_new_tokens=4)
+    has_bos = isinstance(compressor, InPlace)
+    for row, (context, text) in enumerate(zip(contexts, texts, strict=True)):
+        alone = compressor.encode([context])
+        # A selection may keep BOS among the others.
+        size = has_bos + compressor.size(len(context) - has_bos * (row == 2))
+        assert alone.lengths[0] == memory.lengths[row] and (size == alone.lengths[0] or name == "select")
+        assert torch.equal(memory[row].positions, alone.positions) and memory.starts[row] == alone.starts[0]
+        for task, states in together.items():
+            own = compressor.decode(alone, task, [text])[0]
+            torch.testing.assert_close(states[row, : len(own)], own, **TOLERANCE)
+        read = list(text)
+        for _ in range(4):
+            read.append(int(compressor.logits(compressor.decode(alone, "qa", [read])[:, -1]).argmax(-1)))
+        assert answers[row].tolist() == read[len(text) :]
+
+
+@pytest.mark.parametrize("name", tiers(CASES, QUICK))
+def test_gradient_checkpointing_gives_the_same_gradients(name):
+    losses, batch = all_losses(name)
+    compressor = make(name, **losses)
+    gradients = same_under_checkpointing(compressor, lambda: compressor(**batch)["loss"], **TOLERANCE)
+    reached = {parameter for parameter, gradient in gradients.items() if gradient.any()}
+    # The last layer's queries may reach nothing.
+    missing = {parameter for parameter, _ in compressor.trainable() if "layers.1" not in parameter} - reached
+    assert all("layers/1" in parameter for parameter in missing), missing
+
+
+@pytest.mark.parametrize("name", tiers(CASES, QUICK))
+def test_training_lowers_the_loss(name):
+    compressor, ids = make(name, lora=CASES[name][1]["lora"] and 8).train(), tokens(4, 12)
+    text = {"continuation_ids": ids[:, :6], "question_ids": ids[:, :2], "answer_ids": tokens(4, 6)}
+    optimizer, found = torch.optim.Adam(compressor.parameter_groups(1e-2)), []
+    for _ in range(40):
+        loss = compressor(ids, **text)["loss"]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(float(loss.detach()))
+    assert min(found[-5:]) < found[0] / 2, found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_files_of_compressor_and_memory_lose_nothing(name, tmp_path):
+    losses, batch = all_losses(name)
+    window = {} if name == "separate encoder" else {"window": 12}
+    compressor = make(name, **losses, **window).eval()
+    compressor.trained_length = 99
+    compressor.save_pretrained(tmp_path / "compressor")
+    whole = CASES[name][1]["lora"] is None and compressor.copies is None
+    more = {"encoder": compressor.encoder} if name == "separate encoder" else {}
+    base = None if whole else tiny_llama()
+    loaded = Compressor.from_pretrained(tmp_path / "compressor", base, **more).double().eval()
+    assert type(loaded) is type(compressor) and loaded.trained_length == 99
+    assert loaded.settings == compressor.settings and loaded.source == compressor.source
+    ours, theirs = (dict(each.named_parameters()) for each in (compressor, loaded))
+    assert {n for n in ours if "base_layer" not in n and "gistkit_" not in n} <= theirs.keys()
+    memory = compressor.encode([tokens(17).tolist(), tokens(5).tolist(), tokens(1).tolist()])
+    path = tmp_path / "folder" / "report.gist"
+    memory.save(path)
+    assert [file.name for file in path.parent.iterdir()] == ["report.gist"]
+    found = Memory.load(path)
+    for field in FIELDS:
+        assert getattr(found, field) == getattr(memory, field), field
+    assert torch.equal(found.positions, memory.positions) and found.nbytes == memory.nbytes
+    assert all(map(torch.equal, found.tensors, memory.tensors))
+    assert Memory.load(path, dtype=torch.float32).dtype == torch.float32
+    text = [[5, 6], [7], []]
+    expected = compressor.decode(memory, "lm", text)
+    torch.testing.assert_close(loaded.decode(found, "lm", text), expected, **TOLERANCE)
+    torch.testing.assert_close(compressor(**batch)["loss"], loaded(**batch)["loss"], rtol=1e-6, atol=1e-6)
