@@ -95,12 +95,14 @@ def presses_summary() -> str:
             unasked = [one for one in selected if not one.entry.aware and one.entry.fit == (reader == default)]
             chosen += sorted(unasked, key=lambda one: -sum(one.exact))[:1]
         for one in chosen:
-            its = f"{default} {one.entry.ratio:g}x" if one.entry.fit else shown(one.entry)
-            whose = "" if one.entry.fit else {default: ", its adapter", PLAIN: ""}.get(reader, f", adapter of {reader}")
+            its = f"{default} at {one.entry.ratio:g}x" if one.entry.fit else shown(one.entry)
+            # What has a compressor's own name is read with its own adapter.
+            plain = one.entry.memory in trained_names(found) or reader == default
+            whose = "" if plain else ", no adapter" if reader == PLAIN else ", first adapter"
             kept = sum(one.tokens[owner] for owner in found.contexts) / len(found.contexts)
             exact, within = (percent(found, values) for values in (one.exact, one.within))
             cells = [f"{each.mean:.0f} ({each.low:.0f}-{each.high:.0f})" for each in (exact, within)]
-            rows.append([its + whose, f"{kept:.0f}", *cells])
+            rows.append([its.replace(", heads share", "") + whose, f"{kept:.0f}", *cells])
     return f"{format_table(rows)}\n\n{presses_note(found)}"
 
 
