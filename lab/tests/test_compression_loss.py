@@ -18,11 +18,6 @@ RECIPE = Recipe(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def corpus():
-    return load_corpus()
-
-
 def test_each_stage_trains_its_losses_alone_and_fine_tuning_begins_where_pretraining_ends(corpus, tmp_path):
     run = STUDY.train(session(RECIPE, "without-ae", tmp_path, corpus, seed=1))
     start = dict(build_compressor(RECIPE, "without-ae", 1).named_parameters())

@@ -19,11 +19,6 @@ RECIPE = epl.Recipe(
 )
 
 
-@pytest.fixture(scope="module")
-def corpus():
-    return load_corpus()
-
-
 def test_a_run_learns_and_layouts_differ_in_no_parameter(corpus, tmp_path):
     first, other = (epl.STUDY.train(session(RECIPE, layout, tmp_path, corpus)) for layout in ("epl", "dpl"))
     assert first.curve[-1][1] < first.curve[0][1]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from study_runs import TINY
 from torch.nn.functional import cross_entropy
 
 from gistkit import cli
@@ -24,9 +25,8 @@ except (ImportError, RuntimeError):
 needs_torchvision = pytest.mark.skipif(torchvision is None, reason="torchvision is missing, or of another torch")
 
 RECIPE = Recipe(
-    steps=2, batch=4, warmup=2, eval_every=2, dim=16, layers=2, heads=2, encoder_heads=2, max_position=12, pivots=4,
-    candidates=5, windows=3, window_positions=4, grids=(2, 3), patch=4, eval_images=4, test_images=8,
-)  # fmt: skip
+    **TINY, steps=2, batch=4, eval_every=2, max_position=12, grids=(2, 3), patch=4, eval_images=4, test_images=8
+)
 
 
 def gradient(width, height, blue=0):

@@ -10,7 +10,6 @@ from study_runs import Bar, session
 
 from gistkit.compress import GistPool
 from gistkit.hf import attach
-from gistkit.train import load_corpus
 from gistkit_lab.studies import in_place
 from gistkit_lab.studies.fitting import Session
 from gistkit_lab.studies.in_place import PRESETS, STUDY, STYLE, Arm
@@ -30,11 +29,6 @@ RECIPE = dataclasses.replace(
     start_gists=60,
 )
 NUMBERS = dict(min_length=300, max_length=400)
-
-
-@pytest.fixture(scope="module")
-def corpus():
-    return load_corpus()
 
 
 def text(ids):

@@ -5,12 +5,10 @@ import math
 
 import pytest
 import torch
-from study_runs import session
+from study_runs import TINY, session, with_positions
 from torch.nn.functional import cross_entropy
 
 from gistkit import cli
-from gistkit.nn.seqpe import contrastive_loss, ood_loss
-from gistkit.train import load_corpus
 from gistkit_lab.studies import length, positions
 from gistkit_lab.studies.fitting import Progress
 from gistkit_lab.studies.length import PAPER, STUDY
@@ -18,17 +16,12 @@ from gistkit_lab.studies.positions import ABLATIONS, ARMS, TITLES, Arm, Student
 from tests.helpers.tiers import mostly_slow
 
 RECIPE = length.Recipe(
-    steps=4, batch=3, warmup=2, eval_every=2, length=8, longest=4, dim=16, layers=2, heads=2, encoder_heads=2, digits=2,
-    max_position=60, pivots=4, candidates=5, windows=3, window_positions=4, eval_tokens=64, test_tokens=128,
+    **TINY, steps=4, batch=3, eval_every=2, length=8, longest=4, digits=2, max_position=60, eval_tokens=64,
+    test_tokens=128,
 )  # fmt: skip
 
 # Losses are of logits in float32 whatever the model's precision: eight of its steps.
 LOGITS = 8 * torch.finfo(torch.float32).eps
-
-
-@pytest.fixture(scope="module")
-def corpus():
-    return load_corpus()
 
 
 @pytest.fixture(autouse=True)
@@ -102,17 +95,11 @@ def test_the_loss_of_a_step_is_that_of_the_task_and_of_its_positions(corpus, nam
         assert found == pytest.approx(float(cross_entropy(logits.flatten(0, 1), labels.flatten())), rel=LOGITS)
         return
     drawn = one.regularizer.draw(3, step)
-    of = lambda index: one.encoder(drawn.positions[index])  # noqa: E731
     main = drawn.positions[drawn.main]
     assert main.shape == (3, 8) and len({int(row[0]) for row in main}) > 1
     logits = torch.stack([one.model(ids[None], row)[0] for ids, row in zip(inputs, main, strict=True)])
-    expected = cross_entropy(logits.flatten(0, 1), labels.flatten())
-    assert (drawn.pivots is None) == ("no-delta" in name) and (drawn.teacher is None) == name.endswith("no-ood")
-    if drawn.pivots is not None:
-        expected = expected + 0.1 * contrastive_loss(of(drawn.pivots), of(drawn.candidates), drawn.positive)
-    if drawn.teacher is not None:
-        expected = expected + 0.1 * ood_loss(of(drawn.teacher), of(drawn.student), 2)
-    assert found == pytest.approx(float(expected.detach()), rel=LOGITS)
+    expected = with_positions(one, drawn, cross_entropy(logits.flatten(0, 1), labels.flatten()))
+    assert found == pytest.approx(expected, rel=LOGITS)
 
 
 def test_arms_of_a_seed_start_from_the_same_model():

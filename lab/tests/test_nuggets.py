@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from gistkit import cli
 from gistkit.compress import Compressive, Dodo, MixedResolution
-from gistkit.train import Stage, load_corpus
+from gistkit.train import Stage
 from gistkit_lab.studies import nuggets
 from gistkit_lab.studies.nuggets import PRESETS, STUDY, Arm
 from tests.helpers.tiers import mostly_slow
@@ -20,11 +20,6 @@ RECIPE = dataclasses.replace(
     PRESETS["quick"], steps=4, base_steps=3, batch=4, lm_batch=3, eval_every=2, eval_texts=4, final_texts=6, context=24,
     length=64, asked=16, calibrate_every=2,
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def corpus():
-    return load_corpus()
 
 
 def test_the_held_out_splits_are_halves_and_each_token_is_asked_for_once(corpus):

@@ -229,7 +229,7 @@ def test_the_command_leaves_results_and_pictures(tmp_path, capsys, monkeypatch):
     assert cli.main([*words[:-4], "--heads", "8/8", "--out", str(tmp_path), "--resume"]) == 0
     assert len(read(tmp_path / "results.jsonl")) == 6
     # None of them is lost when the next study is interrupted.
-    monkeypatch.setattr(pooling, "train", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(type(STUDY), "train", Mock(side_effect=KeyboardInterrupt))
     assert cli.main([*words[:-4], "--ratios", "4", "--out", str(tmp_path), "--resume"]) == 130
     assert "--resume goes on" in capsys.readouterr().err
     assert cli.main([*words, "--resume"]) == 0

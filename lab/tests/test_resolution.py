@@ -7,12 +7,11 @@ import struct
 import numpy as np
 import pytest
 import torch
-from study_runs import session
+from study_runs import TINY, session, with_positions
 from torch.nn.functional import cross_entropy, interpolate
 
 from gistkit import cli
 from gistkit.nn import grid_positions
-from gistkit.nn.seqpe import contrastive_loss, ood_loss
 from gistkit_lab.studies import images as image_sets
 from gistkit_lab.studies import resolution, shown
 from gistkit_lab.studies.images import PARTS, load_images, on_canvas, random_crops, resize
@@ -22,9 +21,8 @@ from gistkit_lab.studies.resolution import ABLATIONS, ARMS, PAPER, PAPER_GRIDS, 
 from tests.helpers.tiers import mostly_slow
 
 RECIPE = resolution.Recipe(
-    steps=4, batch=6, warmup=2, eval_every=2, grids=(3, 4, 6), patch=2, dim=16, layers=2, heads=2, encoder_heads=2,
-    max_position=12, pivots=4, candidates=5, windows=3, window_positions=4, eval_images=7, test_images=11,
-)  # fmt: skip
+    **TINY, steps=4, batch=6, eval_every=2, grids=(3, 4, 6), patch=2, max_position=12, eval_images=7, test_images=11
+)
 
 
 def idx(array):
@@ -282,19 +280,13 @@ def test_the_loss_of_a_step_is_that_of_the_classes_and_of_its_positions(images, 
         assert found == pytest.approx(float(expected.detach()), abs=1e-5)
         return
     drawn = one.regularizer.draw(6, step)
-    of = lambda index: one.encoder(drawn.positions[index])  # noqa: E731
     main = drawn.positions[drawn.main]
     corners = {tuple(rows[0].tolist()) for rows in main}
     assert main.shape == (6, 9, 2) and len(corners) == 3 and (0, 0) in corners
     assert all(torch.equal(rows - rows[0], grid_positions(3, 3)) for rows in main)
     logits = torch.stack([one.model(picture[None], rows)[0] for picture, rows in zip(pixels, main, strict=True)])
-    expected = cross_entropy(logits, labels, label_smoothing=0.1)
-    assert (drawn.pivots is None) == ("no-delta" in name) and (drawn.teacher is None) == name.endswith("no-ood")
-    if drawn.pivots is not None:
-        expected = expected + 0.1 * contrastive_loss(of(drawn.pivots), of(drawn.candidates), drawn.positive)
-    if drawn.teacher is not None:
-        expected = expected + 0.1 * ood_loss(of(drawn.teacher), of(drawn.student), 2)
-    assert found == pytest.approx(float(expected.detach()), abs=1e-5)
+    expected = with_positions(one, drawn, cross_entropy(logits, labels, label_smoothing=0.1))
+    assert found == pytest.approx(expected, abs=1e-5)
 
 
 def test_arms_of_a_seed_start_from_the_same_model(images):

@@ -5,11 +5,10 @@ import re
 
 import pytest
 import torch
-from study_runs import session
+from study_runs import TINY, session
 from torch.nn.functional import cross_entropy
 
 from gistkit import cli
-from gistkit.train import load_corpus
 from gistkit_lab.studies import documents, filler, length, shown
 from gistkit_lab.studies.filler import Facts
 from gistkit_lab.studies.pages import committed
@@ -18,8 +17,7 @@ from gistkit_lab.studies.registry import find, read
 from gistkit_lab.studies.retrieval import STUDY
 
 RECIPE = filler.Recipe(
-    steps=4, batch=3, warmup=2, eval_every=2, length=30, longest=2, dim=16, layers=2, heads=2, encoder_heads=2,
-    digits=2, max_position=90, pivots=4, candidates=5, windows=3, window_positions=4, keys=6, values=7, filler=3,
+    **TINY, steps=4, batch=3, eval_every=2, length=30, longest=2, digits=2, max_position=90, keys=6, values=7, filler=3,
     facts=5, questions=3, eval_rows=6, test_rows=5,
 )  # fmt: skip
 
@@ -102,20 +100,6 @@ def test_answers_come_from_the_context_soon(tmp_path):
     assert run.test["14"]["exact"] > 0.7 and run.test["14"]["loss"] < 0.7
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"facts": 7}, r"facts: expected at least 3 questions and at most 6 keys, got 7"),
-        ({"facts": 2}, r"facts: expected at least 3 questions and at most 6 keys, got 2"),
-        ({"length": 9, "longest": 1}, r"length: expected at least 10 tokens, .* got 9"),
-        ({"questions": 0}, r"questions: expected at least 1, got 0"),
-    ],
-)
-def test_bad_recipes_are_named(changes, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(RECIPE, **changes)
-
-
 def test_the_smallest_length_is_all_facts_and_questions():
     recipe = dataclasses.replace(RECIPE, length=10, longest=1)
     (found,) = [len(places) for places, *_ in sequences(*Facts(recipe, 0).split("test", 10, 1))]
@@ -128,18 +112,13 @@ def test_presets_are_tested_at_eight_times_their_length():
 
 
 BASE = length.Recipe(
-    steps=3, batch=3, warmup=2, eval_every=3, length=48, longest=2, dim=16, layers=2, heads=2, encoder_heads=2,
-    max_position=99, digits=2, pivots=4, candidates=5, windows=3, window_positions=4, eval_tokens=96, test_tokens=96,
+    **TINY, steps=3, batch=3, eval_every=3, length=48, longest=2, max_position=99, digits=2, eval_tokens=96,
+    test_tokens=96,
 )  # fmt: skip
 DOCUMENTS = documents.Recipe(
     steps=4, batch=5, warmup=2, eval_every=2, model=BASE, shortest=16, longest=2, letters=5, facts=4, questions=3,
     eval_rows=6, test_rows=5,
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def corpus():
-    return load_corpus()
 
 
 def check_document(inputs, labels, text, facts):
@@ -217,17 +196,25 @@ def test_the_models_that_are_fine_tuned_are_those_of_the_study_length(corpus, tm
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("recipe", "changes", "message"),
     [
-        ({"facts": 6}, r"facts: expected at least 3 questions and at most 5 letters, got 6"),
-        ({"letters": 13}, r"letters: expected at most 12, got 13"),
-        ({"shortest": 5}, r"shortest: expected room for a fact, and for 4 in the 48 bytes of model, got 5"),
-        ({"letters": 12, "facts": 12}, r"shortest: expected room .*, and for 12 in the 48 bytes of model, got 16"),
+        (RECIPE, {"facts": 7}, r"facts: expected at least 3 questions and at most 6 keys, got 7"),
+        (RECIPE, {"facts": 2}, r"facts: expected at least 3 questions and at most 6 keys, got 2"),
+        (RECIPE, {"length": 9, "longest": 1}, r"length: expected at least 10 tokens, .* got 9"),
+        (RECIPE, {"questions": 0}, r"questions: expected at least 1, got 0"),
+        (DOCUMENTS, {"facts": 6}, r"facts: expected at least 3 questions and at most 5 letters, got 6"),
+        (DOCUMENTS, {"letters": 13}, r"letters: expected at most 12, got 13"),
+        (DOCUMENTS, {"shortest": 5}, r"shortest: expected room for a fact, and for 4 in the 48 bytes of model, got 5"),
+        (
+            DOCUMENTS,
+            {"letters": 12, "facts": 12},
+            r"shortest: expected room .*, and for 12 in the 48 bytes of model, got 16",
+        ),
     ],
 )
-def test_bad_recipes_of_documents_are_named(changes, message):
+def test_bad_recipes_are_named(recipe, changes, message):
     with pytest.raises(ValueError, match=message):
-        dataclasses.replace(DOCUMENTS, **changes)
+        dataclasses.replace(recipe, **changes)
 
 
 @pytest.mark.slow

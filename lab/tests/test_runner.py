@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from study_runs import few_chunks, outcome  # noqa: F401
+from study_runs import outcome
 
 from gistkit import cli
 from gistkit.train.data import load_corpus

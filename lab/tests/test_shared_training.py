@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from study_runs import TINY
+from test_image_folders import RECIPE as FOLDER
 from test_image_folders import needs_torchvision, write
 from torch import Tensor
 
@@ -19,20 +21,15 @@ from gistkit_lab.studies.positions import Arm, Learner, Student
 from gistkit_lab.studies.registry import find, read
 from gistkit_lab.studies.resolution import Arm as ImageArm
 from gistkit_lab.studies.resolution import Classifier
-from gistkit_lab.studies.resolution import Recipe as ImageRecipe
 from gistkit_lab.studies.runner import devices, run_jobs
 from gistkit_lab.studies.study import Job, StudyPlan
 from tests.helpers.launched import launch
 
 TEXT = Recipe(
-    steps=4, batch=4, warmup=2, eval_every=2, length=8, longest=4, dim=16, layers=2, heads=2, encoder_heads=2, digits=2,
-    max_position=60, pivots=4, candidates=5, windows=3, window_positions=4, eval_tokens=64, test_tokens=128,
-    shift_rate=0.6,
+    **TINY, steps=4, batch=4, eval_every=2, length=8, longest=4, digits=2, max_position=60, eval_tokens=64,
+    test_tokens=128, shift_rate=0.6,
 )  # fmt: skip
-IMAGES = ImageRecipe(
-    steps=3, batch=4, warmup=2, eval_every=3, dim=16, layers=2, heads=2, encoder_heads=2, max_position=12, pivots=4,
-    candidates=5, windows=3, window_positions=4, grids=(2, 3), patch=4, eval_images=4, test_images=8, shift_rate=0.6,
-)  # fmt: skip
+IMAGES = dataclasses.replace(FOLDER, steps=3, eval_every=3, shift_rate=0.6)
 
 
 def gradients(learner: Any, loss: Tensor) -> list[Tensor]:

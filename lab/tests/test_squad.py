@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from study_runs import session
+from study_runs import TINY, session
 from torch.nn.functional import cross_entropy, interpolate
 
 from gistkit import cli
@@ -18,8 +18,7 @@ from gistkit_lab.studies.positions import Arm, Student
 from gistkit_lab.studies.registry import find, read
 
 BASE = length.Recipe(
-    steps=2, batch=2, warmup=2, eval_every=2, length=64, longest=2, dim=16, layers=2, heads=2, encoder_heads=2,
-    max_position=1100, digits=4, pivots=4, candidates=5, windows=3, window_positions=4, eval_tokens=128,
+    **TINY, steps=2, batch=2, eval_every=2, length=64, longest=2, max_position=1100, digits=4, eval_tokens=128,
     test_tokens=128,
 )  # fmt: skip
 RECIPE = squad.Recipe(

@@ -421,7 +421,7 @@ def test_wrong_values_are_told_by_the_parser(run, words, message, capsys):
 
 def test_models_that_are_not_there(report, tmp_path, capsys):
     assert cli.main(["compress", str(report), "--model", str(tmp_path / "none")]) == 2
-    assert one_line(capsys.readouterr().err.splitlines(), "--model: no folder at ")
+    assert one_line(capsys.readouterr().err.splitlines(), "--model: expected a folder with a model, found none at ")
     assert cli.main(["compress", str(report), "--model", str(tmp_path)]) == 2
     assert one_line(capsys.readouterr().err.splitlines(), "--model: expected smollm2, or a decoder model that ")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,17 +31,11 @@ def add(commands: Any) -> None:
     )
     studies = parser.add_subparsers(required=True, metavar="STUDY", parser_class=LateParser)
     for name in registry.STUDIES:
-        add_late(studies, name, name)
+        purpose, examples = registry.purpose(name)
+        command: Any = add_command(studies, name, run, purpose, examples)
+        command.set_defaults(study=name, saved=_saved)
+        command.fill = partial(add_options, name=name)
     paper_table.add(studies)
-
-
-def add_late(commands: Any, name: str, study: str, examples: str = "", fill: Any = None) -> Any:
-    """A command that runs a study."""
-    purpose, study_examples = registry.purpose(study)
-    parser: Any = add_command(commands, name, run, purpose, examples or study_examples)
-    parser.set_defaults(study=study, saved=_saved)
-    parser.fill = fill or (lambda parser: add_options(parser, study))
-    return parser
 
 
 def add_options(parser: argparse.ArgumentParser, name: str) -> None:

@@ -360,13 +360,7 @@ def _tokenizer(name: str) -> Any:
         return load_smollm2()[1]
     from transformers import AutoTokenizer
 
-    from gistkit.common.hub import hub_or_cache
+    from gistkit.common.hub import loading
 
-    try:
-        with hub_or_cache(name):
-            return AutoTokenizer.from_pretrained(str(Path(name).expanduser()))
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines() or [repr(error)]
-        raise ValueError(
-            f"--model: expected a folder or hub name with a tokenizer, got {name!r}: {reason[0]}"
-        ) from error
+    with loading("--model", "a folder or hub name with a tokenizer", name) as place:
+        return AutoTokenizer.from_pretrained(place)

@@ -19,7 +19,7 @@ LARGEST, LONGEST_WAIT = 1 << 20, 30.0
 MESSAGE = 200
 
 Read = TypeVar("Read")
-Asked = TypeVar("Asked")
+Item = TypeVar("Item")
 
 
 class EndpointError(OSError):
@@ -147,8 +147,21 @@ class Endpoint:
         return f"{reason}: {said}" if said.strip() else reason
 
 
-def in_order(function: Callable[[Asked], Read], items: Iterable[Asked], threads: int) -> Iterator[Read]:
-    """`map`, with so many calls at a time."""
+def in_order(
+    asked: object, function: Callable[[Item], Read], items: Iterable[Item], on_each: Callable[[], Any] = lambda: None
+) -> list[Read]:
+    """`map` with a function that asks an object, whose attribute `concurrency` is how many threads may do so at a time.
+
+    `on_each` is called in this thread after each item, in their order.
+    """
+    found = []
+    for each in _calls(function, items, int(getattr(asked, "concurrency", 1))):
+        found.append(each)
+        on_each()
+    return found
+
+
+def _calls(function: Callable[[Item], Read], items: Iterable[Item], threads: int) -> Iterator[Read]:
     if threads <= 1:
         yield from map(function, items)
         return

@@ -51,24 +51,30 @@ class Answered(NamedTuple):
 
 
 class PromptedJudge(Endpoint):
-    """A judge with a prompt of its own.
+    """A judge with a prompt, of which subclasses have their own `default`, the `fields` in it and how a reply is read.
 
     Args:
         url, model, endpoint: as in `Endpoint`.
-        template: the prompt, a user's message with the fields, and perhaps {context}. Other braces are text.
-        fields: that have to be in it.
+        template: the prompt, a user's message with the fields and, if the judge is to read the whole document,
+            {context}. Other braces are text. None: the default.
 
     Raises:
         ValueError: if an argument is out of range.
     """
 
     role, error = "judge", JudgeError
+    default: str
+    fields: tuple[str, ...]
 
-    def __init__(self, url: str, model: str, template: str, fields: Sequence[str], **endpoint: Any) -> None:
+    def __init__(self, url: str, model: str, *, template: str | None = None, **endpoint: Any) -> None:
         super().__init__(url, model, **endpoint)
-        check_fields(template, fields)
-        self.template = template
-        self.reads_context = "{context}" in template
+        self.template = self.default if template is None else template
+        check_fields(self.template, self.fields)
+        self.reads_context = "{context}" in self.template
+
+    def prompt(self, *texts: str, context: str) -> str:
+        """The prompt with the texts of its fields."""
+        return filled(self.template, dict(zip(self.fields, texts, strict=True)) | {"context": context})
 
     @property
     def description(self) -> dict[str, Any]:
@@ -80,19 +86,11 @@ class OpenAIJudge(PromptedJudge):
     """A model behind an OpenAI-compatible endpoint that grades answers; a call gives a score from 0 to 1.
 
     A reply counts if it holds a JSON object with a "score" from 0 to 1; the last such object is taken. One without is
-    tried again, as GistPool's Appendix C does three times.
-
-    Args:
-        url, model, endpoint: as in `Endpoint`.
-        template: the prompt, a user's message, with {question}, {reference}, {answer} and, if the judge is to read the
-            whole document as in GistPool, {context}. Other braces are text.
-
-    Raises:
-        ValueError: if an argument is out of range.
+    tried again, as GistPool's Appendix C does three times. The arguments are those of `PromptedJudge`, with a template
+    of {question}, {reference}, {answer} and, as in GistPool, {context}.
     """
 
-    def __init__(self, url: str, model: str, *, template: str = TEMPLATE, **endpoint: Any) -> None:
-        super().__init__(url, model, template, ("question", "reference", "answer"), **endpoint)
+    default, fields = TEMPLATE, ("question", "reference", "answer")
 
     def check(self) -> None:
         """Asks for the score of one answer, so that a wrong address, name or key shows before an evaluation.
@@ -108,8 +106,7 @@ class OpenAIJudge(PromptedJudge):
         Raises:
             JudgeError: if no attempt gave one, with the reason of the last one in a line.
         """
-        texts = {"question": question, "reference": reference, "answer": answer, "context": context}
-        return self.ask(filled(self.template, texts), "a score", _score)
+        return self.ask(self.prompt(question, reference, answer, context=context), "a score", _score)
 
 
 def judged(
@@ -128,11 +125,7 @@ def judged(
     Raises:
         ValueError: if a score is no number from 0 to 1. What else a judge raises ends the evaluation.
     """
-    scores = []
-    for score in in_order(partial(_best, judge), answers, int(getattr(judge, "concurrency", 1))):
-        scores.append(score)
-        on_answer()
-    return scores
+    return in_order(judge, partial(_best, judge), answers, on_answer)
 
 
 def questions_of(data: Sequence[Example], tokenizer: Any | None) -> list[Answered | None]:
@@ -181,18 +174,28 @@ def _judged_row(row: Row, asked: Sequence[Answered | None], judge: Judge, progre
 
 def _best(judge: Judge, answered: Answered) -> float | None:
     best = None
-    more = {"context": answered.context} if getattr(judge, "reads_context", False) else {}
     for reference in dict.fromkeys(answered.references):
         try:
-            score = judge(answered.question, reference, answered.answer, **more)
+            score = score_of(judge, answered.question, reference, answered.answer, context=answered.context)
         except JudgeError:
             continue
-        if not isinstance(score, int | float) or not 0 <= score <= 1:
-            raise ValueError(f"judge: expected a score from 0 to 1, got {score!r}")
-        best = max(best or 0.0, float(score))
+        best = max(best or 0.0, score)
         if best == 1:
             break
     return best
+
+
+def score_of(judge: Callable[..., float], *texts: str, context: str) -> float:
+    """What a judge says of texts, with the whole document if it reads that.
+
+    Raises:
+        ValueError: if it is no number from 0 to 1.
+    """
+    more = {"context": context} if getattr(judge, "reads_context", False) else {}
+    score = judge(*texts, **more)
+    if not isinstance(score, int | float) or not 0 <= score <= 1:
+        raise ValueError(f"judge: expected a score from 0 to 1, got {score!r}")
+    return float(score)
 
 
 def described(judge: Callable[..., float]) -> Any:

@@ -12,8 +12,8 @@ from gistkit.evaluate.prompts import SUMMARIZE
 from gistkit.evaluate.report import Report, Row
 from gistkit.formats.questions import Asked
 from gistkit_lab.evaluate.cross import row_of
-from gistkit_lab.evaluate.endpoint import filled, in_order, objects
-from gistkit_lab.evaluate.judge import JudgeError, PromptedJudge, described
+from gistkit_lab.evaluate.endpoint import in_order, objects
+from gistkit_lab.evaluate.judge import JudgeError, PromptedJudge, described, score_of
 
 # (question, first answer, second answer) -> 1 where the first is better, 0 where the second is, 0.5 for neither.
 PairJudge = Callable[..., float]
@@ -53,18 +53,10 @@ class OpenAIPairJudge(PromptedJudge):
     """A model behind an OpenAI-compatible endpoint that says which of two answers is better.
 
     A reply counts if it holds a JSON object with a "better" of "A", "B" or "neither"; the last such object is taken.
-
-    Args:
-        url, model, endpoint: as in `Endpoint`.
-        template: the prompt, a user's message, with {question}, {first}, {second} and, if the judge is to read the
-            whole document, {context}. Other braces are text.
-
-    Raises:
-        ValueError: if an argument is out of range.
+    The arguments are those of `PromptedJudge`, with a template of {question}, {first}, {second} and perhaps {context}.
     """
 
-    def __init__(self, url: str, model: str, *, template: str = TEMPLATE, **endpoint: Any) -> None:
-        super().__init__(url, model, template, ("question", "first", "second"), **endpoint)
+    default, fields = TEMPLATE, ("question", "first", "second")
 
     def check(self) -> None:
         """Asks about one pair, so that a wrong address, name or key shows before the others.
@@ -80,8 +72,7 @@ class OpenAIPairJudge(PromptedJudge):
         Raises:
             JudgeError: if no attempt gave a verdict, with the reason of the last one in a line.
         """
-        texts = {"question": question, "first": first, "second": second, "context": context}
-        return self.ask(filled(self.template, texts), "a verdict", _verdict)
+        return self.ask(self.prompt(question, first, second, context=context), "a verdict", _verdict)
 
 
 def compared(
@@ -102,11 +93,7 @@ def compared(
     Raises:
         ValueError: if a verdict is no number from 0 to 1. What else a judge raises ends the comparison.
     """
-    verdicts = []
-    for verdict in in_order(partial(_compare, judge, both_orders), pairs, int(getattr(judge, "concurrency", 1))):
-        verdicts.append(verdict)
-        on_pair()
-    return verdicts
+    return in_order(judge, partial(_compare, judge, both_orders), pairs, on_pair)
 
 
 def compare_answers(
@@ -160,20 +147,14 @@ def compare_answers(
 
 
 def _compare(judge: PairJudge, both_orders: bool, pair: Pair) -> float | None:
-    more = {"context": pair.context} if getattr(judge, "reads_context", False) else {}
+    ask = partial(score_of, judge, pair.question, context=pair.context)
     try:
-        score = _checked(judge(pair.question, pair.first, pair.second, **more))
+        score = ask(pair.first, pair.second)
         if both_orders:
-            score += 1 - _checked(judge(pair.question, pair.second, pair.first, **more)) - 0.5
+            score += 1 - ask(pair.second, pair.first) - 0.5
     except JudgeError:
         return None
     return 0.5 if score == 0.5 else float(score > 0.5)
-
-
-def _checked(score: object) -> float:
-    if not isinstance(score, int | float) or not 0 <= score <= 1:
-        raise ValueError(f"judge: expected a verdict from 0 to 1, got {score!r}")
-    return float(score)
 
 
 def _verdict(text: str) -> float:

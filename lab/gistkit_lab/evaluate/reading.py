@@ -99,13 +99,11 @@ def last_tokens(
     asked: int,
     *,
     batch_size: int = 8,
-    on_batch: Callable[[int], Any] = lambda count: None,
 ) -> tuple[float, float, int]:
     """The loss of the last `asked` tokens of texts, and the states kept for them.
 
     Args:
         model, texts, asked, batch_size: as in `read_on`.
-        on_batch: called with the number of texts after each batch.
 
     Returns:
         Their mean loss in nats, the mean number of states for each, and the number of tokens.
@@ -116,7 +114,7 @@ def last_tokens(
     _check(texts, asked, batch_size)
     nats = state_count = 0.0
     count = 0
-    for _, losses, states in _scored(model, _batches(texts, batch_size), asked, on_batch):
+    for _, losses, states in _scored(model, _batches(texts, batch_size), asked):
         nats += float(losses.sum())
         state_count += states
         count += len(losses)
@@ -128,7 +126,7 @@ def _scored(
     model: LanguageModel,
     parts: Sequence[Sequence[Sequence[int]] | Tensor],
     asked: int,
-    on_batch: Callable[[int], Any],
+    on_batch: Callable[[int], Any] = lambda count: None,
 ) -> Iterator[tuple[list[int], Tensor, float]]:
     """Of each text its ids, the nats float64 of its last tokens, and the states kept for them together."""
     for part in parts:

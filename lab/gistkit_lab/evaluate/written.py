@@ -129,13 +129,13 @@ def evaluate_written(
         [each if isinstance(each, str) else words_of(ids, tokenizer) for each, ids in texts]
         for texts in ([(x.context, row.context) for row, x in kept], [(x.question, row.question) for row, x in kept])
     )
-    threads = int(getattr(writer, "concurrency", 1))
     unlike = list(dict.fromkeys(contexts))
     shorten = partial(_shorten, writer, tokenizer, ratio, cut)
-    written = dict(zip(unlike, in_order(shorten, unlike, threads), strict=True))
+    written = dict(zip(unlike, in_order(writer, shorten, unlike), strict=True))
     asked = [(written[context], question.strip()) for context, question in zip(contexts, questions, strict=True)]
     results, whole = [], 0
-    for row, (text, _), output in zip(rows, asked, in_order(partial(_answer, writer), asked, threads), strict=True):
+    outputs = in_order(writer, partial(_answer, writer), asked, on_answer)
+    for row, (text, _), output in zip(rows, asked, outputs, strict=True):
         prediction = output.splitlines()[0].strip() if output else ""
         result = ExampleResult(len(_ids(tokenizer, text)), 0.0, output=output, prediction=prediction)
         result.answers = row.answers
@@ -144,7 +144,6 @@ def evaluate_written(
             setattr(result, name, getattr(scores, name)(said, row.answers))
         whole += len(row.context)
         results.append(result)
-        on_answer()
     if judge is not None:
         answers = [
             Answered(question, row.answers, result.prediction or "", context)

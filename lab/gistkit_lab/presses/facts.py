@@ -12,7 +12,7 @@ from math import log2
 from typing import Any, NamedTuple
 
 from gistkit.evaluate.data import QUESTION, Example
-from gistkit.evaluate.prompts import check_template, fill
+from gistkit.evaluate.prompts import fill
 
 KINDS = ("dates", "numbers", "names", "yes or no", "not in the text")
 ABSENT = ("not in the text", "not mentioned", "not given")
@@ -88,8 +88,6 @@ def fact_questions(
     lengths: Mapping[int, int] = LENGTHS,
     *,
     continuation: int = 64,
-    template: str = QUESTION,
-    seed: int = 0,
 ) -> dict[str, list[Example]]:
     """Questions by kind about passages of a text; the questions of a passage have the same context.
 
@@ -102,13 +100,11 @@ def fact_questions(
         tokenizer: of transformers.
         lengths: how many passages of each length in tokens, the facts among them; fewer where the text ends.
         continuation: tokens of a continuation.
-        template, seed: as in `cloze_questions`.
 
     Raises:
         ValueError: if the text is shorter than one passage.
     """
-    check_template(template)
-    draw, at = random.Random(seed), 0
+    draw, at = random.Random(0), 0
     # As far apart as the text allows.
     spare = len(tokens) - sum((length + continuation) * passages for length, passages in lengths.items())
     gap = max(spare // max(sum(lengths.values()), 1), 0)
@@ -133,7 +129,7 @@ def fact_questions(
             if length >= 128:
                 asked.append((KINDS[-1], other.question, ABSENT))
             for place, (kind, question, answers) in enumerate(asked):
-                prompt = fill(template, context, question)
+                prompt = fill(QUESTION, context, question)
                 found[kind].append(Example(prompt.context, None if place else after, prompt.question, answers))
     if not any(found.values()):
         raise ValueError(f"tokens: expected a text of at least one passage with its continuation, got {len(tokens)}")

@@ -7,12 +7,11 @@ whose model is Llama-2-7B at 15x, fine-tuned on PwC). All weights train; encoder
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -20,15 +19,14 @@ from torch import Tensor
 
 from gistkit.compress import Compressor
 from gistkit.hf import attach
-from gistkit.train.data import Corpus, load_corpus
+from gistkit.train.data import Corpus
 from gistkit_lab.studies import answering, epl
 from gistkit_lab.studies.fitting import Session, optimise
 from gistkit_lab.studies.needles import Needles
-from gistkit_lab.studies.options import add_names, add_text
 from gistkit_lab.studies.pages import machine_caption, runs, seeds
 from gistkit_lab.studies.reconstruction import evaluate, held_out_losses
 from gistkit_lab.studies.rows import SEEDS, Cell, Rows, figure_of, name_of, spread, tabulate
-from gistkit_lab.studies.study import SavedRun, Study, StudyPlan
+from gistkit_lab.studies.study import Names, SavedRun, Study, StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -250,26 +248,18 @@ class CompressionLoss(Study):
     run_type = Run
     recipe_type = Recipe
     arm_field = "setting"
+    lists: ClassVar[Mapping[str, Names]] = {
+        "settings": Names(list(SETTINGS), list(SETTINGS), "; without-ae-cl: the continuation loss alone")
+    }
+    text = "text file to train on"
     measured = "Held-out text", "Text that no choice was made on, and gaps seed by seed on held-out text"
-
-    def add_own(self, parser: argparse.ArgumentParser) -> None:
-        add_names(parser, "--settings", list(SETTINGS), list(SETTINGS), "; without-ae-cl: the continuation loss alone")
-        add_text(parser)
-
-    def load(self, options: argparse.Namespace, recipe: Recipe) -> Corpus:
-        return load_corpus(options.text)
-
-    def arms(self, options: argparse.Namespace, recipe: Recipe) -> Sequence[str]:
-        return list(options.settings)
+    train = staticmethod(train)
 
     def about(self, recipe: Recipe, arms: Sequence[str], source: Corpus) -> str:
         return (
             f"Pretraining for {recipe.steps} steps under {len(arms)} settings; then {recipe.tuning_steps} of "
             f"fine-tuning on the AE loss, and as many on questions; text {source.name}, {source.digest}"
         )
-
-    def train(self, session: Session) -> Run:
-        return train(session)
 
     def order(self, run: Run) -> int:
         return list(SETTINGS).index(run.setting)

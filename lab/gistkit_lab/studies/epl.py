@@ -6,7 +6,6 @@ position ids differ between the runs of a seed (Position IDs Matter, Tables 1-3 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
@@ -17,15 +16,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gistkit.compress import ICAE, Compressor
 from gistkit.layouts.positions import SCHEMES
-from gistkit.train.data import Corpus, load_corpus
+from gistkit.train.data import Corpus
 from gistkit_lab.studies import reconstruction
 from gistkit_lab.studies.fitting import Session
-from gistkit_lab.studies.options import add_names, add_text
 from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.pages import seeds as seeds_of
 from gistkit_lab.studies.reconstruction import GOAL, ReconstructionRecipe, Run
 from gistkit_lab.studies.rows import SECONDS, Cell, Rows, figure_of, name_of, spread, tabulate
-from gistkit_lab.studies.study import SavedRun, Study, StudyPlan
+from gistkit_lab.studies.study import Names, SavedRun, Study, StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,17 +95,9 @@ class Epl(Study):
     run_type = Run
     recipe_type: ClassVar[Any] = Recipe
     arm_field = "layout"
+    lists: ClassVar[Mapping[str, Names]] = {"layouts": Names(SCHEMES, STUDIED)}
+    text = "text file to train on"
     last_layer = False
-
-    def add_own(self, parser: argparse.ArgumentParser) -> None:
-        add_names(parser, "--layouts", SCHEMES, STUDIED)
-        add_text(parser)
-
-    def load(self, options: argparse.Namespace, recipe: Any) -> Corpus:
-        return load_corpus(options.text)
-
-    def arms(self, options: argparse.Namespace, recipe: Any) -> Sequence[str]:
-        return list(options.layouts)
 
     def about(self, recipe: Any, arms: Sequence[str], source: Corpus) -> str:
         return (

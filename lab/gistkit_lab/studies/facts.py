@@ -8,11 +8,10 @@ step (Dodo, Section 2.4; the paper starts from contexts of real text and a large
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,11 +27,10 @@ from gistkit.nn import Nuggets
 from gistkit.train.stages import Stage, growing
 from gistkit_lab.studies import pairs as lookups
 from gistkit_lab.studies.fitting import Carried, Session
-from gistkit_lab.studies.options import add_names
 from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.pairs import Pairs, draw, fit, fresh_model, groups, logits
 from gistkit_lab.studies.rows import SEEDS, Rows, figure_of, name_of, spread, tabulate
-from gistkit_lab.studies.study import SavedRun, Study
+from gistkit_lab.studies.study import Names, SavedRun, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -192,14 +190,14 @@ def kinds(contexts: Tensor, recipe: Recipe) -> Tensor:
     return torch.where(contexts < recipe.keys, KINDS.index("key"), found)
 
 
-def measure_signs(compressor: Dodo, recipe: Recipe, ratio: int, seed: int = 0) -> dict[str, dict[str, float]]:
+def measure_signs(compressor: Dodo, recipe: Recipe, ratio: int) -> dict[str, dict[str, float]]:
     """{kind: {"gradient", "swap"}} behind random nuggets of test contexts, in nats an answer of one context.
 
     "gradient": mean of dL/ds over the nuggets of the kind, where s is the nugget's score: below 0 the scorer learns to
     keep them. "swap": mean change of L when the nugget of the lowest score gives way to a token of the kind which is
     none: below 0 they are worth more than what they replace. The last token, always a nugget, counts in neither.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     sums: dict[str, list[float]] = {kind: [0.0] * 4 for kind in KINDS}
     with attach(compressor.model), compressor.selecting("random", ratio):
         for group, start in enumerate(range(0, recipe.sign_contexts, GROUP)):
@@ -272,14 +270,10 @@ class FactsStudy(Study):
     run_type = Run
     recipe_type = Recipe
     arm_field = "selection"
+    lists: ClassVar[Mapping[str, Names]] = {"selections": Names(SELECTIONS, SELECTIONS)}
     presets = PRESETS
     sizes = "quick: contexts of 64 tokens with 8 keys and values, some 25 minutes of a core a seed"
-
-    def add_own(self, parser: argparse.ArgumentParser) -> None:
-        add_names(parser, "--selections", SELECTIONS, SELECTIONS)
-
-    def arms(self, options: argparse.Namespace, recipe: Recipe) -> Sequence[str]:
-        return list(options.selections)
+    train = staticmethod(train)
 
     def about(self, recipe: Recipe, arms: Sequence[str], source: None) -> str:
         return (
@@ -287,9 +281,6 @@ class FactsStudy(Study):
             f"{recipe.steps} steps of {recipe.batch} after {recipe.pairs_steps} and {recipe.base_steps} on the full "
             "context"
         )
-
-    def train(self, session: Session) -> Run:
-        return train(session)
 
     def order(self, run: Run) -> int:
         return SELECTIONS.index(run.selection)

@@ -23,17 +23,15 @@ from gistkit.compress.methods.in_place import InPlace
 from gistkit.hf import attach
 from gistkit.train import checkpoints
 from gistkit.train.batches import Batch
-from gistkit.train.data import load_corpus
 from gistkit.train.questions import Question
 from gistkit.train.recipe import adamw
 from gistkit_lab.studies import models
 from gistkit_lab.studies.answering import evaluate
 from gistkit_lab.studies.fitting import Progress, Session, StudyRecipe
 from gistkit_lab.studies.needles import Needles, as_batch
-from gistkit_lab.studies.options import add_names, add_text
 from gistkit_lab.studies.pages import machine_caption, model_line
 from gistkit_lab.studies.rows import SEEDS, Cell, Rows, figure_of, name_of, tabulate
-from gistkit_lab.studies.study import SavedRun, Study, StudyPlan
+from gistkit_lab.studies.study import Names, SavedRun, Study, StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,6 +95,7 @@ PRESETS = {
 METHODS = ("no", "full", "gist", "offset-gist", "sep-offset-gist", "avgpool", "gistpool", "gistpool-means")
 OTHER_METHODS = ("sep-gist", "gist-pool", "sep-gist-pool", "offset-gist-pool")
 RATIOS = (1, 2, 5, 10)
+NAMES_OF_RATIOS = tuple(map(str, RATIOS))
 
 
 @dataclass(frozen=True)
@@ -350,17 +349,16 @@ class InPlaceStudy(Study):
     arm_type = Arm
     presets: ClassVar[Mapping[str, Any]] = PRESETS
     sizes = models.sizes(PRESETS)
+    lists: ClassVar[Mapping[str, Names]] = {
+        "methods": Names(
+            METHODS + OTHER_METHODS, METHODS, "; gistpool-means is GistPool with gists that begin as means of their "
+            f"windows, and there are {', '.join(OTHER_METHODS)}",
+        ),
+        "ratios": Names(NAMES_OF_RATIOS, NAMES_OF_RATIOS),
+    }  # fmt: skip
+    text = "text file to ask about"
     measured = "Held-out questions", "Questions that no choice was made on"
-
-    def add_own(self, parser: argparse.ArgumentParser) -> None:
-        more = "; gistpool-means is GistPool with gists that begin as means of their windows, and there are "
-        add_names(parser, "--methods", METHODS + OTHER_METHODS, METHODS, more + ", ".join(OTHER_METHODS))
-        ratios = [str(ratio) for ratio in RATIOS]
-        add_names(parser, "--ratios", ratios, ratios)
-        add_text(parser, "text file to ask about")
-
-    def load(self, options: argparse.Namespace, recipe: Any) -> Any:
-        return load_corpus(options.text)
+    train = staticmethod(train)
 
     def arms(self, options: argparse.Namespace, recipe: Any) -> Sequence[Arm]:
         return arms(options.methods, [int(ratio) for ratio in options.ratios])
@@ -370,12 +368,6 @@ class InPlaceStudy(Study):
             f"Answering from contexts of {recipe.min_length} to {recipe.max_length} tokens, {len(arms)} arms of "
             f"{recipe.steps} steps of {recipe.batch}; text {source.name}, {source.digest}"
         )
-
-    def train(self, session: Session) -> Run:
-        return train(session)
-
-    def small(self, recipe: Any) -> bool:
-        return bool(recipe.model == "small")
 
     def order(self, run: Run) -> tuple[int, int]:
         return (METHODS + OTHER_METHODS).index(run.method), run.ratio

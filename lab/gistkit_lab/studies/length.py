@@ -22,7 +22,6 @@ from gistkit.common.files import write_picture
 from gistkit.train import checkpoints
 from gistkit.train.data import Corpus
 from gistkit_lab.studies.fitting import Progress, Session
-from gistkit_lab.studies.options import add_text
 from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.positions import (
     Arm,
@@ -210,6 +209,8 @@ class LengthStudy(PositionStudy):
         "quick: seconds a run; short: trained on 128 bytes and tested on 4096, minutes a run on a CPU; seqpe-wikitext: "
         "GPT-2 on WikiText-103, trained on 512 tokens and tested on 16384, on a GPU"
     )
+    text = "text file or folder"
+    train = staticmethod(train)
     measured = (
         "Perplexity of chunks without overlap, held-out text",
         "Perplexity of chunks without overlap, text that no choice was made on",
@@ -217,7 +218,6 @@ class LengthStudy(PositionStudy):
 
     def add_own(self, parser: argparse.ArgumentParser) -> None:
         super().add_own(parser)
-        add_text(parser, "text file or folder")
         self.add_corpus(parser)
 
     def load(self, options: argparse.Namespace, recipe: Recipe) -> Corpus:
@@ -228,9 +228,6 @@ class LengthStudy(PositionStudy):
             f"Language models of {recipe.length} {source.unit}, tested at up to {recipe.lengths[-1]}: {len(arms)} "
             f"position encodings, {recipe.steps} steps of {recipe.batch}; text {source.name}, {source.digest}"
         )
-
-    def train(self, session: Session) -> Run:
-        return train(session)
 
     def rows(self, runs: Sequence[Run], recipe: Any, split: str = "test") -> Rows:
         return self.by_length(runs, split, math.exp, number)

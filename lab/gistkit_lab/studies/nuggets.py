@@ -30,16 +30,15 @@ from gistkit.evaluate.metrics import need
 from gistkit.evaluate.report import format_table
 from gistkit.hf import attach
 from gistkit.hf.lora import lora_config
-from gistkit.train.data import Corpus, load_corpus
+from gistkit.train.data import Corpus
 from gistkit.train.stages import Stage, growing, selecting_at
 from gistkit_lab.evaluate.reading import last_tokens
 from gistkit_lab.studies import models
 from gistkit_lab.studies.fitting import Carried, Progress, Session, StudyRecipe, exclusively
-from gistkit_lab.studies.options import add_names, add_text
 from gistkit_lab.studies.pages import machine_caption, model_line
 from gistkit_lab.studies.reconstruction import evaluate as reconstruct
 from gistkit_lab.studies.rows import SEEDS, Rows, figure_of, name_of, spread, tabulate
-from gistkit_lab.studies.study import SavedRun, Study, StudyPlan
+from gistkit_lab.studies.study import Names, SavedRun, Study, StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -414,14 +413,14 @@ def _base(session: Session) -> PreTrainedModel:
     return model
 
 
-def _description(corpus: Corpus, ids: Tensor, scores: Tensor, is_nugget: Tensor, most: int = 24) -> dict[str, Any]:
+def _description(corpus: Corpus, ids: Tensor, scores: Tensor, is_nugget: Tensor) -> dict[str, Any]:
     """What was selected of texts [n, N]: the rate, the most frequent types, and the first text."""
     occurrences, selected = Counter(ids.flatten().tolist()), Counter(ids[is_nugget].tolist())
     piece = lambda token: corpus.text(torch.tensor([token]))  # noqa: E731
     first = zip(ids[0].tolist(), scores[0].tolist(), is_nugget[0].tolist(), strict=True)
     return {
         "rate": float(is_nugget.float().mean()),
-        "types": [(piece(token), count, occurrences[token]) for token, count in selected.most_common(most)],
+        "types": [(piece(token), count, occurrences[token]) for token, count in selected.most_common(24)],
         "selected": sum(selected.values()),
         "tokens": ids.numel(),
         "text": [(piece(token), round(score, 4), nugget) for token, score, nugget in first],
@@ -461,22 +460,23 @@ class NuggetsStudy(Study):
     arm_type = Arm
     presets = PRESETS
     sizes = models.sizes(PRESETS, ", at the paper's sizes")
+    lists: ClassVar[Mapping[str, Names]] = {
+        "tasks": Names(TASKS, TASKS, "; ae: reconstruct a context; lm: read on"),
+        "methods": Names(LM_ARMS, LM_ARMS),
+        "ratios": Names(("2", "4", "8", "10", "16", "20"), ("4", "8"), ", of ae"),
+    }
+    text = "text file to train on"
     changes: ClassVar[Mapping[str, str]] = {
         "random_steps": "steps of ae with random nuggets before the scorer learns (default: 0)",
         "lower_ratios": "ratios of ae on the way to the arm's, as with gistkit train --ratios (default: none)",
     }
+    train = staticmethod(train)
 
-    def add_own(self, parser: argparse.ArgumentParser) -> None:
-        add_names(parser, "--tasks", TASKS, TASKS, "; ae: reconstruct a context; lm: read on")
-        add_names(parser, "--methods", LM_ARMS, LM_ARMS)
-        add_names(parser, "--ratios", ("2", "4", "8", "10", "16", "20"), ("4", "8"), ", of ae")
-        add_text(parser)
-
-    def load(self, options: argparse.Namespace, recipe: Recipe) -> Corpus:
-        need("sacrebleu")
-        return load_corpus(options.text, tokenizer=models.tokenizer(recipe))
+    def tokenizer(self, recipe: Recipe) -> Any:
+        return models.tokenizer(recipe)
 
     def arms(self, options: argparse.Namespace, recipe: Recipe) -> Sequence[Arm]:
+        need("sacrebleu")
         study_arms = arms(recipe, options.tasks, options.methods, [int(ratio) for ratio in options.ratios])
         if not study_arms:
             raise ValueError(f"--methods: expected some of {', '.join(SELECTIONS)} for the task ae, got others")
@@ -490,12 +490,6 @@ class NuggetsStudy(Study):
             f"Nuggets of contexts of {recipe.context} and texts of {recipe.length} {source.unit}, {len(arms)} arms of "
             f"{recipe.steps} steps; text {source.name}, {source.digest}"
         )
-
-    def train(self, session: Session) -> Run:
-        return train(session)
-
-    def small(self, recipe: Recipe) -> bool:
-        return recipe.model == "small"
 
     def order(self, run: Run) -> tuple[int, int]:
         return run.ratio, (SELECTIONS if run.task == "ae" else LM_ARMS).index(run.method)
@@ -542,13 +536,13 @@ class NuggetsStudy(Study):
         }
         return [tabulate(self.of_task(runs, "ae"), columns)]
 
-    def type_rows(self, runs: Sequence[Run], task: str, top: int = 10) -> Rows:
+    def type_rows(self, runs: Sequence[Run], task: str) -> Rows:
         """Header and the token types that the learned scorer selects most (first seed, highest ratio)."""
         run = self._learned(runs, task)
         rows = [["token", "share of nuggets", "share of text"]]
         if run is not None:
             selected, tokens = run.chosen["selected"], run.chosen["tokens"]
-            for token, times, occurrences in run.chosen["types"][:top]:
+            for token, times, occurrences in run.chosen["types"][:10]:
                 rows.append([repr(token), f"{times / max(selected, 1):.3f}", f"{occurrences / tokens:.3f}"])
         return rows
 

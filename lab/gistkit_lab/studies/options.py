@@ -20,7 +20,7 @@ def add_runs(parser: argparse.ArgumentParser, steps: int | None = None) -> None:
     parser.add_argument("--steps", type=positive, default=steps, help=f"training steps a run (default: {default})")
 
 
-def add_text(parser: argparse.ArgumentParser, purpose: str = "text file to train on") -> None:
+def add_text(parser: argparse.ArgumentParser, purpose: str) -> None:
     """--text."""
     parser.add_argument("--text", type=path, help=f"{purpose} (default: the standard library's topics)")
 

@@ -9,9 +9,9 @@ Figure 2 and Table 3, where the contexts are SQuAD's and others and the model is
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -28,13 +28,14 @@ from gistkit.train.stages import Stage, selecting_at
 from gistkit_lab.studies import in_place
 from gistkit_lab.studies.fitting import Carried, FallingRecipe, Progress, Session
 from gistkit_lab.studies.in_place import Arm, Run, arm_compressor
-from gistkit_lab.studies.options import add_names
 from gistkit_lab.studies.pages import machine_caption
-from gistkit_lab.studies.study import SavedRun, Study, StudyPlan
+from gistkit_lab.studies.study import Names, SavedRun, Study, StudyPlan
 
 SPLITS = {"train": 0, "held_out": 1, "test": 2}
 # Methods of the study `in-place` that run unless others are asked for.
 METHODS = ("no", "full", "gist", "sep-offset-gist", "avgpool", "gistpool")
+# Here gists learn to pool by training alone.
+OTHER_METHODS = ("offset-gist", *in_place.OTHER_METHODS)
 # Contexts of a group, all of one length.
 GROUP = 32
 
@@ -279,15 +280,15 @@ class PairsStudy(in_place.InPlaceStudy):
     recipe_type = Recipe
     presets = PRESETS
     sizes = "quick: contexts of 30 tokens, some 30 minutes of a core a seed; varied: of 16 to 40 tokens"
+    lists: ClassVar[Mapping[str, Names]] = {
+        **in_place.InPlaceStudy.lists,
+        "methods": Names((*METHODS, *OTHER_METHODS), METHODS, f"; there are also {', '.join(OTHER_METHODS)}"),
+    }
+    text = ""
     measured = "Held-out contexts", "Contexts that no choice was made on"
+    train = staticmethod(train)
 
     def add_own(self, parser: argparse.ArgumentParser) -> None:
-        # Here gists learn to pool by training alone.
-        choices = [method for method in in_place.METHODS + in_place.OTHER_METHODS if method != "gistpool-means"]
-        others = [method for method in choices if method not in METHODS]
-        add_names(parser, "--methods", choices, METHODS, f"; there are also {', '.join(others)}")
-        ratios = [str(ratio) for ratio in in_place.RATIOS]
-        add_names(parser, "--ratios", ratios, ratios)
         parser.add_argument("--gated", action="store_true", help="layers with gates, as Llama's")
         parser.add_argument(
             "--one-text", action="store_true", help="the keys are one text, in place of each being asked alone"
@@ -296,20 +297,11 @@ class PairsStudy(in_place.InPlaceStudy):
     def recipe_for(self, options: argparse.Namespace) -> Any:
         return replace(super().recipe_for(options), gated=options.gated, alone=not options.one_text)
 
-    def load(self, options: argparse.Namespace, recipe: Any) -> None:
-        return None
-
     def about(self, recipe: Any, arms: Sequence[Arm], source: Any) -> str:
         return (
             f"Contexts of {recipe.fewest} to {recipe.most} pairs of {recipe.keys} keys and {recipe.values} values, "
             f"{len(arms)} arms of {recipe.steps} steps of {recipe.batch} after {recipe.base_steps} on the full context"
         )
-
-    def train(self, session: Session) -> Run:
-        return train(session)
-
-    def small(self, recipe: Any) -> bool:
-        return bool(recipe.dim <= 128)
 
     def variant(self, recipe: Any) -> str:
         return "-".join(["gated"] * recipe.gated + ["text"] * (not recipe.alone))

@@ -444,6 +444,7 @@ class PoolingStudy(Study):
     name = "pooling"
     run_type = Run
     recipe_type = Recipe
+    train = staticmethod(train)
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         size = parser.add_mutually_exclusive_group()
@@ -506,9 +507,6 @@ class PoolingStudy(Study):
         if options.paper:
             about = f"{PAPER_OPEN}\n{about}"
         return StudyPlan(recipe, [Job(setting, setting.seed) for setting in settings], about)
-
-    def train(self, session: Session) -> Run:
-        return train(session)
 
     def arm_of(self, run: Run) -> Setting:
         return run.setting

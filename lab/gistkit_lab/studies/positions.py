@@ -458,9 +458,6 @@ class PositionStudy(Study):
     def arms(self, options: argparse.Namespace, recipe: Any) -> Sequence[Arm]:
         return [self.arm_kind(name) for name in options.encodings]
 
-    def small(self, recipe: Any) -> bool:
-        return bool(recipe.dim <= 128)
-
     def order(self, run: Run) -> int:
         return self.arm_kind.known.index(run.arm)
 

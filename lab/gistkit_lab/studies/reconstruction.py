@@ -90,10 +90,10 @@ def _losses(compressor: Compressor, rows: Tensor, context: int) -> dict[str, Ten
 
 
 @torch.no_grad()
-def held_out_losses(compressor: Compressor, rows: Tensor, *, batch: int = 64) -> dict[str, float]:
+def held_out_losses(compressor: Compressor, rows: Tensor) -> dict[str, float]:
     """The compressor's losses over passages [n, chunk + continuation], in nats a token, by name."""
     total: dict[str, float] = {}
-    for part in rows.split(batch):
+    for part in rows.split(64):
         for name, value in _losses(compressor, part, compressor.chunk).items():
             total[name] = total.get(name, 0.0) + float(value) * len(part)
     return {name: value / len(rows) for name, value in total.items()}

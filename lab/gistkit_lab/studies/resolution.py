@@ -399,6 +399,7 @@ class ResolutionStudy(PositionStudy):
         "seqpe-imagenet: ViT-S, trained on 224 x 224 pixels, on a GPU"
     )
     measured = "Accuracy in percent, held-out images", "Accuracy in percent, images that no choice was made on"
+    train = staticmethod(train)
 
     def add_own(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
@@ -438,9 +439,6 @@ class ResolutionStudy(PositionStudy):
     def file(self, options: argparse.Namespace, recipe: Recipe) -> str:
         # A variant shares the results file of the preset that it belongs to.
         return f"{Path(options.data).name}-{'short' if self.variant(recipe) else options.preset}"
-
-    def train(self, session: Session) -> Run:
-        return train(session)
 
     def variant(self, recipe: Recipe) -> str:
         return "canvas" if recipe.object_grid else ""

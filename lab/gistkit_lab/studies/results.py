@@ -110,11 +110,11 @@ def load(path: Path) -> list[Line]:
     return lines
 
 
-def save(folder: Path, figures: Mapping[str, Figure], prefix: str = "") -> list[Path]:
+def save(folder: Path, figures: Mapping[str, Figure]) -> list[Path]:
     """Writes each figure as the PNG file of its name in `folder`."""
     paths = []
     for name, figure in figures.items():
-        paths.append(folder / f"{prefix}{name}.png")
+        paths.append(folder / f"{name}.png")
         write_picture(paths[-1], figure, dpi=150)
     return paths
 

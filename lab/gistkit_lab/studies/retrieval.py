@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 from gistkit.evaluate.report import format_table
 from gistkit.nn import TEXT_ENCODINGS
 from gistkit.options.arguments import path
-from gistkit.train.data import load_corpus
 from gistkit_lab.studies import documents, filler, length, squad
 from gistkit_lab.studies.fitting import Session
-from gistkit_lab.studies.options import add_text
 from gistkit_lab.studies.pages import machine_caption, runs
 from gistkit_lab.studies.positions import Arm, Panel, PositionStudy, Run, draw_lengths, number
 from gistkit_lab.studies.rows import Rows
@@ -49,6 +47,7 @@ class RetrievalStudy(PositionStudy):
     paper = "seqpe-squad"
     notes = squad.NOTES
     defaults = TEXT_ENCODINGS
+    text = "text file or folder, for the language models"
     sizes = (
         "quick: seconds a run; short: trained on 64 tokens and tested on 512, a minute or two a run on a CPU; "
         "documents: the language models of length, from OUT/length or trained there in some minutes each, are "
@@ -59,7 +58,6 @@ class RetrievalStudy(PositionStudy):
 
     def add_own(self, parser: argparse.ArgumentParser) -> None:
         super().add_own(parser)
-        add_text(parser, "text file or folder, for the language models")
         self.add_corpus(parser)
         for option, purpose in (("--questions", "to fine-tune on"), ("--test-questions", "to test on")):
             parser.add_argument(
@@ -69,7 +67,7 @@ class RetrievalStudy(PositionStudy):
     def load(self, options: argparse.Namespace, recipe: Any) -> Any:
         variant = self.variant(recipe)
         if variant == "documents":
-            return load_corpus(options.text)
+            return super().load(options, recipe)
         if not variant:
             if options.text is not None:
                 raise ValueError(

@@ -7,7 +7,6 @@ the AE-loss curves).
 
 from __future__ import annotations
 
-import argparse
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from peft import LoraConfig
 from gistkit.compress import METHODS, Compressor
 from gistkit.evaluate.report import format_table
 from gistkit.hf.smollm2 import load_smollm2
-from gistkit.train.data import Corpus, load_corpus
+from gistkit.train.data import Corpus
 from gistkit_lab.studies.epl import LIMITS, Epl
 from gistkit_lab.studies.pages import machine_caption, runs, seeds
 from gistkit_lab.studies.reconstruction import ReconstructionRecipe, Run
@@ -166,8 +165,8 @@ class SmolLM2(Epl):
     }
     choices: ClassVar[Mapping[str, Sequence[str]]] = {"method": CARRIERS, "dtype": DTYPES}
 
-    def load(self, options: argparse.Namespace, recipe: Recipe) -> Corpus:
-        return load_corpus(options.text, tokenizer=tokenizer(recipe))
+    def tokenizer(self, recipe: Recipe) -> Any:
+        return tokenizer(recipe)
 
     def about(self, recipe: Recipe, arms: Sequence[str], source: Corpus) -> str:
         return (

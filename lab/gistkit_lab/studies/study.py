@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from gistkit.evaluate.report import format_table
-from gistkit_lab.studies.options import add_fields, add_runs
+from gistkit.train.data import load_corpus
+from gistkit_lab.studies.options import add_fields, add_names, add_runs, add_text
 from gistkit_lab.studies.results import DataSource
 from gistkit_lab.studies.rows import Rows, drop_column, joined
 
@@ -35,6 +36,14 @@ class Job(NamedTuple):
     def title(self) -> str:
         """The title of its progress bar."""
         return f"{_name(self.arm)} seed {self.seed}"
+
+
+class Names(NamedTuple):
+    """An option of comma-separated names: those that there are, those without it, and more of its help."""
+
+    known: Sequence[str]
+    default: Sequence[str]
+    more: str = ""
 
 
 def _name(arm: Any) -> str:
@@ -83,6 +92,7 @@ class Study(ABC):
         arm_field: of a run, its arm, where that is a name.
         arm_type: of other arms, whose fields a run has too.
         presets: recipes by name, for --preset; `sizes`: what they are, for the help; `preset`: the default.
+        lists: options of names, of which the first has the arms; text: what --text is, "" without it.
         changes: fields of the recipe that are options, with their help; choices: the values of those that have names.
         notes: by preset, what it follows and what its paper leaves open.
         kind: of the source, "text" or "images".
@@ -98,6 +108,8 @@ class Study(ABC):
     presets: ClassVar[Mapping[str, Any]] = {}
     sizes: ClassVar[str] = ""
     preset: ClassVar[str] = "quick"
+    lists: ClassVar[Mapping[str, Names]] = {}
+    text: ClassVar[str] = ""
     changes: ClassVar[Mapping[str, str]] = {}
     choices: ClassVar[Mapping[str, Sequence[str]]] = {}
     notes: ClassVar[Mapping[str, str]] = {}
@@ -113,6 +125,10 @@ class Study(ABC):
             parser.add_argument(
                 "--preset", choices=self.presets, default=self.preset, help=f"{self.sizes} (default: %(default)s)"
             )
+        for option, each in self.lists.items():
+            add_names(parser, f"--{option}", *each)
+        if self.text:
+            add_text(parser, self.text)
         self.add_own(parser)
         add_fields(parser, self.recipe_type, self.changes, self.choices)
         add_runs(parser, None if self.presets else self.recipe_type.steps)
@@ -145,6 +161,10 @@ class Study(ABC):
 
     def load(self, options: argparse.Namespace, recipe: Any) -> Any:
         """The text or the images; None: there are none."""
+        return load_corpus(options.text, tokenizer=self.tokenizer(recipe)) if self.text else None
+
+    def tokenizer(self, recipe: Any) -> Any:
+        """Of the text; None: it is bytes."""
         return None
 
     def fitted(self, recipe: Any, source: Any) -> Any:
@@ -153,7 +173,7 @@ class Study(ABC):
 
     def arms(self, options: argparse.Namespace, recipe: Any) -> Sequence[Any]:
         """The arms, or their names."""
-        raise NotImplementedError
+        return list(getattr(options, next(iter(self.lists))))
 
     def about(self, recipe: Any, arms: Sequence[Any], source: Any) -> str:
         """A line to print before the first run."""
@@ -171,7 +191,7 @@ class Study(ABC):
 
     def small(self, recipe: Any) -> bool:
         """Whether the model is so small that one thread trains it as fast as several."""
-        return True
+        return getattr(recipe, "model", None) != "smollm2" and getattr(recipe, "dim", 0) <= 128
 
     # What is kept of runs.
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,10 +32,9 @@ from gistkit.train import checkpoints
 from gistkit_lab.studies.fitting import FallingRecipe, Progress, Session, optimise
 from gistkit_lab.studies.images import Files, Images, load_images
 from gistkit_lab.studies.mosaics import KINDS, TURN, Batch, Mosaics, Words
-from gistkit_lab.studies.options import add_names
 from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.rows import SECONDS, SEEDS, Cell, Rows, figure_of, name_of, tabulate
-from gistkit_lab.studies.study import SavedRun, Study, StudyPlan
+from gistkit_lab.studies.study import Names, SavedRun, Study, StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -501,6 +500,10 @@ class VoCoStudy(Study):
         "quick: 144 vision tokens, some 20 minutes of a core, an hour for three seeds; short: the same, trained seven "
         "times as long, hours; paper: 576 vision tokens, on a GPU"
     )
+    lists: ClassVar[Mapping[str, Names]] = {
+        "methods": Names(METHODS, METHODS, "; full: all vision tokens; none: no image; avgpool: means of some")
+    }
+    train = staticmethod(train)
     measured = (
         "Right answers in percent, mosaics of held-out items",
         "Right answers in percent, mosaics of items that no choice was made on",
@@ -512,9 +515,6 @@ class VoCoStudy(Study):
             help="items of the mosaics: digits (scikit-learn's), fashion-mnist (Debian's dataset-fashion-mnist), or a "
             "folder of IDX files with MNIST's names (default: digits; fashion-mnist for paper)",
         )  # fmt: skip
-        add_names(
-            parser, "--methods", METHODS, METHODS, "; full: all vision tokens; none: no image; avgpool: means of some"
-        )
         parser.add_argument(
             "--layouts", type=names(*SCHEMES, empty=True),
             help=f"position layouts of VoCo tokens, comma-separated (default: dpl,epl; {','.join(SCHEMES)} for short "
@@ -555,12 +555,6 @@ class VoCoStudy(Study):
 
     def file(self, options: argparse.Namespace, recipe: Recipe) -> str:
         return f"{Path(options.data or DEFAULT_DATA[options.preset]).name}-{options.preset}"
-
-    def train(self, session: Session) -> Run:
-        return train(session)
-
-    def small(self, recipe: Recipe) -> bool:
-        return recipe.dim <= 128
 
     def order(self, run: Run) -> tuple[float, int]:
         return run.ratio, ORDER.index(run.method)
@@ -647,21 +641,20 @@ def _gain(values: Sequence[float]) -> str:
     return f"{mean(values):+.1f} ({min(values):+.1f} to {max(values):+.1f})"
 
 
-def draw_sight(path: Path, recipe: Recipe, images: Images, arms: Sequence[Arm], out: Path, tokens: int = 6) -> Path:
-    """Where some VoCo tokens of trained arms look on a held-out mosaic, an arm a row, as a PNG file.
+def draw_sight(path: Path, recipe: Recipe, images: Images, arms: Sequence[Arm], out: Path) -> Path:
+    """Where 6 VoCo tokens, spread over all, of trained arms look on a held-out mosaic, an arm a row, as a PNG file.
 
     Args:
         recipe, images: of the runs of seed 0.
         arms: with VoCo tokens, as many each.
         out: with the runs' states.
-        tokens: how many of them, spread over all.
     """
     from gistkit_lab.viz.voco import draw_maps
 
     batch = Mosaics(images, recipe, 0).split("held_out", 1)
     maps = {TITLES[arm.method]: sight(trained_reader(recipe, arm, 0, images, out), recipe, batch) for arm in arms}
     count = arms[0].tokens(recipe)
-    chosen = sorted({round(at * (count - 1) / max(1, tokens - 1)) for at in range(tokens)})
+    chosen = sorted({round(at * (count - 1) / 5) for at in range(6)})
     picture = batch.pixels[0].mean(0).numpy()
     title = (
         f"Attention of {len(chosen)} of {count} VoCo tokens over a mosaic, {arms[0].ratio:g}x; mean of layers, heads"

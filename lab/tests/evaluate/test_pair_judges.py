@@ -57,7 +57,7 @@ def test_a_verdict_that_is_missing_in_one_order_is_missing():
     done = []
     pairs = [Pair("q", "a", "b", number) for number in "123"]
     assert compared(judge, pairs, on_pair=lambda: done.append(1)) == [1, None, 1] and len(done) == 3
-    with pytest.raises(ValueError, match="judge: expected a verdict from 0 to 1, got 'A'"):
+    with pytest.raises(ValueError, match="judge: expected a score from 0 to 1, got 'A'"):
         compared(lambda *texts: "A", pairs)
 
 

@@ -157,20 +157,8 @@ def replacing(path: Path, size: int | None = None) -> Iterator[Path]:
     try:
         if path.is_dir() or (path.exists() and not path.is_file()):
             raise OSError(errno.EINVAL, f"{'a folder' if path.is_dir() else 'no regular file'} there")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _private_folder(path.parent) as folder:
-            partial = folder / path.name
-            # The mode that the umask and the folder's defaults give to a new file.
-            file = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-            mode = stat.S_IMODE(os.fstat(file).st_mode)
-            os.close(file)
-            yield partial
-            os.chmod(partial, mode)
-            # On the disk before it replaces a good file.
-            sync(partial)
-            os.replace(partial, path)
-            with suppress(OSError):
-                sync(path.parent)
+        with _moved(path.parent, path.parent) as partial:
+            yield partial / path.name
     except OSError as error:
         raise _write_error(error, path, size) from error
 
@@ -243,24 +231,34 @@ def replacing_files(folder: Path, size: int | None = None) -> Iterator[Path]:
         OSError: as `replacing`.
     """
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _private_folder(folder.parent) as private:
-            partial = private / folder.name
-            partial.mkdir()
-            (private / "mode").touch(0o666, exist_ok=False)
-            mode = stat.S_IMODE((private / "mode").stat().st_mode)
-            with _os_errors():
-                yield partial
-            written = sorted(path for path in partial.rglob("*") if path.is_file())
-            for path in written:
-                os.chmod(path, mode)
-                sync(path)
-            for path in written:
-                place = folder / path.relative_to(partial)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(path, place)
+        with _moved(folder, folder.parent) as partial, _os_errors():
+            yield partial
     except OSError as error:
         raise _write_error(error, folder, size) from error
+
+
+@contextmanager
+def _moved(folder: Path, beside: Path) -> Iterator[Path]:
+    """A folder in `beside` to write, whose files then move to `folder`."""
+    beside.mkdir(parents=True, exist_ok=True)
+    with _private_folder(beside) as private:
+        partial = private / "files"
+        partial.mkdir()
+        # The mode that the umask and the folder's defaults give to a new file.
+        (private / "mode").touch(0o666, exist_ok=False)
+        mode = stat.S_IMODE((private / "mode").stat().st_mode)
+        yield partial
+        written = sorted(path for path in partial.rglob("*") if path.is_file())
+        for path in written:
+            os.chmod(path, mode)
+            # On the disk before it replaces a good file.
+            sync(path)
+        for path in written:
+            place = folder / path.relative_to(partial)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, place)
+            with suppress(OSError):
+                sync(place.parent)
 
 
 def remove_partials(folder: Path) -> None:

@@ -40,6 +40,25 @@ def hub_or_cache(name: str) -> Iterator[None]:
         constants.HF_HUB_OFFLINE = False
 
 
+def check_name(option: str, name: str) -> None:
+    """Refuses a path that is no folder; all other names may be those of the hub."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir() and (folder.is_file() or name.startswith(("/", "./", "../", "~"))):
+        raise FileNotFoundError(f"{option}: expected a folder with a model, found none at {name}")
+
+
+@contextmanager
+def loading(option: str, expected: str, name: str, *more: type[Exception]) -> Iterator[str]:
+    """Inside, the value of an option loads by the name that it gives; errors, `more` among them, name the option."""
+    errors: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, *more)
+    try:
+        with hub_or_cache(name):
+            yield str(Path(name).expanduser())
+    except errors as error:
+        reason = str(error).strip().splitlines() or [repr(error)]
+        raise ValueError(f"{option}: expected {expected}, got {name!r}: {reason[0]}") from error
+
+
 def _answers(endpoint: str) -> bool:
     try:
         urlopen(Request(endpoint, method="HEAD"), timeout=SECONDS).close()

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.common.hub import hub_or_cache
+from gistkit.common.hub import check_name, loading
 from gistkit.options.arguments import LAYOUTS, add_device, number, path, positive
 from gistkit.options.messages import warn
 
@@ -96,9 +96,7 @@ def load_model(
         ValueError, FileNotFoundError: if there is no such model.
         ImportError: if the package that provides it, or one of `needs`, is missing.
     """
-    folder = Path(name).expanduser()
-    if not folder.is_dir() and (folder.is_file() or name.startswith(("/", "./", "../", "~"))):
-        raise FileNotFoundError(f"--model: no folder at {name}")
+    check_name("--model", name)
     import torch
 
     for package in ("peft", "tqdm", *needs):
@@ -121,19 +119,14 @@ def _from_transformers(name: str, dtype: torch.dtype, images: bool) -> tuple[Pre
 
     from gistkit.hf.chat import check_chat
 
-    folder = Path(name).expanduser()
     kind = "a vision-language model for images" if images else "smollm2, or a decoder model"
-    try:
-        with hub_or_cache(name):
-            if images:
-                processor = AutoProcessor.from_pretrained(str(folder))
-                check_chat(processor)
-                return AutoModelForImageTextToText.from_pretrained(str(folder), dtype=dtype), processor
-            tokenizer = AutoTokenizer.from_pretrained(str(folder))
-            return AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype), tokenizer
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines() or [repr(error)]
-        raise ValueError(f"--model: expected {kind} that transformers can load, got {name!r}: {reason[0]}") from error
+    with loading("--model", f"{kind} that transformers can load", name) as place:
+        if images:
+            processor = AutoProcessor.from_pretrained(place)
+            check_chat(processor)
+            return AutoModelForImageTextToText.from_pretrained(place, dtype=dtype), processor
+        tokenizer = AutoTokenizer.from_pretrained(place)
+        return AutoModelForCausalLM.from_pretrained(place, dtype=dtype), tokenizer
 
 
 def load_empty(name: str, dtype: str, images: bool = False) -> PreTrainedModel:
@@ -152,14 +145,8 @@ def load_empty(name: str, dtype: str, images: bool = False) -> PreTrainedModel:
     if name == "smollm2":
         config = load_model(name, dtype, "cpu", images)[0].config
     else:
-        try:
-            with hub_or_cache(name):
-                config = AutoConfig.from_pretrained(str(Path(name).expanduser()))
-        except (OSError, ValueError, KeyError) as error:
-            reason = str(error).strip().splitlines() or [repr(error)]
-            raise ValueError(
-                f"--model: expected a folder or hub name with a config.json, got {name!r}: {reason[0]}"
-            ) from error
+        with loading("--model", "a folder or hub name with a config.json", name) as place:
+            config = AutoConfig.from_pretrained(place)
     kind: Any = AutoModelForImageTextToText if images else AutoModelForCausalLM
     wanted = "vision-language model for images" if images else "decoder model"
     try:

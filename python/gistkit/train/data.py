@@ -176,8 +176,7 @@ def load_corpus(
         # Earlier releases had no windows and no split.
         added = [each for each in (windows, split) if each is not None]
         values = (documents.key, key, limit, held_out_only, *added)
-        parts = kept(Path(cache), values, PARTS, lambda files: reading.read(documents, files))
-        about, arrays = parts.about, parts.arrays
+        about, arrays = kept(Path(cache), values, PARTS, lambda files: reading.read(documents, files))
     train, held_out, test = (torch.from_numpy(arrays[part]) for part in PARTS)
     if windows is not None and not (held_out.numel() and (train.numel() or held_out_only)):
         raise ValueError(

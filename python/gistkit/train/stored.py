@@ -60,11 +60,8 @@ def mapped(file: IO[bytes] | Path, dtype: np.dtype[Any], count: int) -> np.ndarr
     return np.memmap(file, dtype, "c", shape=(count,)) if count else np.empty(0, dtype)
 
 
-class Parts:
-    """Streams of ids by name, with what tells about them."""
-
-    def __init__(self, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        self.about, self.arrays = about, arrays
+# What there is to know of streams of ids, and the streams by name.
+Parts = tuple[Mapping[str, Any], Mapping[str, np.ndarray]]
 
 
 def tokenizer_key(tokenizer: Any) -> str | None:
@@ -115,7 +112,7 @@ def _load(place: Path, names: tuple[str, ...]) -> Parts | None:
             arrays[name] = mapped(place / f"{name}.bin", dtype, count)
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
-    return Parts(about, arrays)
+    return about, arrays
 
 
 @contextmanager

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from gistkit.common.hub import check_name, loading
 
 
 @dataclass(frozen=True)
@@ -39,16 +40,10 @@ def load_embedder(name: str, device: str) -> Embedder:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
         raise ImportError("sentence-transformers is missing; run pip install './apps/serve[embed]'") from error
-    folder = Path(name).expanduser()
-    if not folder.is_dir() and (folder.is_file() or name.startswith(("/", "./", "../", "~"))):
-        raise FileNotFoundError(f"--embed: expected a folder with a model, found none at {name}")
-    try:
-        model = SentenceTransformer(str(folder), device=device)
-    except (OSError, ValueError, KeyError, ImportError, AttributeError) as error:
-        reason = str(error).strip().splitlines() or [repr(error)]
-        raise ValueError(
-            f"--embed: expected a model that sentence-transformers loads, got {name!r}: {reason[0]}"
-        ) from error
+    check_name("--embed", name)
+    expected = "a model that sentence-transformers loads"
+    with loading("--embed", expected, name, ImportError, AttributeError) as place:
+        model = SentenceTransformer(place, device=device)
     # Language models often have none; what is padded counts for nothing.
     if getattr(model.tokenizer, "pad_token", "") is None:
         model.tokenizer.pad_token = model.tokenizer.eos_token or model.tokenizer.bos_token

@@ -14,7 +14,6 @@ import mmap
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from gistkit.common.messages import one_line, shown
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.memory import Memory
 from gistkit.compress.memory_files import packed, unpacked
-from gistkit.compress.source import Source
 from gistkit_serve.store.nearest import Embed, Nearest
 
 FORMAT = "gistkit-store"
@@ -254,9 +252,6 @@ def _begin(folder: Path, header: dict[str, Any]) -> None:
         if not others:
             write_text(folder / HEADER, json.dumps(header, indent=2) + "\n")
     found = _read_header(folder)
-    # Stores of earlier releases have another form of it.
-    with suppress(TypeError, ValueError):
-        found["source"] = asdict(Source.of(found["source"]))
     for name in _MAKER:
         if found[name] != header[name]:
             raise ValueError(
