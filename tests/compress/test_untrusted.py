@@ -275,7 +275,7 @@ def test_a_folder_without_a_model_needs_the_base_that_it_names(folders, tmp_path
     shutil.copytree(folders["x500, own weights"] / "model", folder / "model")
     found = Compressor.from_pretrained(folder, model()).model
     assert torch.equal(found.lm_head.weight, model().lm_head.weight)
-    with pytest.raises(ValueError, match="model: expected the base model of .*, which does not hold one, got None"):
+    with pytest.raises(ValueError, match=r"model: expected the base model of .*, which does not hold one, got None"):
         Compressor.from_pretrained(folder)
 
 
