@@ -27,7 +27,6 @@ from gistkit.compress import (
     FiveHundredX,
     GistPool,
     KVDistill,
-    Select,
     SeparateEncoder,
 )
 from gistkit.compress.folder import load_model
@@ -41,7 +40,7 @@ LOSSES = {"ae": 1.0, "compression": 2.0}
 KINDS = {
     "icae": lambda model: ICAE(model, chunk=6, ratio=3, lora=2, losses=LOSSES, window=12, match_embeddings=True),
     "x500, own weights": lambda model: trained(FiveHundredX(model, chunk=6, ratio=3, lora=None)),
-    "select": lambda model: Select(model, ratio=3, bos_token=1),
+    "avgpool, base weights": lambda model: AvgPool(model, ratio=3, lora=None, bos_token=1),
     "gistpool": lambda model: GistPool(model, ratio=3, lora=2, bos_token=1, gists=4, losses={"ae": 1.0, "qa": 0.5}),
     "avgpool": lambda model: AvgPool(model, ratio=3, lora=2, bos_token=1, soft_prompt=True, past="kv"),
     "dodo": lambda model: Dodo(model, ratio=3, lora=2, bos_token=1, layer=1, threshold=0.5),
@@ -267,11 +266,14 @@ def test_what_a_model_in_a_folder_claims_is_checked_before_it_is_built(changes, 
 
 
 def test_a_folder_without_a_model_needs_the_base_that_it_names(folders, tmp_path):
-    refused(edited(folders["select"], tmp_path, "compressor.json", fingerprint=None), "expected the trained model of a")
-    other = trained(Select(model())).model
-    refused(folders["select"], "expected the base model of .*: other weights", other)
+    refused(
+        edited(folders["avgpool, base weights"], tmp_path, "compressor.json", fingerprint=None),
+        "expected the trained model of a",
+    )
+    other = trained(AvgPool(model(), lora=None, bos_token=1)).model
+    refused(folders["avgpool, base weights"], "expected the base model of .*: other weights", other)
     # What lies beside is not opened.
-    folder = edited(folders["select"], tmp_path, "compressor.json")
+    folder = edited(folders["avgpool, base weights"], tmp_path, "compressor.json")
     shutil.copytree(folders["x500, own weights"] / "model", folder / "model")
     found = Compressor.from_pretrained(folder, model()).model
     assert torch.equal(found.lm_head.weight, model().lm_head.weight)

@@ -127,4 +127,4 @@ def versions_of(weights: Iterable[Tensor], *, anywhere: bool = False) -> tuple[A
 
 def _held(weight: Tensor) -> list[Tensor]:
     """The plain tensors of a weight that this process has: its parts, or its shard."""
-    return plain_tensors(weight.detach().to_local() if hasattr(weight, "to_local") else weight)  # type: ignore[operator]
+    return plain_tensors(weight.detach().to_local() if hasattr(weight, "to_local") else weight)  # type: ignore[attr-defined]
