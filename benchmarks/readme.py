@@ -22,10 +22,11 @@ from lengths import read_runs as lengths_runs
 from masks import FEW
 from roof import UNRATED, Roof
 
+from gistkit.common.trained import DEFAULTS
 from gistkit.compress.scores import SCORES
 from gistkit.evaluate.report import format_table
 from gistkit.train.presets import find_preset
-from gistkit_lab.presses.comparison import FULL, NONE, PLAIN, Comparison, shown
+from gistkit_lab.presses.comparison import FULL, PLAIN, Comparison, shown
 from gistkit_lab.presses.report import pairs_table, parts_table, percent, presses_table, trained_names
 from gistkit_lab.studies.pages import committed, machine_line, machines_line
 from gistkit_lab.studies.registry import STUDIES, find
@@ -80,24 +81,28 @@ def presses_note(found: Comparison) -> str:
 
 
 def presses_summary() -> str:
-    """Of questions by hand: full and no context, the trained compressors, and the best selections made without them."""
+    """Of questions by hand: SmolLM2's default, then trained compressors, and selections without a fit, beside them."""
     found = Comparison.load(BY_HAND)
     rows = [["SmolLM2-135M reads", "tokens kept", "exact match, %", "contains the answer, %"]]
-    # Those of compressors whose own memory is among the rows.
-    adapters = {one.entry.reader for one in found.outcomes} & {*trained_names(found)}
-    for reader in (*sorted(adapters), PLAIN):
+    default, *others = sorted(
+        {one.entry.reader for one in found.outcomes} - {PLAIN}, key=lambda name: (name not in DEFAULTS.values(), name)
+    )
+    for reader in (default, *others, PLAIN):
         ours = [one for one in found.outcomes if one.entry.reader == reader]
-        chosen = [one for one in ours if one.entry.memory in (FULL, NONE, *trained_names(found))]
-        for ratio in (2, 4, 8, 16):
+        chosen = [one for one in ours if one.entry.memory in (FULL, *trained_names(found))]
+        for ratio in (4, 8, 16):
             selected = [one for one in ours if one.entry.ratio == ratio and one.entry.memory in SCORES]
-            unasked = [one for one in selected if not one.entry.aware]
-            chosen += sorted(unasked, key=lambda one: -sum(one.exact))[:1] if reader != PLAIN else []
+            unasked = [one for one in selected if not one.entry.aware and one.entry.fit == (reader == default)]
+            chosen += sorted(unasked, key=lambda one: -sum(one.exact))[:1]
         for one in chosen:
-            name = shown(one.entry) + ("" if reader == PLAIN else ", with the adapter")
+            its = f"{default} at {one.entry.ratio:g}x" if one.entry.fit else shown(one.entry)
+            # What has a compressor's own name is read with its own adapter.
+            plain = one.entry.memory in trained_names(found) or reader == default
+            whose = "" if plain else ", no adapter" if reader == PLAIN else ", first adapter"
             kept = sum(one.tokens[owner] for owner in found.contexts) / len(found.contexts)
             exact, within = (percent(found, values) for values in (one.exact, one.within))
             cells = [f"{each.mean:.0f} ({each.low:.0f}-{each.high:.0f})" for each in (exact, within)]
-            rows.append([name, f"{kept:.0f}", *cells])
+            rows.append([its.replace(", heads share", "") + whose, f"{kept:.0f}", *cells])
     return f"{format_table(rows)}\n\n{presses_note(found)}"
 
 

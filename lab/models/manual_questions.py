@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from texts import held_out_pages
+from texts import held_out_pages, training_pages
 
 from gistkit.evaluate import Example
 from gistkit.evaluate.data import QUESTION
@@ -48,24 +49,63 @@ class About(NamedTuple):
     asked: Question
 
 
+class Together(NamedTuple):
+    """Questions about the same token ids."""
+
+    context: list[int]
+    asked: list[Question]
+
+
+def together(tokenizer: Any, length: int, path: Path) -> list[Together]:
+    """Questions about pages that are not held out, those of a page about up to `length` tokens of it together.
+
+    The tokens are those around the middle of the answers; what has no answer among them is left out.
+    """
+    pages = by_name(training_pages())
+    questions: dict[str, list[Question]] = {}
+    for one in read(path):
+        questions.setdefault(one.page, []).append(one)
+    found = []
+    for name, asked in questions.items():
+        for page in pages.get(name, [])[:1]:
+            text = page.read_text()
+            places = [at for one in asked if (at := nearest(text, one.answer, one.at)) is not None]
+            if not places:
+                continue
+            context = around(tokenizer, text, (min(places) + max(places)) // 2, length)
+            words = tokenizer.decode(context)
+            found.append(Together(context, [one for one in asked if one.answer in words]))
+    return [one for one in found if one.asked]
+
+
 def about(tokenizer: Any, length: int, path: Path = FILE) -> list[About]:
     """The questions, each about up to `length` tokens of its page with the answer in their middle.
 
     Those whose page is not held out, or has no such answer, are left out: other versions of the packages differ.
     """
-    pages: dict[str, list[Path]] = {}
-    for page in held_out_pages():
-        pages.setdefault(f"{page.parent.name}/{page.stem.partition('-')[2]}", []).append(page)
+    pages = by_name(held_out_pages())
     found = []
     for one in read(path):
         for page in pages.get(one.page, [])[:1]:
             text = page.read_text()
             if (at := nearest(text, one.answer, one.at)) is None:
                 continue
-            before, after = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (text[:at], text[at:]))
-            first = max(0, len(before) - length // 2)
-            found.append(About([*before[first:], *after][:length], one))
+            found.append(About(around(tokenizer, text, at, length), one))
     return found
+
+
+def by_name(pages: Iterable[Path]) -> dict[str, list[Path]]:
+    """Pages by `Question.page`."""
+    found: dict[str, list[Path]] = {}
+    for page in pages:
+        found.setdefault(f"{page.parent.name}/{page.stem.partition('-')[2]}", []).append(page)
+    return found
+
+
+def around(tokenizer: Any, text: str, at: int, length: int) -> list[int]:
+    """Up to `length` token ids of a text, half of them before the character `at` if there are as many."""
+    before, after = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (text[:at], text[at:]))
+    return [*before[max(0, len(before) - length // 2) :], *after][:length]
 
 
 def examples(tokenizer: Any, length: int, path: Path = FILE) -> list[Example]:

@@ -1,10 +1,11 @@
 """Trains readers of selections: a second adapter, for questions and answers, learns from what the first has kept.
 
-The adapter that reads texts stays as it is, so each text is read once: `texts` keeps its keys, values and scores, and
-questions with their answers. A step then costs the tokens of questions alone, at a ratio that it draws.
+The adapter that reads texts stays as it is, so each text is read once: `texts` keeps its fitted memories of all ratios,
+and questions with their answers, about facts put into it or written by hand. A step then costs the tokens of questions
+only, at a ratio that it draws.
 
-example: OMP_NUM_THREADS=1 python lab/models/reader.py smollm2-select-8x texts --minutes 25
-example: OMP_NUM_THREADS=1 python lab/models/reader.py smollm2-select-8x train --steps 900
+example: OMP_NUM_THREADS=1 python lab/models/reader.py smollm2-select-4x texts --minutes 25
+example: OMP_NUM_THREADS=1 python lab/models/reader.py smollm2-select-4x train --steps 540
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from make import MAPS, MODELS, RUNS
+from manual_questions import together
 from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
 from questions import draw_facts
 from safetensors.torch import load_file, save_file
@@ -36,22 +38,22 @@ from gistkit.compress.folder import ADAPTER_WEIGHTS
 from gistkit.compress.losses import divergence_loss, token_loss
 from gistkit.compress.methods.in_place import TEXT
 from gistkit.compress.methods.select import READER
-from gistkit.compress.refining import OPENINGS, PIECE
 from gistkit.compress.scores import SCORES
 from gistkit.compress.tokens import QUESTION, pad
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit_lab.evaluate.cloze import cloze_questions
 from gistkit_lab.presses.comparison import kept
 from gistkit_lab.presses.facts import plant
-from gistkit_lab.presses.reader import PressReader, Text
+from gistkit_lab.presses.reader import PressReader
 
 RATIOS = (4, 8, 16)
-# Tokens of a text, its own questions of the model's, and tokens of a question and of an answer of these.
+# Tokens of a text.
 SHORTEST, LONGEST = 128, 512
-WRITTEN, ASKED, ANSWERED = 6, 24, 16
-# Texts that are held out, of a seed of their own.
+# Texts that are held out, of a seed of their own; texts with questions by hand come after these.
 HELD_OUT = 12
-OWN, WORDS = "the model's", "next words"
+HAND, WORDS = "by hand", "next words"
+# Questions by hand, about pages that are not held out.
+FILE = Path(__file__).with_name("training_questions.jsonl")
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,23 @@ class Asked:
     """A question about a text.
 
     Args:
-        kind: of `questions.KINDS`, or `WORDS`, or `OWN`: the model has written it.
+        kind: of `questions.KINDS`, `WORDS` or `HAND`.
         question, answer: token ids.
-        states: [len(answer), d], the outputs that predict the answer with one part of the text before it, in which the
-            model finds more than in all of it; None where the answer is known.
+        states: [len(answer), d], the outputs that predict the answer from the whole text, if all of it is right there.
     """
 
     kind: str
     question: list[int]
     answer: list[int]
     states: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """A text as the model has read it: its memory at each of `RATIOS`, and what is asked."""
+
+    memories: list[Memory]
+    asked: list[Asked]
 
 
 def new_reader(name: str) -> tuple[Select, PressReader, Any]:
@@ -82,12 +91,11 @@ def new_reader(name: str) -> tuple[Select, PressReader, Any]:
     assert made.adapters is not None
     for adapter in made.adapters.names.values():
         set_peft_model_state_dict(made.adapters.peft, weights, adapter_name=adapter)
-    return made, PressReader(model, tokenizer, {"kvzip": SCORES["kvzip"]()}, made), tokenizer
+    return made, PressReader(model, tokenizer, {"kvzip": SCORES["kvzip"]()}, made, fit=True), tokenizer
 
 
-@torch.no_grad()
-def prepared(seed: int, presses: PressReader, tokenizer: Any, corpus: Any) -> dict[str, Any]:
-    """A text as the model has read it, and what is asked about it.
+def facts_about(seed: int, tokenizer: Any, corpus: Any) -> tuple[list[int], list[Asked]]:
+    """A passage with facts in it, and questions about them and about its next words.
 
     Args:
         seed: of the draws; held-out pages and names below `HELD_OUT`.
@@ -105,11 +113,20 @@ def prepared(seed: int, presses: PressReader, tokenizer: Any, corpus: Any) -> di
     for one in cloze_questions(plain, words=words, seed=seed, template="{context}{question}")[:2]:
         known.append((WORDS, str(one.question), one.answers[0]))
     asked = [Asked(kind, *pair_of(tokenizer, question, answer)) for kind, question, answer in known]
-    asked += written(presses, ids_of(tokenizer, plain), tokenizer, random.Random(seed))
-    text = presses.read(ids_of(tokenizer, plant(plain, sentences, random.Random(seed))))
-    layers = torch.stack([torch.stack(pair)[:, 0] for pair in text.layers])
-    scores = torch.stack(text.scores["kvzip"])
-    return {"layers": layers, "scores": scores, "states": text.states, "asked": [*map(vars, asked)]}
+    return ids_of(tokenizer, plant(plain, sentences, random.Random(seed))), asked
+
+
+@torch.no_grad()
+def prepared(context: Sequence[int], asked: Sequence[Asked], presses: PressReader) -> Read:
+    """A text as the model has read it; what it answers right from all of it gets `Asked.states`."""
+    text, select = presses.read(context), presses.select
+    memory = presses.first(text, text.length).repeat(len(asked))
+    found = []
+    for one, states in zip(asked, answer_states(select, memory, asked), strict=True):
+        is_right = select.logits(states).argmax(-1).tolist() == one.answer
+        found.append(replace(one, states=states.clone() if is_right else None))
+    counts = [kept(text.length - 1, ratio) for ratio in RATIOS]
+    return Read([presses.scored(text, "kvzip", count, "all", fit=True) for count in counts], found)
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:
@@ -122,57 +139,36 @@ def pair_of(tokenizer: Any, question: str, answer: str) -> tuple[list[int], list
     return ids_of(tokenizer, QUESTION.format(question=question)), [*ids_of(tokenizer, answer), tokenizer.eos_token_id]
 
 
-def written(presses: PressReader, ids: Sequence[int], tokenizer: Any, draw: random.Random) -> Iterator[Asked]:
-    """Questions and answers that the model writes with one part of a text before it."""
-    select = presses.select
-    parts = [ids[at : at + PIECE] for at in range(0, max(1, len(ids) - PIECE // 2), PIECE)]
-    texts = [presses.read(draw.choice(parts), scored=False) for _ in range(WRITTEN)]
-    memories = [presses.first(text, text.length) for text in texts]
-    openings = [draw.choice(OPENINGS) for _ in texts]
-    begun = [ids_of(tokenizer, QUESTION.partition("{question}")[0] + opening) for opening in openings]
-    options: dict[str, Any] = {"task": "qa", "stop_tokens": {tokenizer.eos_token_id}}
-    generator = torch.Generator().manual_seed(draw.randrange(2**31))
-    drawing = {"do_sample": True, "temperature": 0.7, "generator": generator}
-    said = select.generate(Memory.stack(memories), begun, max_new_tokens=ASKED, **drawing, **options)
-    words = [(text.splitlines() or [""])[0] for text in tokenizer.batch_decode(said, skip_special_tokens=True)]
-    lines = [opening + more for opening, more in zip(openings, words, strict=True)]
-    # One that does not end is no question, and one of a list has it not.
-    good = [index for index, line in enumerate(lines) if line.endswith("?") and "of the following" not in line]
-    if not good:
-        return
-    memory = Memory.stack([memories[index] for index in good])
-    asked = [pair_of(tokenizer, lines[index], "")[0] for index in good]
-    answers = select.generate(memory, asked, max_new_tokens=ANSWERED, **options).tolist()
-    ends = [row.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in row else len(row) for row in answers]
-    pairs = [(question, row[:end]) for question, row, end in zip(asked, answers, ends, strict=True)]
-    plain = tokenizer.decode(ids)
-    for (question, answer), states in zip(pairs, answer_states(select, memory, pairs), strict=True):
-        # Words that are not in the text are made up.
-        if tokenizer.decode(answer[:-1]).strip(" \"'`.") in plain and 1 < len(answer) < ANSWERED:
-            yield Asked(OWN, question, answer, states.clone())
-
-
-def answer_states(select: Select, memory: Memory, rows: Sequence[tuple[list[int], list[int]]]) -> list[Tensor]:
+def answer_states(select: Select, memory: Memory, asked: Sequence[Asked]) -> list[Tensor]:
     """The outputs [len(answer), d] that predict each answer after its question."""
-    inputs = pad([[*question, *answer[:-1]] for question, answer in rows], select.device)
+    inputs = pad([[*one.question, *one.answer[:-1]] for one in asked], select.device)
     states = select.read(memory, "qa", inputs)
     return [
-        row[len(question) : len(question) + len(answer)] for row, (question, answer) in zip(states, rows, strict=True)
+        row[len(one.question) : len(one.question) + len(one.answer)] for row, one in zip(states, asked, strict=True)
     ]
 
 
-def loaded(path: Path) -> tuple[Text, list[Asked]]:
-    """A file of `prepared`."""
-    found = torch.load(path, weights_only=True)
-    layers = [(pair[0][None], pair[1][None]) for pair in found["layers"]]
-    text = Text(layers, [None] * len(layers), found["states"], {"kvzip": list(found["scores"])})
-    return text, [Asked(**one) for one in found["asked"]]
+def write(read: Read, folder: Path) -> None:
+    """Writes a folder, which is whole or not there."""
+    new = folder.with_suffix(".new")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    for ratio, memory in zip(RATIOS, read.memories, strict=True):
+        memory.save(new / f"{ratio}x.gist")
+    torch.save([vars(one) for one in read.asked], new / "asked.pt")
+    os.replace(new, folder)
+
+
+def loaded(folder: Path) -> Read:
+    """What `write` wrote."""
+    asked = torch.load(folder / "asked.pt", weights_only=True)
+    return Read([Memory.load(folder / f"{ratio}x.gist") for ratio in RATIOS], [Asked(**one) for one in asked])
 
 
 def losses(presses: PressReader, memory: Memory, asked: Sequence[Asked]) -> tuple[Tensor, Tensor, Tensor]:
     """Of answers after a memory: cross entropy, divergence from `Asked.states` where there are any, and outputs."""
     select = presses.select
-    states = answer_states(select, memory, [(one.question, one.answer) for one in asked])
+    states = answer_states(select, memory, asked)
     targets, own = torch.tensor([token for one in asked for token in one.answer]), torch.cat(states)
     loss = token_loss(own, targets=targets, **select.output_embedding)
     pairs = [(rows, one.states) for rows, one in zip(states, asked, strict=True) if one.states is not None]
@@ -181,19 +177,19 @@ def losses(presses: PressReader, memory: Memory, asked: Sequence[Asked]) -> tupl
 
 
 @torch.no_grad()
-def held_out(presses: PressReader, texts: Sequence[tuple[Text, list[Asked]]]) -> dict[str, Any]:
+def held_out(presses: PressReader, texts: Sequence[Read]) -> dict[str, Any]:
     """Of held-out texts at each ratio: nats a token of the answers, and percent of answers that are right, by kind."""
     found: dict[str, Any] = {}
-    for ratio in RATIOS:
+    for index, ratio in enumerate(RATIOS):
         nats, right = [], {}
-        for text, asked in texts:
-            memory = presses.scored(text, "kvzip", kept(text.length - 1, ratio), "all").repeat(len(asked))
-            loss, _, own = losses(presses, memory, asked)
+        for text in texts:
+            asked = text.asked
+            loss, _, own = losses(presses, text.memories[index].repeat(len(asked)), asked)
             nats.append((float(loss), len(own)))
             said = presses.select.logits(own).argmax(-1).split([len(one.answer) for one in asked])
             for one, ids in zip(asked, said, strict=True):
                 right.setdefault(one.kind, []).append(ids.tolist() == one.answer)
-        every = [value for kind, values in right.items() if kind != OWN for value in values]
+        every = [value for values in right.values() for value in values]
         found[f"{ratio}x"] = {
             "nats": round(sum(loss * count for loss, count in nats) / sum(count for _, count in nats), 4),
             "right": round(100 * sum(every) / len(every), 1),
@@ -222,8 +218,8 @@ def train(name: str, steps: int, rate: float, size: int, most: int, every: int =
         set_peft_model_state_dict(made.adapters.peft, saved["weights"], adapter_name=own)
         optimizer.load_state_dict(saved["optimizer"])
         done, seconds, tokens = saved["step"], saved["seconds"], saved["tokens"]
-    texts: dict[str, tuple[Text, list[Asked]]] = {}
-    apart = [loaded(folder / "texts" / f"{seed:05}.pt") for seed in range(HELD_OUT)]
+    texts: dict[str, Read] = {}
+    apart = [loaded(folder / "texts" / f"{seed:05}") for seed in range(HELD_OUT)]
     sums = np.zeros(2)
     for step in range(done, steps + 1):
         if (step % every == 0 or step == steps) and not 0 < step == done:
@@ -241,17 +237,16 @@ def train(name: str, steps: int, rate: float, size: int, most: int, every: int =
             return
         begun, draw = time.monotonic(), random.Random(step)
         # Other processes may still read texts.
-        for path in (folder / "texts").glob("*.pt"):
-            if path.name not in texts and int(path.stem) >= HELD_OUT:
+        for path in (folder / "texts").iterdir():
+            if path.name not in texts and not path.suffix and int(path.name) >= HELD_OUT:
                 texts[path.name] = loaded(path)
         memories, asked = [], []
-        ratio = draw.choice(RATIOS)
+        ratio = draw.randrange(len(RATIOS))
         for key in draw.sample(sorted(texts), size):
-            text, all_of_it = texts[key]
-            chosen = draw.sample(all_of_it, min(most, len(all_of_it)))
+            text = texts[key]
+            chosen = draw.sample(text.asked, min(most, len(text.asked)))
             asked += chosen
-            memory = presses.scored(text, "kvzip", kept(text.length - 1, ratio), "all")
-            memories += [memory] * len(chosen)
+            memories += [text.memories[ratio]] * len(chosen)
         loss, divergence, _ = losses(presses, Memory.stack(memories), asked)
         (loss + divergence).backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
@@ -267,10 +262,9 @@ def save(name: str, out: Path | None = None) -> Path:
     """Writes the compressor with the reader's adapter of the checkpoint, in bfloat16, and how it was trained."""
     folder = build(name, out)
     shutil.copyfile(RUNS / name / "history.jsonl", folder / "history.jsonl")
-    last, share = torch.load(RUNS / name / "checkpoint.pt", weights_only=True)["weights"], SELECTIONS[name].share
-    path = folder / f"gistkit_0_{READER}" / ADAPTER_WEIGHTS
-    mixed = {key: first.float().lerp(last[key].float(), share).bfloat16() for key, first in load_file(path).items()}
-    save_file(mixed, path, metadata={"format": "pt"})
+    last = torch.load(RUNS / name / "checkpoint.pt", weights_only=True)["weights"]
+    weights = {key: value.bfloat16().contiguous() for key, value in last.items()}
+    save_file(weights, folder / f"gistkit_0_{READER}" / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     write_card(name, out)
     return folder
 
@@ -279,13 +273,17 @@ def write_texts(name: str, minutes: float, first: int, stride: int) -> None:
     """Reads texts for so many minutes, each `stride`-th from the `first` on; several processes may share them."""
     made, presses, tokenizer = new_reader(name)
     corpus, folder = manuals(), RUNS / name / "texts"
-    folder.mkdir(parents=True, exist_ok=True)
+    by_hand = [
+        (one.context, [Asked(HAND, *pair_of(tokenizer, each.question, each.answer)) for each in one.asked])
+        for one in together(tokenizer, LONGEST, FILE)
+    ]
     deadline, seed = time.monotonic() + 60 * minutes, first
     with made.lm.folded(TEXT, made.identity.versions()), made.folded():
         while time.monotonic() < deadline:
-            if not (path := folder / f"{seed:05}.pt").exists():
-                torch.save(prepared(seed, presses, tokenizer, corpus), folder / f"{seed:05}.new")
-                os.replace(folder / f"{seed:05}.new", path)
+            if not (path := folder / f"{seed:05}").exists():
+                at = seed - HELD_OUT
+                text = by_hand[at] if 0 <= at < len(by_hand) else facts_about(seed, tokenizer, corpus)
+                write(prepared(*text, presses), path)
             seed += stride
 
 

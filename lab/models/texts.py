@@ -42,6 +42,11 @@ def held_out_pages() -> list[Path]:
     return [Path(document.source) for document in takewhile(lambda document: document.part == HELD, documents)]
 
 
+def training_pages() -> list[Path]:
+    """The files of the others."""
+    return sorted({*(TEXT / "manuals").rglob("*.txt")} - {*held_out_pages()})
+
+
 def other_domain() -> Corpus:
     """The pages of another domain, none of which is trained on: all are held out."""
     corpus = load_corpus(TEXT / "other", tokenizer=load_smollm2()[1])

@@ -277,10 +277,11 @@ def test_the_command_pauses_without_a_complaint_and_says_where_the_weights_are(p
     assert '"first": 0, "last": 3, "until": 3' in capsys.readouterr().out
 
 
-def test_questions_of_the_file_are_short_and_none_is_there_twice():
-    questions = manual_questions.read()
-    assert len(questions) == 50 and len({(one.page, one.question) for one in questions}) == 50
-    for one in questions:
+def test_questions_of_the_files_are_short_and_none_is_there_twice():
+    asked, learned = manual_questions.read(), manual_questions.read(reader.FILE)
+    assert len(asked) == 150 and len(learned) > 300 and not {one.page for one in asked} & {one.page for one in learned}
+    assert len({(one.page, one.question) for one in [*asked, *learned]}) == len(asked) + len(learned)
+    for one in [*asked, *learned]:
         package = one.page.partition("/")[0]
         assert package in text.PACKAGES and one.at >= 0
         assert one.question.endswith("?") and one.answer not in one.question and len(one.answer) <= 40
@@ -323,6 +324,12 @@ def test_questions_are_about_the_part_of_a_held_out_page_with_the_answer(tmp_pat
     read = tokenizer.decode(found.context)
     assert read in held_out[0].read_text() and read.index(found.answers[0]) == 30
     assert "Which port?" in tokenizer.decode(found.question)
+    # And those for training about one that is not held out, together.
+    lines[0] = lines[1] | {"question": "What keeps every task?", "answer": "scheduler"}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (found,) = manual_questions.together(tokenizer, 500, path)
+    assert [one.question for one in found.asked] == ["What keeps every task?", "Which port?"]
+    assert len(found.context) == 500 and str(4000 + other) in tokenizer.decode(found.context)
 
 
 @pytest.fixture
@@ -450,13 +457,21 @@ def test_a_reader_learns_from_what_a_selection_keeps_and_goes_on(place, corpus, 
             parameter.add_(0.02)
     make.save(trained, make.FOLDER / "means")
 
-    _, presses, tokenizer = reader.new_reader("read")
+    tokenizer = byte_tokenizer()
+    question = manual_questions.Question("package/page", "What is it called?", "Eagle", 0)
+    by_hand = manual_questions.Together(reader.ids_of(tokenizer, "an Eagle it is"), [question])
+    monkeypatch.setattr(reader, "together", lambda *given: [by_hand])
     texts = place / "runs" / "read" / "texts"
-    texts.mkdir(parents=True)
     for seed in range(5):
-        torch.save(reader.prepared(seed, presses, tokenizer, corpus), texts / f"{seed:05}.pt")
-    text, asked = reader.loaded(texts / "00003.pt")
-    assert 500 < text.length < 800 and {one.kind for one in asked} > {reader.WORDS}
+        context, asked = reader.facts_about(seed, tokenizer, corpus)
+        assert 500 < len(context) < 800 and {one.kind for one in asked} > {reader.WORDS}
+    with monkeypatch.context() as clock:
+        clock.setattr(reader.time, "monotonic", iter(range(0, 600, 60)).__next__)
+        reader.write_texts("read", 5.5, 0, 1)
+    assert sorted(path.name for path in texts.iterdir()) == [f"{seed:05}" for seed in range(5)]
+    read = reader.loaded(texts / "00002")
+    assert [memory.sizes[0] for memory in read.memories] == [5, 3, 2] and read.memories[0].key_bias is not None
+    assert [(one.kind, tokenizer.decode(one.answer[:-1])) for one in read.asked] == [(reader.HAND, "Eagle")]
 
     reader.train("read", 4, 1e-2, 2, 3, every=2)
     whole = torch.load(place / "runs" / "read" / "checkpoint.pt", weights_only=True)
@@ -470,11 +485,6 @@ def test_a_reader_learns_from_what_a_selection_keeps_and_goes_on(place, corpus, 
     own = load_file(folder / "gistkit_0_reader" / "adapter_model.safetensors")
     assert own.keys() == whole["weights"].keys()
     assert all(torch.equal(tensor, whole["weights"][name].bfloat16()) for name, tensor in own.items())
-    # Between the two adapters, of which the first is in bfloat16.
-    monkeypatch.setitem(reader.SELECTIONS, "read", selection.Selection("means", settings, 0.5))
-    half = load_file(reader.save("read") / "gistkit_0_reader" / "adapter_model.safetensors")
-    ends = load_file(source), whole["weights"]
-    assert all(torch.equal(half[name], ((ends[0][name] + ends[1][name]) / 2).bfloat16()) for name in half)
 
     # It goes on from a checkpoint, as if it had never paused.
     (place / "runs" / "read" / "checkpoint.pt").unlink()

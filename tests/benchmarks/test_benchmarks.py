@@ -134,14 +134,12 @@ def test_units_of_bfloat16_leave_a_machine_its_folder(isa, monkeypatch):
 
 
 @pytest.mark.parametrize("mask", masks.PLANS)
-def test_visible_pairs_are_those_of_the_dense_mask_and_of_the_tiles(mask):
+def test_visible_pairs_are_those_of_the_dense_mask(mask):
     plan = masks.PLANS[mask](1024)
     visible = masks.visible_pairs(plan)
     torch.testing.assert_close(masks.dense(plan), dense_mask(plan)[0])
     assert masks.dense(plan.to("meta")).is_meta
     assert visible == int(masks.dense(plan).sum())
-    tiles = plan.tiles(1, 1)
-    assert visible == tiles.full + tiles.partial
     shape = masks.Shape(mask, masks.Point(n=1024, batch=2, heads=8, key_heads=2, dim=128), backward=True)
     assert shape.visible == 16 * visible and shape.work == 16 * visible * 4 * 128 * 3.5
 

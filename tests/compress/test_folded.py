@@ -188,7 +188,7 @@ def test_gradients_are_those_beside_the_maps():
     for name, parameter in compressor.trainable():
         assert (parameter.grad is None) == (wanted[name] is None)
         if parameter.grad is not None:
-            assert torch.equal(parameter.grad, wanted[name]), name
+            torch.testing.assert_close(parameter.grad, wanted[name], **TOLERANCE, msg=name)
 
 
 def test_afterwards_the_model_is_as_it_was_and_parameters_count_again():

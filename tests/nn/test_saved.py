@@ -57,7 +57,8 @@ def test_a_vit_reads_the_same_from_a_folder(tmp_path: Path, name: str) -> None:
     expected = model(pixels)
     save_position(position, tmp_path)
     model.position = load_position(tmp_path)
-    assert torch.equal(model(pixels), expected)
+    # Products of the same numbers elsewhere in memory may differ in their last bits.
+    torch.testing.assert_close(model(pixels), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_model_and_its_encoding_share_a_folder(tmp_path: Path) -> None:
