@@ -7,7 +7,7 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from gistkit.compress import ICAE, Compressor, FiveHundredX
+from gistkit.compress import ICAE, AvgPool, Compressor, FiveHundredX, Select, language_model
 from tests.helpers.models import checkpoint, tiny_llama
 
 METHODS = [ICAE, FiveHundredX]
@@ -110,6 +110,91 @@ def test_folders_that_are_no_compressor_are_refused(tmp_path):
         Compressor.from_pretrained(tmp_path, tiny_llama())
 
 
+WITHOUT_ADAPTERS = {
+    "select": lambda: Select(tiny_llama().bfloat16().float(), ratio=2, by="key_norm", bos_token=1),
+    "avgpool": lambda: AvgPool(tiny_llama().bfloat16().float(), ratio=2, bos_token=1, lora=None),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_ADAPTERS)
+def test_a_model_that_nothing_has_changed_is_not_saved(name, tmp_path):
+    compressor, base = WITHOUT_ADAPTERS[name]().eval(), tiny_llama().bfloat16().float()
+    memory = compressor.encode(IDS)
+    answer = compressor.generate(memory, max_new_tokens=6)
+    compressor.save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved" / "model").exists()
+    assert '("saved", model)' in (tmp_path / "saved" / "README.md").read_text()
+    loaded = Compressor.from_pretrained(tmp_path / "saved", base)
+    again = loaded.encode(IDS)
+    assert again.maker == memory.maker and all(map(torch.equal, again.tensors, memory.tensors))
+    assert torch.equal(loaded.generate(memory, max_new_tokens=6), answer)
+    with pytest.raises(ValueError, match=r"model: expected the base model of .*, which does not hold one, got None"):
+        Compressor.from_pretrained(tmp_path / "saved")
+    # Also in another dtype, before or after it is saved.
+    for dtype in (torch.bfloat16, torch.float16):
+        Compressor.from_pretrained(tmp_path / "saved", copy.deepcopy(base).to(dtype)).check_readable(memory)
+        loaded.to(dtype).save_pretrained(tmp_path / "moved")
+        assert not (tmp_path / "moved" / "model").exists()
+        Compressor.from_pretrained(tmp_path / "moved", tiny_llama().bfloat16().float()).check_readable(memory)
+    with torch.no_grad():
+        base.lm_head.weight.add_(1.0)
+    with pytest.raises(ValueError, match=r"expected the base model of .* other weights"):
+        Compressor.from_pretrained(tmp_path / "saved", base)
+
+
+def step(compressor, loss, **options):
+    optimizer = torch.optim.AdamW(compressor.parameters(), lr=1e-3, **options)
+    loss().backward()
+    optimizer.step()
+
+
+def replaced(compressor):
+    head = compressor.model.lm_head
+    head.weight = torch.nn.Parameter(head.weight.detach().clone())
+
+
+CHANGES = {
+    "step": lambda compressor: step(compressor.train(), lambda: compressor(IDS, continuation_ids=IDS)["loss"]),
+    "fused step of the model": lambda compressor: step(
+        compressor, lambda: compressor.model(IDS, labels=IDS).loss, fused=True
+    ),
+    "in place": lambda compressor: compressor.model.lm_head.weight.requires_grad_(False)[3].mul_(2),
+    "replaced": replaced,
+    "another checkpoint": lambda compressor: compressor.model.load_state_dict(tiny_llama().state_dict()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", WITHOUT_ADAPTERS)
+def test_a_model_that_may_have_changed_is_saved(name, change, tmp_path):
+    compressor = WITHOUT_ADAPTERS[name]()
+    compressor.set_losses(("lm",))
+    CHANGES[change](compressor)
+    for place in ("first", "second"):
+        compressor.save_pretrained(tmp_path / place)
+        assert (tmp_path / place / "model" / "model.safetensors").is_file()
+        assert '("' + place + '")' in (tmp_path / place / "README.md").read_text()
+        loaded = Compressor.from_pretrained(tmp_path / place)
+        ours, theirs = (dict(one.named_parameters()) for one in (compressor, loaded))
+        assert all(torch.equal(theirs[key], weight) for key, weight in ours.items())
+        # What the folder held is in no other place.
+        compressor = loaded
+    around = Compressor.from_pretrained(tmp_path / place, tiny_llama().float())
+    around.save_pretrained(tmp_path / "third")
+    assert (tmp_path / "third" / "model").is_dir()
+
+
+def test_one_row_that_a_language_model_trains_is_saved(tmp_path):
+    compressor = WITHOUT_ADAPTERS["avgpool"]().train()
+    compressor.requires_grad_(False)
+    compressor.embed.weight.requires_grad_(True)
+    optimizer = torch.optim.AdamW([compressor.embed.weight], weight_decay=0.0, fused=True)
+    language_model(compressor, tau=4, segment=2)(torch.tensor([[3, 3, 3, 3, 3, 3, 3, 3]]))["loss"].backward()
+    optimizer.step()
+    compressor.save_pretrained(tmp_path)
+    assert (tmp_path / "model").is_dir()
+
+
 @pytest.mark.parametrize("lora", [None, 4])
 def test_a_refused_model_stays_as_it_was(lora, tmp_path):
     FiveHundredX(tiny_llama(), chunk=4, ratio=2, lora=lora).save_pretrained(tmp_path)
@@ -142,7 +227,11 @@ def test_odd_settings_files_are_refused(tmp_path):
         (with_own(chunk=0), ValueError, "chunk: expected a whole number >= 1"),
         (settings | {"settings": 3}, ValueError, "expected settings and adapters by name, got 3"),
         (settings | {"adapters": {"encoder": "other"}}, FileNotFoundError, "expected the adapter other in it"),
-        (settings | {"adapters": None}, FileNotFoundError, "expected the trained model of a compressor without LoRA"),
+        (
+            settings | {"adapters": None, "fingerprint": None},
+            FileNotFoundError,
+            "expected the trained model of a compressor without LoRA",
+        ),
     ]:
         path.write_text(json.dumps(odd))
         with pytest.raises(error, match=message):

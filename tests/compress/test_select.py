@@ -431,7 +431,7 @@ def test_each_row_is_as_alone_and_a_file_brings_it_back(by, tmp_path):
     again = Memory.load(tmp_path / "m.gist")
     assert torch.equal(compressor.generate(again, max_new_tokens=4), compressor.generate(batch, max_new_tokens=4))
     compressor.save_pretrained(tmp_path / "folder")
-    read = Select.from_pretrained(tmp_path / "folder", None, tokenizer=compressor.tokenizer)
+    read = Select.from_pretrained(tmp_path / "folder", model_of(), tokenizer=compressor.tokenizer)
     assert read.settings == compressor.settings and read.score == compressor.score
 
 

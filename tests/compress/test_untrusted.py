@@ -18,7 +18,17 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
-from gistkit.compress import ICAE, SAC, AvgPool, Compressor, Dodo, FiveHundredX, GistPool, KVDistill, SeparateEncoder
+from gistkit.compress import (
+    ICAE,
+    SAC,
+    AvgPool,
+    Compressor,
+    Dodo,
+    FiveHundredX,
+    GistPool,
+    KVDistill,
+    SeparateEncoder,
+)
 from gistkit.compress.folder import load_model
 from tests.helpers.disks import limit
 from tests.helpers.fuzz import rounds
@@ -29,7 +39,8 @@ SIZES = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 24, "vo
 LOSSES = {"ae": 1.0, "compression": 2.0}
 KINDS = {
     "icae": lambda model: ICAE(model, chunk=6, ratio=3, lora=2, losses=LOSSES, window=12, match_embeddings=True),
-    "x500, own weights": lambda model: FiveHundredX(model, chunk=6, ratio=3, lora=None),
+    "x500, own weights": lambda model: trained(FiveHundredX(model, chunk=6, ratio=3, lora=None)),
+    "avgpool, base weights": lambda model: AvgPool(model, ratio=3, lora=None, bos_token=1),
     "gistpool": lambda model: GistPool(model, ratio=3, lora=2, bos_token=1, gists=4, losses={"ae": 1.0, "qa": 0.5}),
     "avgpool": lambda model: AvgPool(model, ratio=3, lora=2, bos_token=1, soft_prompt=True, past="kv"),
     "dodo": lambda model: Dodo(model, ratio=3, lora=2, bos_token=1, layer=1, threshold=0.5),
@@ -43,6 +54,12 @@ SECONDS = 2.0
 
 def model():
     return tiny_llama(**SIZES).float()
+
+
+def trained(compressor):
+    with torch.no_grad():
+        compressor.model.lm_head.weight.mul_(2)
+    return compressor
 
 
 @pytest.fixture(scope="module")
@@ -246,6 +263,22 @@ def test_what_a_model_in_a_folder_claims_is_checked_before_it_is_built(changes, 
     for base in (model(), None):
         with Limits(), pytest.raises(ValueError, match=message):
             Compressor.from_pretrained(folder, base)
+
+
+def test_a_folder_without_a_model_needs_the_base_that_it_names(folders, tmp_path):
+    refused(
+        edited(folders["avgpool, base weights"], tmp_path, "compressor.json", fingerprint=None),
+        "expected the trained model of a",
+    )
+    other = trained(AvgPool(model(), lora=None, bos_token=1)).model
+    refused(folders["avgpool, base weights"], "expected the base model of .*: other weights", other)
+    # What lies beside is not opened.
+    folder = edited(folders["avgpool, base weights"], tmp_path, "compressor.json")
+    shutil.copytree(folders["x500, own weights"] / "model", folder / "model")
+    found = Compressor.from_pretrained(folder, model()).model
+    assert torch.equal(found.lm_head.weight, model().lm_head.weight)
+    with pytest.raises(ValueError, match=r"model: expected the base model of .*, which does not hold one, got None"):
+        Compressor.from_pretrained(folder)
 
 
 def test_a_pickle_or_another_adapter_in_a_folder_is_not_opened(folders, tmp_path):

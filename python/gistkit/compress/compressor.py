@@ -58,7 +58,7 @@ class Compressor(nn.Module, Method):
         # Registered here, because parameters have its name in checkpoints.
         self.model = model
         self.copies: Copies | None = None
-        self.identity = Identity(self)
+        self.identity = Identity(self, config.lora is None)
         self._tokenizer: Any = None
         # Whether token ids are also those of an encoder beside the model; None: not looked at yet.
         self.shares_tokens: bool | None = None
@@ -121,6 +121,11 @@ class Compressor(nn.Module, Method):
     def keeps_base(self) -> bool:
         """Whether the model that reads stays as it was."""
         return self.adapters is not None or self.encoder_lm is not self.lm
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether its folder holds no model that reads, because nothing has changed the one it was made around."""
+        return self.keeps_base or self.identity.untouched
 
     @property
     def source(self) -> Source:
@@ -254,7 +259,7 @@ class Compressor(nn.Module, Method):
         Args:
             folder: a folder of `save_pretrained`, the name of a compressor that comes with gistkit (see `trained`), or
                 "owner/name" on the Hugging Face hub.
-            model: the base model; None if the folder holds it (a compressor without LoRA).
+            model: the base model; None if the folder holds it (one that trained, without LoRA).
             options: tokenizer, encoder, allow_regex, revision and others, see `gistkit.compress.files.from_pretrained`.
         """
         return files.from_pretrained(cls, folder, model, **options)
@@ -286,4 +291,5 @@ class Compressor(nn.Module, Method):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         # Weights move, or change their dtype.
         self.lm.release()
-        return super()._apply(fn, recurse)
+        with self.identity.moving():
+            return super()._apply(fn, recurse)

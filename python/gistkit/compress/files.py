@@ -66,6 +66,9 @@ _FETCHED = ["*.json", "*.safetensors", "*.md", "*.jinja"]
 def save_pretrained(compressor: Any, folder: str | Path, fingerprints: tuple[str, str] | None = None) -> None:
     """Saves what training changed: safetensors, PEFT adapters, compressor.json with the settings, and a card.
 
+    Without adapters the model is saved too, unless its weights are those that the compressor was made around: then, as
+    with adapters, loading takes the base model.
+
     An existing card is kept. The tokenizer is saved too if one is set or was used. Each adapter is a folder that
     `peft.PeftModel.from_pretrained` loads; of the compressors in a wheel, which share files, not each is. If that
     fails, the folder stays as it was.
@@ -100,7 +103,7 @@ def from_pretrained(
     Args:
         folder: a folder of `save_pretrained`, the name of a compressor that comes with gistkit (see `trained`), or
             "owner/name" on the Hugging Face hub.
-        model: the base model; None if the folder holds it (a compressor without LoRA).
+        model: the base model; None if the folder holds it (one that trained, without LoRA).
         tokenizer: see `gistkit.compress.texts.tokenizer`; None: as it says.
         encoder: that of a method with a second model, or its name on the hub or folder; None: the folder holds it, or
             has its name on the hub.
@@ -120,7 +123,9 @@ def from_pretrained(
         raise TypeError(f"{min(options)}: expected no such argument for {home}, which is no repository of the hub")
     settings = _read_settings(home)
     kind, adapters, beside = _config_class(cls, settings["method"], home), settings["adapters"], settings["encoder"]
-    if model is None and (adapters is not None or beside is not None):
+    # Without adapters, a base model that has trained is here itself, and any other is known by its fingerprint.
+    holds_model = adapters is None and (beside is not None or settings["fingerprint"] is None)
+    if model is None and (not holds_model or beside is not None):
         raise ValueError(f"model: expected the base model of {home}, which does not hold one, got None")
     if encoder is not None and beside is None:
         raise TypeError(f"encoder: expected none for {home}, which has no second model, got {encoder!r:.80}")
@@ -128,7 +133,7 @@ def from_pretrained(
     # One that settings name only in passing would be opened without being looked at.
     if (named := getattr(config, "encoder", None)) is not None and beside is None:
         raise ValueError(f"{home / SETTINGS}: expected the identity of the encoder {shown(named)}, got none")
-    own = _load_model(home) if adapters is None else None
+    own = _load_model(home) if holds_model else None
     model = own if model is None else model
     _check_model("model", cast(PreTrainedModel, model), settings, home)
     trained: Any = model
@@ -158,6 +163,9 @@ def from_pretrained(
         compressor.named_by_folder = encoder is None
     compressor.trained_length = settings["trained_length"]
     compressor.languages = None if settings["languages"] is None else tuple(settings["languages"])
+    if own is not None:
+        # Nothing else has these weights.
+        compressor.identity.forget()
     if settings["fingerprint"] is not None:
         compressor.identity.known_as(settings["fingerprint"])
     compressor._home, compressor._tokenizer = home, tokenizer
@@ -172,14 +180,15 @@ def base_fingerprints(compressor: Any) -> tuple[str, str]:
 def _write(compressor: Any, folder: Path, fingerprints: tuple[str, str] | None) -> None:
     write_tensors(folder / TENSORS, {name: p for name, p in compressor.named_parameters() if not of_models(name)})
     adapters, trained = compressor.adapters, compressor.encoder_lm.model
-    has_encoder = trained is not compressor.model
+    has_encoder, needs_base = trained is not compressor.model, compressor.needs_base
     if adapters is None:
         if (adapter := first_adapter(trained)) is not None:
             raise ValueError(
                 f"{'encoder' if has_encoder else 'model'}: expected no adapters in a model with its own weights "
                 f"trained, got one at {adapter}"
             )
-        trained.save_pretrained(folder / MODEL)
+        if has_encoder or not needs_base:
+            trained.save_pretrained(folder / MODEL)
     else:
         names = list(adapters.names.values())
         adapters.peft.save_pretrained(str(folder), selected_adapters=names, save_embedding_layers=False)
@@ -188,8 +197,7 @@ def _write(compressor: Any, folder: Path, fingerprints: tuple[str, str] | None) 
     _write_tokenizer(folder / TOKENIZER, compressor._tokenizer)
     if has_encoder:
         _write_tokenizer(folder / ENCODER_TOKENIZER, compressor._encoder_tokenizer)
-    # Without adapters the model is here itself.
-    own, of_float16 = (None, None) if not compressor.keeps_base else fingerprints or base_fingerprints(compressor)
+    own, of_float16 = fingerprints or base_fingerprints(compressor) if needs_base else (None, None)
     settings = {
         "format": FORMAT,
         "version": VERSION,
@@ -304,7 +312,7 @@ def model_card(compressor: Any, name: str) -> str:
         library_name="gistkit",
         tags=["context-compression", compressor.method],
     ).to_yaml()
-    model = ", model" if compressor.keeps_base else ""
+    model = ", model" if compressor.needs_base else ""
     load = f'model = AutoModelForCausalLM.from_pretrained("{base}")\n' if model else ""
     return f"""---
 {header}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -27,10 +28,13 @@ class Identity:
 
     Args:
         compressor: the module with all parameters; those of the base model begin with "model.".
+        trains_base: whether the base model's own weights may train.
     """
 
-    def __init__(self, compressor: Any) -> None:
+    def __init__(self, compressor: Any, trains_base: bool) -> None:
         self.compressor = compressor
+        # Of the base model as the compressor was made around it; None: it may have trained since.
+        self._made = versions_of(compressor.model.parameters(), anywhere=True) if trains_base else None
         self._base: tuple[Any, str] | None = None
         self._own: tuple[Any, str] | None = None
         self._weights: Weights | None = None
@@ -62,7 +66,20 @@ class Identity:
         """Forgets the fingerprints of what trains: a step follows, which a GPU's host could not see."""
         self._own = None
         if not self.compressor.keeps_base:
-            self._base = None
+            self._base = self._made = None
+
+    @property
+    def untouched(self) -> bool:
+        """Whether the base model's weights are those that the compressor was made around; see `versions_of`."""
+        return self._made is not None and self._made == self.versions()[0]
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Inside, weights move or change their dtype, which makes no others of them."""
+        untouched = self.untouched
+        yield
+        if untouched:
+            self._made = self.versions()[0]
 
     def versions(self, *, anywhere: bool = True) -> tuple[Any, Any]:
         """What changes with the base model's weights, and with the compressor's own; a GPU is waited for `anywhere`."""
@@ -99,10 +116,15 @@ def versions_of(weights: Iterable[Tensor], *, anywhere: bool = False) -> tuple[A
     places = []
     # A loop of every pass: most weights have no parts.
     plain = (nn.Parameter, Tensor)
-    for weight in (part for one in weights for part in ((one,) if type(one) in plain else plain_tensors(one))):
+    for weight in (part for one in weights for part in ((one,) if type(one) in plain else _held(one))):
         # Weights made in inference mode have no version.
         places.append((weight.data_ptr(), 0 if weight.is_inference() else weight._version))
         if weight.numel() and (weight.is_cpu or (anywhere and not weight.is_meta)):
             inside = tuple(size * 5 // 8 for size in weight.shape)
             values.setdefault((weight.device, weight.dtype), []).append(weight.detach()[inside])
     return (*places, *(tuple(torch.stack(some).tolist()) for some in values.values()))
+
+
+def _held(weight: Tensor) -> list[Tensor]:
+    """The plain tensors of a weight that this process has: its parts, or its shard."""
+    return plain_tensors(weight.detach().to_local() if hasattr(weight, "to_local") else weight)  # type: ignore[attr-defined]

@@ -69,6 +69,8 @@ class LanguageModel(ABC):
         """
         compressor = self.compressor
         compressor.lm.refuse_foreign_checkpointing()
+        if compressor.training and torch.is_grad_enabled():
+            compressor.identity.forget()
         if compressor.training and compressor.train_ratios:
             raise ValueError(
                 "train_ratios: expected none to train a language model, which uses the compressor's own ratio, got "
