@@ -51,7 +51,8 @@ ABOUT = """## What it is for
 | language | English prose; a text with few common English words gives a warning |
 | length | both adapters were trained on at most 512 tokens; longer contexts are read in parts, with a warning |
 | questions | answered with a few words of the text: names, numbers, terms; in `### Question:` and `### Answer:` lines |
-| does badly | yes or no (57% right, little better than chance); "not in the text" (it says so in 45% of such cases, and in none of 60 where the answer is there); text that goes on after a memory (perplexity 26, with the first adapter 19); tables |
+| does badly | yes or no (57% right, little better than chance); "not in the text" (said in 45% of such cases); tables |
+| is not for | text that goes on after a memory (perplexity 26; with the first adapter 19) |
 | answers | a few words, even if the question asks for a sentence |
 
 Of 150 questions by hand it answers 47% exactly at 4x, 52% at 8x, 41% at 16x, and 51% from the full text. With the first
@@ -98,8 +99,8 @@ def write_card(name: str, out: Path | None = None) -> None:
     text = f"""# {name}
 
 A compressor for SmolLM2-135M-Instruct: `Select`, {settings}. It keeps
-1/{one.settings["ratio"]} of the context's own keys and values, chosen by KVzip among all layers and heads, and reads the context with
-the adapter of [{one.adapter}](../{one.adapter}/README.md).
+1/{one.settings["ratio"]} of the context's own keys and values, chosen by KVzip among all layers and heads, and reads
+the context with the adapter of [{one.adapter}](../{one.adapter}/README.md).
 Values and biases are fitted so that attention gives nearly the same as over the full text. Questions and answers are
 read with a second adapter{_trained(folder)}
 
@@ -111,7 +112,8 @@ read with a second adapter{_trained(folder)}
 
 *kvzip {one.settings["ratio"]}x, heads share, fitted* with the adapter of {name} is this compressor.
 
-{beside(name)}{beside(one.adapter)}`python lab/models/reader.py {name}` with `texts`, `train` and `save` makes such a folder.
+{beside(name)}{beside(one.adapter)}`python lab/models/reader.py {name}` with `texts`, `train` and `save` makes such a
+folder.
 """
     (folder / CARD).write_text(text)
 
@@ -125,9 +127,10 @@ def _trained(folder: Path) -> str:
     right = ", ".join(
         f"{key} {first[key]['right']:.0f} to {last[key]['right']:.0f}" for key in last if key[0].isdigit()
     )
+    tokens = f"{last['tokens'] / 1000:.0f} thousand tokens"
     return f""". It began as a copy of the first, and learned to answer from
-such memories at 4x, 8x and 16x: {last["step"]} steps about {last["texts"]} texts, {last["tokens"] / 1000:.0f} thousand tokens of questions and
-answers in all. The questions were written by hand about pages of manuals (1,035), and made up (facts that were put into
+such memories at 4x, 8x and 16x: {last["step"]} steps about {last["texts"]} texts, {tokens} of questions and answers in
+all. The questions were written by hand about pages of manuals (1,035), and made up (facts that were put into
 pages). Where the first adapter answers right from the whole text, its distribution was the teacher. Held-out made-up
 facts with every token right went, in percent, from {right}."""
 

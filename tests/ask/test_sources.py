@@ -49,7 +49,7 @@ def test_joined_documents_keep_their_own_parts(method, layout, tmp_path):
                 expected += [[before + start, before + end] for start, end in spans(compressor, text)]
                 before += len(text)
             assert found[row, : memory.lengths[row]].tolist() == expected
-    with pytest.raises(ValueError, match=r"memory: expected \d+ memory tokens for documents of \d+ tokens, got"):
+    with pytest.raises(ValueError, match=r"memory: expected \d+ memory tokens for its documents, got"):
         compressor.context_spans(replace(joined, documents=()))
 
 

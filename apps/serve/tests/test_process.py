@@ -183,7 +183,7 @@ def test_the_command_greets_and_gives_its_limits_on(folders, capsys, monkeypatch
 
     monkeypatch.setattr(running, "run", Server)
     words = ["--model", folders / "model", "--compressor", folders / "tiny", "--port", "0", "--memories", "memories"]
-    words += ["--batch", 3, "--queue", 4, "--max-text-tokens", 40, "--store", stored]
+    words += ["--batch", 3, "--queue", 4, "--max-text-tokens", 80, "--store", stored]
     assert cli.main(["serve", *map(str, words)]) == 0
     (server,) = served
     assert server.listed == ["stored"]
