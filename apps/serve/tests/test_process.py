@@ -37,6 +37,7 @@ def folders(tmp_path_factory):
 def process(folders, *words, **options):
     """A server on a free port, and its address."""
     command = ("-m", "gistkit.cli", "serve", "--model", folders / "model", "--compressor", folders / "tiny")
+    words = ("--memory-dtype", "float32", *words)
     environment = os.environ | {"TMPDIR": str(folders)}
     with Program(*command, "--port", "0", *words, env=environment, **options) as server:
         line = server.line()
@@ -183,7 +184,7 @@ def test_the_command_greets_and_gives_its_limits_on(folders, capsys, monkeypatch
 
     monkeypatch.setattr(running, "run", Server)
     words = ["--model", folders / "model", "--compressor", folders / "tiny", "--port", "0", "--memories", "memories"]
-    words += ["--batch", 3, "--queue", 4, "--max-text-tokens", 80, "--store", stored]
+    words += ["--memory-dtype", "float32", "--batch", 3, "--queue", 4, "--max-text-tokens", 80, "--store", stored]
     assert cli.main(["serve", *map(str, words)]) == 0
     (server,) = served
     assert server.listed == ["stored"]
