@@ -81,7 +81,7 @@ def presses_note(found: Comparison) -> str:
 
 
 def presses_summary() -> str:
-    """Of questions by hand: SmolLM2's default, then trained compressors, and selections without a fit, beside them."""
+    """Of questions by hand: SmolLM2's default, then fitted selections under the first adapter, and the plain model."""
     found = Comparison.load(BY_HAND)
     rows = [["SmolLM2-135M reads", "tokens kept", "exact match, %", "contains the answer, %"]]
     default, *others = sorted(
@@ -92,16 +92,17 @@ def presses_summary() -> str:
         chosen = [one for one in ours if one.entry.memory in (FULL, *trained_names(found))]
         for ratio in (4, 8, 16):
             selected = [one for one in ours if one.entry.ratio == ratio and one.entry.memory in SCORES]
-            unasked = [one for one in selected if not one.entry.aware and one.entry.fit == (reader == default)]
+            unasked = [one for one in selected if not one.entry.aware and one.entry.fit == (reader != PLAIN)]
             chosen += sorted(unasked, key=lambda one: -sum(one.exact))[:1]
         for one in chosen:
-            its = f"{default} at {one.entry.ratio:g}x" if one.entry.fit else shown(one.entry)
+            its = f"{default} at {one.entry.ratio:g}x" if reader == default and one.entry.fit else shown(one.entry)
             # What has a compressor's own name is read with its own adapter.
             plain = one.entry.memory in trained_names(found) or reader == default
             whose = "" if plain else ", no adapter" if reader == PLAIN else ", first adapter"
             kept = sum(one.tokens[owner] for owner in found.contexts) / len(found.contexts)
             exact, within = (percent(found, values) for values in (one.exact, one.within))
             cells = [f"{each.mean:.0f} ({each.low:.0f}-{each.high:.0f})" for each in (exact, within)]
+            # No equal shares are fitted.
             rows.append([its.replace(", heads share", "") + whose, f"{kept:.0f}", *cells])
     return f"{format_table(rows)}\n\n{presses_note(found)}"
 

@@ -1,6 +1,6 @@
-"""Questions written by hand about held-out pages of the manuals: our own words, and where on its page an answer is.
+"""Questions written by hand about pages of the manuals: our own words, and where on its page an answer is.
 
-example: python models/manual_questions.py runs/models/manual.jsonl     # for gistkit evaluate --questions
+example: python lab/models/manual_questions.py runs/models/manual.jsonl     # for gistkit evaluate --questions
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The adapter that reads texts stays as it is, so each text is read once: `texts` 
 and questions with their answers, about facts put into it or written by hand. A step then costs the tokens of questions
 only, at a ratio that it draws.
 
-example: OMP_NUM_THREADS=1 python lab/models/reader.py smollm2-select-4x texts --minutes 25
-example: OMP_NUM_THREADS=1 python lab/models/reader.py smollm2-select-4x train --steps 540
+example: OMP_NUM_THREADS=1 python lab/models/reader.py smollm2-select-4x texts --minutes 30
+example: OMP_NUM_THREADS=1 python lab/models/reader.py smollm2-select-4x train --steps 540 --rate 1e-3 --size 5 --most 5
 """
 
 from __future__ import annotations
