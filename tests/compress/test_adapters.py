@@ -1,6 +1,7 @@
 """LoRA on for the encoder and off for the decoder, gradient checkpointing, and compressors on disk."""
 
 import copy
+import shutil
 import json
 
 import pytest
@@ -182,6 +183,17 @@ def test_a_model_that_may_have_changed_is_saved(name, change, tmp_path):
     around = Compressor.from_pretrained(tmp_path / place, tiny_llama().float())
     around.save_pretrained(tmp_path / "third")
     assert (tmp_path / "third" / "model").is_dir()
+
+
+def test_a_model_that_trained_within_another_compressor_is_saved(tmp_path):
+    trained = WITHOUT_ADAPTERS["avgpool"]()
+    trained.set_losses(("lm",))
+    CHANGES["step"](trained)
+    trained.save_pretrained(tmp_path / "trained")
+    for model in (trained.model, Compressor.from_pretrained(tmp_path / "trained").model):
+        Select(model, ratio=2, by="key_norm", bos_token=1).save_pretrained(tmp_path / "around")
+        assert (tmp_path / "around" / "model").is_dir()
+        shutil.rmtree(tmp_path / "around")
 
 
 def test_one_row_that_a_language_model_trains_is_saved(tmp_path):

@@ -85,6 +85,7 @@ def test_rows_are_as_they_are_alone(name):
         size = has_bos + compressor.size(len(context) - has_bos * (row == 2))
         assert alone.lengths[0] == memory.lengths[row] and (size == alone.lengths[0] or name == "select")
         assert torch.equal(memory[row].positions, alone.positions) and memory.starts[row] == alone.starts[0]
+        assert not memory.positions[row, memory.lengths[row] :].any()
         for task, states in together.items():
             own = compressor.decode(alone, task, [text])[0]
             torch.testing.assert_close(states[row, : len(own)], own, **TOLERANCE)

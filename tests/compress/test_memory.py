@@ -235,6 +235,7 @@ def test_files_that_are_no_memory_are_refused(method, tmp_path):
         content | {"lengths": [1, 2]},
         content | {"lengths": [100, 1, 1]},
         content | {"layers": 9},
+        content | {"layers": 10**12},
         content | {"source": {}},
     ):
         write(tensors, memory=broken)

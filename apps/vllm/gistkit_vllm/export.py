@@ -240,7 +240,7 @@ def _write_reader(compressor: Compressor, arguments: argparse.Namespace, tokeniz
 
 def _own_weights(compressor: Compressor) -> bool:
     """Whether the model's own weights were trained, so that no other model has them."""
-    return not compressor.keeps_base and compressor.needs_training
+    return not compressor.needs_base
 
 
 def _check_adapter(folder: Path) -> None:

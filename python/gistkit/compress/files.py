@@ -260,7 +260,9 @@ def download(name: str | Path, **options: Any) -> Path | None:
     if not re.fullmatch(_REPOSITORY, str(name)):
         return None
     try:
-        with nullcontext() if options.get("local_files_only") else hub_or_cache(str(name)):
+        # Another endpoint may answer where the hub does not.
+        asks = not (options.get("local_files_only") or options.get("endpoint"))
+        with hub_or_cache(str(name)) if asks else nullcontext():
             return Path(snapshot_download(str(name), **{"allow_patterns": _FETCHED, **options}))
     except (OSError, ValueError) as error:
         raise FileNotFoundError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,10 @@ from gistkit import hf
 from gistkit.compress.model import SharedModel
 from gistkit.hf.attach import ModuleSnapshot
 from gistkit.hf.fingerprint import plain_tensors
+
+
+# Models that trained within a compressor: what another one keeps of them is in no other place.
+_TRAINED: WeakSet[nn.Module] = WeakSet()
 
 
 class Weights(NamedTuple):
@@ -34,7 +39,10 @@ class Identity:
     def __init__(self, compressor: Any, trains_base: bool) -> None:
         self.compressor = compressor
         # Of the base model as the compressor was made around it; None: it may have trained since.
-        self._made = versions_of(compressor.model.parameters(), anywhere=True) if trains_base else None
+        model, self._made = compressor.model, None
+        # A weight that was made in inference mode has no version.
+        if trains_base and model not in _TRAINED and not any(weight.is_inference() for weight in model.parameters()):
+            self._made = versions_of(model.parameters(), anywhere=True)
         self._base: tuple[Any, str] | None = None
         self._own: tuple[Any, str] | None = None
         self._weights: Weights | None = None
@@ -67,6 +75,7 @@ class Identity:
         self._own = None
         if not self.compressor.keeps_base:
             self._base = self._made = None
+            _TRAINED.add(self.compressor.model)
 
     @property
     def untouched(self) -> bool:

@@ -128,6 +128,8 @@ def _check_counts(memory: Any) -> None:
 
 def _fields(content: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
     """A memory's fields."""
+    if not 0 <= content["layers"] <= len(tensors):
+        raise ValueError(f"{len(tensors)} tensors for {content['layers']} layers")
 
     def of_layers(name: str) -> list[Tensor]:
         names = [f"layers.{index}.{name}" for index in range(content["layers"])]

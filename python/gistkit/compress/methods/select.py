@@ -229,7 +229,7 @@ class Select(InPlace, config=SelectConfig):
         if min(shares) < 1:
             shares = [max(1, kept * (index + 1) // count - kept * index // count) for index in range(count)]
         # The first tokens of all parts would leave little for others, or nothing.
-        sinks = [None] if count == 1 else [shares[0] // 4, *[0] * (count - 1)]
+        sinks = [None] if count == 1 else [max(1, shares[0] // 4), *[0] * (count - 1)]
         found = zip(parts, shares, sinks, strict=True)
         return [self.encode_rows(pad([part], self.device), share, first)[0] for part, share, first in found]
 
@@ -313,6 +313,10 @@ class Select(InPlace, config=SelectConfig):
     def context_spans(self, memory: Memory) -> Tensor:
         """The token itself, int64 [B, K, A, 2], as each of A layers and key heads keeps its own tokens."""
         positions = memory.positions if memory.counts is None else memory.in_columns(memory.positions).long()
+        if positions.dim() != 3:
+            raise ValueError(
+                f"memory: expected positions [rows, tokens, heads of all layers], got shape {tuple(positions.shape)}"
+            )
         return torch.stack([positions - 2, positions - 1], -1).clamp(min=0)
 
     def key_biases(self, memory: Memory) -> list[Tensor] | None:

@@ -54,7 +54,8 @@ class ExpectedAttention(Score):
         per_query = key.repeat_interleave(len(query) // len(key), 0)
         logits = torch.einsum("hnd,hd->hn", per_query, mean @ turn.mT) * heads.scale
         logits += torch.einsum("hni,hij,hnj->hn", per_query, covariance, per_query) * (heads.scale**2 / 2)
-        weights = (logits - logits[:, self.sinks :].logsumexp(-1, keepdim=True)).exp()
+        # Of the first tokens, which are no part of the sum, none counts more than all others.
+        weights = (logits - logits[:, self.sinks :].logsumexp(-1, keepdim=True)).clamp(max=0).exp()
         return weights.unflatten(0, (len(key), -1)).mean(1) * wide(heads.value).norm(dim=-1)
 
 
