@@ -1,8 +1,8 @@
 """LoRA on for the encoder and off for the decoder, gradient checkpointing, and compressors on disk."""
 
 import copy
-import shutil
 import json
+import shutil
 
 import pytest
 import torch

@@ -15,7 +15,6 @@ from gistkit.compress.model import SharedModel
 from gistkit.hf.attach import ModuleSnapshot
 from gistkit.hf.fingerprint import plain_tensors
 
-
 # Models that trained within a compressor: what another one keeps of them is in no other place.
 _TRAINED: WeakSet[nn.Module] = WeakSet()
 
