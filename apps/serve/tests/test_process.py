@@ -130,16 +130,17 @@ def test_a_process_says_that_it_loads_and_then_that_it_is_there(folders):
         port = free.getsockname()[1]
     command = ("-m", "gistkit.cli", "serve", "--model", folders / "model", "--compressor", folders / "tiny")
     seen = []
-    with Program(*command, "--port", str(port)) as server:
+    # A client of each request would be made for longer than the small model loads.
+    with Program(*command, "--port", str(port)) as server, httpx.Client(timeout=30) as client:
         end = time.monotonic() + 60
         while seen[-1:] != [200] and time.monotonic() < end:
             with contextlib.suppress(httpx.ConnectError):
-                response = httpx.get(f"http://127.0.0.1:{port}/health", timeout=30)
+                response = client.get(f"http://127.0.0.1:{port}/health")
                 if not seen or seen[-1] != response.status_code:
                     seen.append(response.status_code)
                 if response.status_code == 503:
                     assert response.json()["error"]["code"] == "loading" and response.headers["retry-after"] == "1"
-            time.sleep(0.02)
+            time.sleep(0.002)
         assert seen == [503, 200], server.errors()
 
 
