@@ -86,7 +86,7 @@ def new_reader(name: str) -> tuple[Select, PressReader, Any]:
     model, tokenizer = load_smollm2(torch.bfloat16)
     rank = MODELS[one.adapter].rank
     lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=MAPS)
-    made = Select(model, lora=lora, **{**one.settings, "own_reader": True}).eval()
+    made = Select(model, lora=lora, **one.settings).eval()
     weights = load_file(FOLDER / one.adapter / "gistkit_0_text" / ADAPTER_WEIGHTS)
     assert made.adapters is not None
     for adapter in made.adapters.names.values():
@@ -290,7 +290,7 @@ def write_texts(name: str, minutes: float, first: int, stride: int) -> None:
 def main() -> int:
     """Reads texts, or trains."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=[name for name, one in SELECTIONS.items() if one.settings.get("own_reader")])
+    parser.add_argument("name", choices=SELECTIONS)
     parts = parser.add_subparsers(dest="part", required=True)
     reading = parts.add_parser("texts", help="read texts")
     reading.add_argument("--minutes", type=float, required=True)

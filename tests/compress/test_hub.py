@@ -9,7 +9,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
-from gistkit.compress import AvgPool, Compressor, FiveHundredX, GistPool
+from gistkit.compress import AvgPool, Compressor, FiveHundredX, GistPool, files
 from gistkit.hf import attach
 from tests.helpers.models import byte_tokenizer, tiny_llama
 
@@ -139,6 +139,13 @@ def test_a_saved_folder_has_our_card_and_no_place_on_this_disk(hub, tmp_path):
     Compressor.from_pretrained(tmp_path / "named", model()).push_to_hub("user/renamed")
     pushed = tmp_path / "hub" / "models--user--renamed" / "snapshots" / COMMIT / "README.md"
     assert pushed.read_text().count("user/renamed") == 2
+
+
+def test_the_hub_is_not_asked_for_what_another_endpoint_has(monkeypatch):
+    told = []
+    monkeypatch.setattr(files, "hub_or_cache", lambda name: pytest.fail(f"asked for {name}"))
+    monkeypatch.setattr(files, "snapshot_download", lambda name, **options: told.append(options["endpoint"]) or "here")
+    assert files.download("owner/name", endpoint="https://mirror") == Path("here") and told == ["https://mirror"]
 
 
 def test_names_that_lead_nowhere_are_told(hub, tmp_path):

@@ -3,7 +3,7 @@
 import math
 import warnings
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import pytest
@@ -15,7 +15,7 @@ from gistkit import hf
 from gistkit.compress import Memory, Select
 from gistkit.compress.config import draw_like
 from gistkit.compress.memory_files import packed, unpacked
-from gistkit.compress.scores import SCORES, ExpectedAttention, KVzip, Score, SnapKV, Streaming
+from gistkit.compress.scores import SCORES, ExpectedAttention, Heads, KVzip, Score, SnapKV, Streaming
 from gistkit.compress.tokens import QUESTION
 from gistkit.hf import CACHE
 from tests.helpers.models import byte_tokenizer, double_angles, tiny, tiny_llama
@@ -658,9 +658,30 @@ def test_first_tokens_of_parts_leave_room_for_others(by, shares, budget):
     # Of each part the first three tokens, and a BOS.
     first = (kept[kept >= -1] % 9 < 3) | (kept[kept >= -1] < 0)
     assert first.float().mean() < 0.6
+    # The first part keeps one at least, however little it keeps.
+    few = made(by, model, part=9, shares=shares, budget=18).encode([IDS]).positions
+    assert (few.flatten() - 1 == 0).sum() >= 1
     # A single part keeps them.
     whole = made(by, model, part=90, budget=budget).encode([IDS])
     assert (whole.positions[0, :4].mT - 1 == torch.arange(4)).all()
+
+
+def test_expected_attention_of_first_tokens_has_a_bound():
+    score, key = ExpectedAttention(future=4, sinks=1), torch.zeros(1, 6, 4)
+    key[:, 0] = 100.0
+    value = torch.ones(1, 6, 4)
+    value[:, 0] = 0.0
+    query = torch.full((1, 6, 4), 30.0)
+    found = score(Heads(0, query, key, value, 0.5, torch.ones(2) * 1e-6, 3))
+    assert found.isfinite().all() and found[0, 0] == 0
+
+
+def test_positions_of_a_file_without_their_heads_are_refused():
+    compressor = made("even")
+    memory = compressor.encode([IDS])
+    flat = replace(memory, positions=memory.positions[:, :, 0], ordinals=memory.positions[:, :, 0].long())
+    with pytest.raises(ValueError, match="memory: expected positions"):
+        compressor.context_spans(flat)
 
 
 def test_a_budget_counts_parts_alike_with_a_first_token_of_the_contexts_own():

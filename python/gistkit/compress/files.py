@@ -70,7 +70,7 @@ def save_pretrained(compressor: Any, folder: str | Path, fingerprints: tuple[str
     with adapters, loading takes the base model.
 
     An existing card is kept. The tokenizer is saved too if one is set or was used. Each adapter is a folder that
-    `peft.PeftModel.from_pretrained` loads; of the compressors in a wheel, which share files, not each is. If that
+    `peft.PeftModel.from_pretrained` loads; of the compressors in a wheel, which share files, not each is. If saving
     fails, the folder stays as it was.
 
     Args:
