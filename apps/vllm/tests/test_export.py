@@ -12,7 +12,7 @@ from gistkit.compress import ICAE, AvgPool, FiveHundredX, Select
 from gistkit.compress.tokens import QUESTION, filled_ids
 from gistkit.hf import CACHE
 from gistkit_serve.store import Document, compress_documents
-from gistkit_vllm import memory_files
+from gistkit_vllm import export, memory_files
 from tests.helpers.models import byte_tokenizer, tiny_llama
 
 TEXT = "The gate code is 4471, and Olga keeps the key."
@@ -177,6 +177,14 @@ def test_an_adapter_is_a_folder_that_peft_reads(made):
 
 
 @pytest.mark.parametrize("made", ["avgpool"], indirect=True)
+def test_a_selection_of_a_model_that_has_trained_is_read_by_no_other():
+    select = Select(tiny_llama(), ratio=2, by="even", bos_token=1)
+    assert export._reader(select).startswith("base:")
+    with torch.no_grad():
+        select.model.lm_head.weight.add_(1.0)
+    assert not export._reader(select).startswith("base:")
+
+
 def test_stores_keep_their_names_and_other_readers_are_refused(made):
     compressor, _, place = made
     compress_documents(
