@@ -177,14 +177,6 @@ def test_an_adapter_is_a_folder_that_peft_reads(made):
 
 
 @pytest.mark.parametrize("made", ["avgpool"], indirect=True)
-def test_a_selection_of_a_model_that_has_trained_is_read_by_no_other():
-    select = Select(tiny_llama(), ratio=2, by="even", bos_token=1)
-    assert export._reader(select).startswith("base:")
-    with torch.no_grad():
-        select.model.lm_head.weight.add_(1.0)
-    assert not export._reader(select).startswith("base:")
-
-
 def test_stores_keep_their_names_and_other_readers_are_refused(made):
     compressor, _, place = made
     compress_documents(
@@ -253,3 +245,11 @@ def test_settings_are_json_that_the_launcher_reads(tmp_path, capsys):
     assert "gistkit-vllm: --model: expected that of x" in capsys.readouterr().err
     assert launch.main([str(tmp_path), "--print", "--model", "x"]) == 0
     assert "--max-lora-rank 32 --model x" in capsys.readouterr().out
+
+
+def test_a_selection_of_a_model_that_has_trained_is_read_by_no_other():
+    select = Select(tiny_llama(), ratio=2, by="even", bos_token=1)
+    assert export._reader(select).startswith("base:")
+    with torch.no_grad():
+        select.model.lm_head.weight.add_(1.0)
+    assert not export._reader(select).startswith("base:")
