@@ -1,7 +1,7 @@
-"""What `refine` gains: facts in held-out documents, asked of a selection before and after, and of the whole text.
+"""What `refine` gains: facts in held-out documents, asked of a fitted selection before and after, and of the full text.
 
-SmolLM2 in bfloat16 with the adapter of smollm2-avgpool-2x in its weights. The file of results grows by document; the
-same command goes on with it.
+SmolLM2 in bfloat16 with the adapters of smollm2-select-4x. The file of results grows by document; the same command
+continues it.
 
 example: OMP_NUM_THREADS=1 python lab/models/refined.py --documents 20 --out benchmarks/results/refine-smollm2.jsonl
 """
@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 from texts import manuals
 
-from gistkit.compress import Memory, refine
+from gistkit.compress import Compressor, Memory, refine
 from gistkit.compress.scores import SCORES
 from gistkit.evaluate import Example
 from gistkit.evaluate.runner import evaluating
@@ -31,11 +30,10 @@ from gistkit_lab.presses.facts import ABSENT, fact_questions
 from gistkit_lab.presses.reader import PressReader, Text
 from gistkit_lab.presses.report import presses_table
 
-NAME = "smollm2-avgpool-2x"
-ADAPTER = Path(__file__).resolve().parents[2] / "models" / NAME / "gistkit_0_text"
+NAME = "smollm2-select-4x"
 # Tokens of a document, and of an answer.
 LENGTH, ANSWER = 512, 24
-REFINED = "kvzip, refined"
+REFINED = "fitted kvzip, refined"
 
 
 def documents(tokenizer: Any, count: int) -> list[dict[str, list[Example]]]:
@@ -69,11 +67,11 @@ def measured(presses: PressReader, asked: Asked, ratios: Sequence[int], steps: i
     memories = {Entry(NAME, FULL, 1): presses.first(text, text.length)}
     seconds = {}
     for ratio in ratios:
-        memory = presses.scored(text, "kvzip", kept(text.length - 1, ratio), "all")
+        memory = presses.scored(text, "kvzip", kept(text.length - 1, ratio), "all", fit=True)
         begun = time.process_time()
         found = refine(presses.select, memory, context.context, steps=steps)
         print(f"{ratio}x: KL {found.before:.3f} to {found.after:.3f}", flush=True)
-        memories[Entry(NAME, "kvzip", ratio, shares="all")] = memory
+        memories[Entry(NAME, "kvzip", ratio, shares="all", fit=True)] = memory
         memories[after := Entry(NAME, REFINED, ratio, shares="all")] = found.memory
         seconds[after] = time.process_time() - begun
     with torch.no_grad():
@@ -106,9 +104,9 @@ def main() -> int:
     parser.add_argument("--documents", type=int, default=20)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    plain, tokenizer = load_smollm2(torch.bfloat16)
-    model: Any = PeftModel.from_pretrained(plain, str(ADAPTER)).merge_and_unload()
-    presses = PressReader(model, tokenizer, {"kvzip": SCORES["kvzip"]()})
+    model, tokenizer = load_smollm2(torch.bfloat16)
+    compressor = Compressor.from_pretrained(Path(__file__).resolve().parents[2] / "models" / NAME, model).eval()
+    presses = PressReader(model, tokenizer, {"kvzip": SCORES["kvzip"]()}, compressor, fit=True)
     presses.select.tokenizer = tokenizer
     settings = {"model": "SmolLM2-135M-Instruct", "dtype": "bfloat16", "max_new_tokens": ANSWER, "machine": machine()}
     found = Comparison.load(arguments.out) if arguments.out.exists() else None

@@ -1,7 +1,7 @@
 """The text that the trained compressors learn from: manuals of Debian's packages as pages of plain text.
 
 Nothing of it is kept in this repository. The packages' HTML is read where apt has put it, and every page with enough
-text becomes a file. The pages of one package, another domain, are in a folder of their own, and no training reads them.
+text becomes a file. The pages of packages of other domains are in folders of their own, and no training reads them.
 
 example: python lab/models/text.py --packages   # for apt-get install --no-install-recommends; then without it
 """
@@ -45,6 +45,9 @@ PACKAGES = {
 }
 # A manual of another subject, by other authors.
 OTHER = {"homebank-data": r".*\.html"}
+# How peoples see the sky: essays and stories, for questions about long texts.
+SKY = {"stellarium-data": r".*/skycultures/[^/]+/description\.en\.utf8"}
+KINDS = {"manuals": PACKAGES, "other": OTHER, "sky": SKY}
 # Lists of names rather than prose.
 INDEX = re.compile(r"(?:gen|py-mod)?index(?:-.*)?\.html|search\.html|.*(?:toc|changelog|contents|keyword_index)\.html")
 # Where a page's own text is, by the generators that made it.
@@ -96,16 +99,16 @@ def page_text(content: bytes) -> str:
 def versions() -> dict[str, str]:
     """The installed version of each package."""
     format_ = "-f=${Package} ${Version}\\n"
-    names = [*PACKAGES, *OTHER]
+    names = [name for packages in KINDS.values() for name in packages]
     listed = subprocess.run(["dpkg-query", "-W", format_, *names], capture_output=True, text=True, check=True)
     return dict(sorted(line.split() for line in listed.stdout.splitlines()))
 
 
 def write(out: Path = OUT) -> dict[str, Any]:
-    """Writes the pages to out/manuals and out/other, a page that repeats another left out, and says what there is."""
+    """Writes the pages to out/manuals, out/other and out/sky, without a page that repeats another; what there is."""
     found: dict[str, Any] = {"packages": versions(), "pages": {}, "bytes": {}}
     seen: set[str] = set()
-    for kind, packages in (("manuals", PACKAGES), ("other", OTHER)):
+    for kind, packages in KINDS.items():
         for package, pattern in tqdm(packages.items(), desc=kind, unit="package"):
             folder = out / kind / package
             folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +117,9 @@ def write(out: Path = OUT) -> dict[str, Any]:
                 if text in seen:
                     continue
                 seen.add(text)
-                name = f"{len(sizes):04}-{re.sub(r'[^A-Za-z0-9]+', '-', Path(path).name.partition('.html')[0])}.txt"
+                # Files of the sky's cultures differ in their folders.
+                own = Path(path).parent if package in SKY else Path(path)
+                name = f"{len(sizes):04}-{re.sub(r'[^A-Za-z0-9]+', '-', own.name.partition('.html')[0])}.txt"
                 (folder / name).write_text(text)
                 sizes.append(len(text.encode()))
             found["pages"][package], found["bytes"][package] = len(sizes), sum(sizes)
@@ -129,7 +134,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=OUT, help="folder for the pages (default: %(default)s)")
     options = parser.parse_args()
     if options.packages:
-        print(" ".join([*PACKAGES, *OTHER]))
+        print(" ".join(name for packages in KINDS.values() for name in packages))
         return 0
     found = write(options.out)
     for package, count in found["pages"].items():

@@ -177,6 +177,20 @@ def test_a_compressor_whose_memory_is_read_without_an_adapter_stands_beside_the_
     assert found.outcomes[0].tokens == [math.ceil(len(CONTEXT) / 20) * 4, 8]
 
 
+def test_a_trained_selection_has_a_row_at_each_ratio_that_reads_long_contexts_in_parts():
+    model = tiny_llama(**SIZES)
+    compressor = Select(model, ratio=4, by="key_norm", part=40, lora=2).eval()
+    rows = [Entry("mine", "mine", ratio) for ratio in (2, 4)]
+    assert [row for row in entries({"mine": compressor}, ratios=[2], by=["even"]) if row.memory == "mine"] == rows
+    found = against_presses(model, byte_tokenizer(), SETS, trained={"mine": compressor}, rows=rows, max_new_tokens=2)
+    for outcome, ratio in zip(found.outcomes, (2, 4), strict=True):
+        select = Select(model, ratio=ratio, by="key_norm", part=40).eval()
+        assert select.part_ends(ids(CONTEXT)) == [31, 62, 94]
+        alone = [select.encode([ids(CONTEXT[:n])]) for n in (None, 31)]
+        assert outcome.tokens == [memory.sizes[0] for memory in alone]
+        assert outcome.bytes == [memory.nbytes for memory in alone]
+
+
 def test_what_was_measured_is_kept_and_goes_on(tmp_path):
     model, calls = tiny_llama(**SIZES), []
     settings = {"ratios": [4], "by": ["even"], "max_new_tokens": 2}

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from gistkit.common.checks import check_int
 from gistkit.common.files import write_text
-from gistkit.compress import Compressor, Memory
+from gistkit.compress import Compressor, Memory, Select
 from gistkit.compress.methods.in_place import TEXT
 from gistkit.compress.scores import SCORES
 from gistkit.compress.tokens import pad
@@ -151,16 +151,18 @@ def entries(
 ) -> list[Entry]:
     """The rows of each reader: the whole context, none of it, the trained compressor, then those of each ratio.
 
-    With `fit` each row of a score has a second one, whose values and biases are fitted.
+    A trained selection has a row at each ratio. With `fit` each row of a score has a second one, whose values and
+    biases are fitted.
     """
     adapted = {name: one for name, one in trained.items() if _adapts(one)}
     found = []
     for reader in (*adapted, PLAIN):
         found += [Entry(reader, FULL, 1), Entry(reader, NONE)]
         found += [
-            Entry(reader, name, one.ratio)
+            Entry(reader, name, ratio)
             for name, one in trained.items()
             if name == reader or (reader == PLAIN and name not in adapted)
+            for ratio in (sorted({one.ratio, *ratios}) if isinstance(one, Select) and not one.budget else [one.ratio])
         ]
         for ratio in ratios:
             for fits in (False, True)[: 1 + fit]:
@@ -315,6 +317,8 @@ class Measure:
     ) -> None:
         self.presses, self.texts, self.asked, self.entry, self.most = reader, texts, asked, entry, max_new_tokens
         self.pooled = reader.pooled(int(entry.ratio or 1)) if entry.memory == POOLED else trained.get(entry.memory)
+        if self.pooled is not None and entry.ratio not in (None, self.pooled.ratio):
+            self.pooled = self.pooled.at(int(entry.ratio))
         self.reader: Any = self.pooled or reader.select
         self.following: dict[int, tuple[float, int]] = {}
 

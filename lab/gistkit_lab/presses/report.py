@@ -22,7 +22,7 @@ from gistkit_lab.presses.comparison import (
 from gistkit_lab.presses.intervals import Interval, interval
 
 # Shortest and longest contexts of a column, in tokens.
-LENGTHS = ((0, 128), (129, 512), (513, 1024), (1025, 1 << 31))
+LENGTHS = ((0, 128), (129, 512), (513, 1024), (1025, 2048), (2049, 1 << 31))
 
 
 def percent(comparison: Comparison, values: Sequence[float]) -> Interval:
