@@ -1,6 +1,6 @@
 """Every table of the papers end to end with tiny models: its own ratios, data and metrics, counted once more.
 
-Those of `OTHERS`, which have judges of pairs, writers, masks, languages or pictures, are in test_kinds_of_tables.
+Those of `OTHERS`, which have judges of pairs, masks, languages or pictures, are in test_kinds_of_tables.
 """
 
 import itertools

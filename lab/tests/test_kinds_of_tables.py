@@ -1,4 +1,4 @@
-"""Tables of judges, masks, writers, languages and lengths, each made end to end with tiny models."""
+"""Tables of judges, masks, languages and lengths, each made end to end with tiny models."""
 
 import json
 
@@ -13,7 +13,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # The tables of these kinds, one of each of which runs here.
 OTHERS = {
     "cl-3", "cl-figure-2", "dodo-6", "dodo-figure-4", "epl-curves-1b", "epl-curves-3b", "epl-curves-8b", "gistpool-10",
-    "gistpool-12",
 }  # fmt: skip
 
 
@@ -115,27 +114,6 @@ def test_masks_of_gistpool_are_each_choice_once_and_its_own_has_its_figures():
     # Where a row's figures are open there are two, which another row has too.
     two = [arm for arm in table.arms if len(arm.published["drop"]) == 2]
     assert len(two) == 20 and all(sum(arm.published == other.published for other in two) == 2 for arm in two)
-
-
-@pytest.mark.slow
-def test_table_12_of_gistpool(folder, questions, tmp_path, capsys):  # noqa: F811
-    sets = ("alpaca", "squad", "drop", "race", "narrativeqa", "fairytaleqa")
-
-    def answer(number, body):
-        prompt = body["messages"][0]["content"]
-        judged = "day 0" in prompt and '"score"' in prompt
-        return 200, {}, reply('{"score": 0}' if judged else '{"score": 1}' if '"score"' in prompt else "It rained.")
-
-    with Server(answer) as server:
-        endpoints = " ".join(f"--{role} {server.url} --{role}-model m" for role in ("writer", "judge"))
-        given = data([f"{name}-test" for name in sets], questions)
-        words = ("gistpool-12", "--model", folder, "--out", tmp_path / "out", "--arms", "5x;50x", *given)
-        assert call(*words, "--more", f"answers={endpoints}") == 0, capsys.readouterr().err
-    head, _, few, most = rows_of(tmp_path / "out" / "gistpool-12.md")
-    assert head[1:] == [f"{name} {column}" for name in sets for column in ("wrong", "ratio")]
-    # One of three is wrong, and contexts of 60 bytes and the first token are 10.
-    assert few[3] == "33.3 (17.7)" and 6 <= float(few[4]) <= 6.2
-    assert most[1:3] == ["-", "-"] and most[-2] == "33.3 (80.0)"
 
 
 AE = "train=--steps 1 --batch 2 --held-out 2 --lora 2 --min-length 20 --max-length 24"

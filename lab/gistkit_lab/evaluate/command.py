@@ -1,4 +1,4 @@
-"""What the lab adds to `gistkit evaluate`: the papers' prompts, images, judges, writers, and several sets."""
+"""What the lab adds to `gistkit evaluate`: the papers' prompts, images, judges, and several sets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gistkit.cli.evaluate import (
     text_examples,
 )
 from gistkit.common.processes import launched
-from gistkit.options.arguments import device, number, path, positive
+from gistkit.options.arguments import device, path, positive
 from gistkit.options.messages import warn
 from gistkit.options.models import chosen_compressor, load_model
 from gistkit_lab.evaluate.endpoint_options import add_endpoint, chosen_endpoint
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from gistkit.evaluate import Example, Report
     from gistkit_lab.evaluate.sets import SetReports
 
-# Options that are None by default: of a writer, and of all others here.
-WRITER = ("writer", "writer_model", "writer_prompt", "writer_concurrency", "written_ratio")
+# Options that are None by default.
 JUDGE = ("judge", "judge_model", "judge_prompt", "judge_concurrency")
 SETS = ("trained_on", "tested_on")
 
@@ -70,25 +69,13 @@ def add(parser: Any) -> None:
     group.add_argument("--tested-on", metavar="NAME", help="this test set, for gistkit view matrix")
     fields = "{question}, {reference}, {answer} and perhaps {context}"
     add_endpoint(parser.add_argument_group("judge of answers"), "judge", "scores answers", fields)
-    group = parser.add_argument_group("writer of shortened contexts")
-    does = "replaces the compressor: it shortens the contexts of --questions and answers from what it wrote"
-    add_endpoint(group, "writer", does, "{words} and {context}")
-    group.add_argument(
-        "--written-ratio",
-        type=number(1),
-        metavar="N",
-        help="words of a context per word that it may write (default: 5)",
-    )
-    group.add_argument(
-        "--cut", action="store_true", help="cut what it wrote to the number of tokens of a compressor at that ratio"
-    )
 
 
 def asked(arguments: argparse.Namespace) -> bool:
     """Whether the arguments ask for what the library alone does not do."""
     return (
-        any(getattr(arguments, name) is not None for name in ("images", "tau", "segment", *SETS, *JUDGE, *WRITER))
-        or any((arguments.documents, arguments.cut, arguments.prompt != "plain"))
+        any(getattr(arguments, name) is not None for name in ("images", "tau", "segment", *SETS, *JUDGE))
+        or any((arguments.documents, arguments.prompt != "plain"))
         or not {"summary", "recent"}.isdisjoint(arguments.baselines or ())
         or _several(arguments.questions or [])
     )
@@ -106,8 +93,6 @@ def _several(questions: list[Path]) -> bool:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measures, and writes the report."""
-    if any(getattr(arguments, name) is not None for name in WRITER) or arguments.cut:
-        return _written(arguments)
     if arguments.tau is not None or arguments.segment is not None:
         return _read_on(arguments)
     check_data(arguments)
@@ -216,43 +201,6 @@ def _read_on(arguments: argparse.Namespace) -> int:
     return show(report, arguments)
 
 
-def _written(arguments: argparse.Namespace) -> int:
-    """A writer in place of a compressor."""
-    refuse(
-        arguments, "--writer", compressor=None, method=None, text=None, images=None, tau=None,
-        segment=None, tasks=None, prompt="plain", max_new_tokens=None, excluded_words=None, documents=False,
-        ratio=None, layout=None, chunk=None, option=[], baselines=None, context=None, continuation=None,
-    )  # fmt: skip
-    if not arguments.questions:
-        raise ValueError("--questions: required with --writer")
-    if not launched().is_first:
-        # Only one process asks.
-        return 0
-
-    from gistkit.evaluate import iter_questions
-    from gistkit.evaluate.metrics import need
-    from gistkit.formats import question_sets
-    from gistkit_lab.evaluate.judge import OpenAIJudge
-    from gistkit_lab.evaluate.written import OpenAIWriter, evaluate_written
-
-    writer = chosen_endpoint(arguments, "writer", OpenAIWriter)
-    if writer is None:
-        raise ValueError("--writer: expected a URL, such as http://localhost:8000/v1, got none")
-    judge = chosen_endpoint(arguments, "judge", OpenAIJudge)
-    tokenizer = _tokenizer(arguments.model)
-    reports = {}
-    for each in question_sets(arguments.questions):
-        examples = _questions(partial(iter_questions, template="{question}"), each.path, arguments)
-        with need("tqdm").tqdm(total=len(examples), desc=each.name, unit="answer") as bar:
-            reports[each.name] = evaluate_written(
-                writer, examples, ratio=arguments.written_ratio or 5, tokenizer=tokenizer, cut=arguments.cut,
-                judge=judge, on_answer=bar.update,
-            )  # fmt: skip
-        if unwritten := reports[each.name].rows[0].counts["unwritten"]:
-            warn(f"the writer gave {unwritten} contexts of {each.name} no text")
-    return _show_all(reports, arguments)
-
-
 def _about_images(arguments: argparse.Namespace, judge: Any) -> int:
     """Questions about images, of which a compressor of images has the memory."""
     refuse(arguments, "--images", baselines=None, tasks=None, prompt="plain", split="validation", excluded_words=None)
@@ -284,14 +232,10 @@ def _about_images(arguments: argparse.Namespace, judge: Any) -> int:
                 judge=judge,
                 processes=processes,
             )
-    return _show_all(reports, arguments)
-
-
-def _show_all(reports: dict[str, Report], arguments: argparse.Namespace) -> int:
-    from gistkit_lab.evaluate.sets import SetReports
-
     if len(reports) == 1:
         return _show(next(iter(reports.values())), arguments)
+    from gistkit_lab.evaluate.sets import SetReports
+
     return _show_sets(SetReports(reports), arguments)
 
 
@@ -346,21 +290,3 @@ def _documents(arguments: argparse.Namespace, tokenizer: Any, length: int) -> li
 def _questions(read: Callable[..., Any], source: Path, arguments: argparse.Namespace) -> list[Example]:
     """The first questions of a set; no more of it is read."""
     return list(islice(read(source, split=arguments.split), arguments.examples))
-
-
-def _tokenizer(name: str) -> Any:
-    """Only the tokenizer of a model; `name` as in `load_model`.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    if name == "smollm2":
-        from gistkit.hf.smollm2 import load_smollm2
-
-        return load_smollm2()[1]
-    from transformers import AutoTokenizer
-
-    from gistkit.common.hub import loading
-
-    with loading("--model", "a folder or hub name with a tokenizer", name) as place:
-        return AutoTokenizer.from_pretrained(place)

@@ -1,4 +1,4 @@
-"""Options of models behind an OpenAI-compatible API: judges of answers, and writers of summaries."""
+"""Options of models behind an OpenAI-compatible API: judges of answers."""
 
 from __future__ import annotations
 

@@ -21,7 +21,6 @@ TABLES: Mapping[str, Table] = {
     **read("dodo"),
     **gistpool.TABLES,
     **masks.TABLES,
-    **read("written"),
 }
 # Experiments that train models of their own: their tables are what studies print.
 STUDIES = {

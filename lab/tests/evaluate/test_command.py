@@ -166,9 +166,6 @@ def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsy
             "--tau: expected less than a passage, 49 tokens, got 64",
             marks=pytest.mark.slow,
         ),
-        (["--cut"], "--questions: required with --writer"),
-        (["--writer-model", "large", "--ratio", "9"], "--ratio: not allowed with --writer, got 9"),
-        (["--written-ratio", "9", "--baselines", "full"], "--baselines: not allowed with --writer"),
     ],
 )
 def test_mistakes_are_told_in_a_line(run, words, message):  # noqa: F811

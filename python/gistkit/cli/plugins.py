@@ -25,8 +25,6 @@ EVALUATIONS: dict[str, dict[str, str | None]] = {
     "protocols": {
         **dict.fromkeys(("--documents", "--images", "--tau", "--segment", "--trained-on", "--tested-on")),
         **dict.fromkeys(("--judge", "--judge-model", "--judge-prompt", "--judge-concurrency")),
-        **dict.fromkeys(("--writer", "--writer-model", "--writer-prompt", "--writer-concurrency")),
-        **dict.fromkeys(("--written-ratio", "--cut")),
         "--prompt": "plain",
     },
 }
