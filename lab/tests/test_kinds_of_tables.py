@@ -11,9 +11,7 @@ from tests.helpers.models import byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # The tables of these kinds, one of each of which runs here.
-OTHERS = {
-    "cl-3", "cl-figure-2", "dodo-6", "dodo-figure-4", "epl-curves-1b", "epl-curves-3b", "epl-curves-8b", "gistpool-10",
-}  # fmt: skip
+OTHERS = {"cl-3", "dodo-6", "dodo-figure-4", "gistpool-10"}
 
 
 @pytest.fixture
@@ -160,30 +158,3 @@ def test_table_6_of_dodo(folder, texts, tmp_path, capsys):  # noqa: F811
     assert [each["examples"] for each in counts] == [3, 1]
     assert sum(lengths) <= counts[0]["ae_tokens"] <= sum(lengths) + 3 * first
     assert 512 - first <= counts[1]["ae_tokens"] <= 512 and len(list(out.glob("*/train"))) == 1
-
-
-@pytest.mark.slow
-def test_training_curves_are_a_table_and_a_picture(folder, texts, tmp_path, capsys):  # noqa: F811
-    out = tmp_path / "epl"
-    small = "--steps 11 --batch 2 --chunk 16 --ratio 4 --lora 4 --min-length 32 --max-length 48"
-    words = ("--model", folder, "--out", out, "--arms", "ICAE(DPL);500x(EPL)", *data(["text"], texts))
-    assert call("epl-curves-8b", *words, "--more", f"pretrain={small}") == 0, capsys.readouterr().err
-    head, _, *rows = rows_of(out / "epl-curves-8b.md")
-    # Its documents have more than 4,096 characters.
-    longer = tmp_path / "longer.jsonl"
-    longer.write_text("".join(json.dumps({"text": f"On day {day} it rained. " * 220}) + "\n" for day in range(30)))
-    words = ("--model", folder, "--out", tmp_path / "cl", *data(["text"], longer))
-    assert call("cl-figure-2", *words, "--more", f"pretrain={small.replace('11', '1')}") == 0, capsys.readouterr().err
-    # One step is no curve, of which the mean of ten is shown.
-    assert (tmp_path / "cl" / "cl-figure-2.md").exists() and not (tmp_path / "cl" / "cl-figure-2.png").exists()
-    assert head[1:] == ["steps to AE .01"] and rows == [["ICAE(DPL)", "-"], ["500x(EPL)", "- (1,000)"]]
-    assert (out / "epl-curves-8b.png").read_bytes().startswith(b"\x89PNG")
-    assert (out / "8b-icae-dpl" / "pretrain" / "compressor").is_dir()
-    # What would have come there has a figure.
-    lines = [{"step": step, "ae": 1 / step**2} for step in range(1, 41)]
-    metrics = out / "8b-x500-epl" / "pretrain" / "metrics.jsonl"
-    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    mean = [sum(1 / at**2 for at in range(step - 9, step + 1)) / 10 for step in range(10, 41)]
-    first = 10 + next(index for index, value in enumerate(mean) if value <= 0.01)
-    shown = find_table("epl-curves-8b").choose(["500x(EPL)"]).markdown(out)
-    assert f"| {first} (1,000) " in shown

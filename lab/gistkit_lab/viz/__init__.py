@@ -1,6 +1,5 @@
 """Pictures of the studies, and of a comparison with presses."""
 
-from gistkit_lab.viz.curves import draw_training_curves
 from gistkit_lab.viz.dodo import draw_bleu_by_length, draw_perplexity
 from gistkit_lab.viz.grids import draw_grid_similarity
 from gistkit_lab.viz.nuggets import draw_attention_to_nuggets, draw_token_types
@@ -21,7 +20,6 @@ __all__ = [
     "draw_similarity",
     "draw_text",
     "draw_token_types",
-    "draw_training_curves",
     "text_html",
     "text_page",
 ]

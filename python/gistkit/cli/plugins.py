@@ -15,7 +15,7 @@ BROUGHT = {
         "serve": "apps/serve",
         "export": "apps/vllm",
     },
-    "gistkit.view": dict.fromkeys(("results", "matrix", "curves"), "lab"),
+    "gistkit.view": dict.fromkeys(("results", "matrix"), "lab"),
     "gistkit.evaluate": {"presses": "lab", "protocols": "lab"},
     "gistkit.stores": {"stores": "apps/serve"},
 }
