@@ -12,7 +12,7 @@ from gistkit import cli
     [
         ("study --steps 2", "study is not installed; pip install ./lab provides it"),
         ("judge a.json b.json", "judge is not installed; pip install ./lab provides it"),
-        ("view matrix a.json", "matrix is not installed; pip install ./lab provides it"),
+        ("view results a.jsonl", "results is not installed; pip install ./lab provides it"),
         ("evaluate --judge http://x/v1", "--judge is not installed; pip install ./lab provides it"),
         ("evaluate --baselines summary", "--baselines: expected some of none, full, got summary; pip install ./lab "
          "provides others"),

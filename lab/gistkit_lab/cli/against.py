@@ -20,7 +20,7 @@ RATIOS = (2, 4, 8, 16)
 NONE: dict[str, Any] = {
     "method": None, "layout": None, "ratio": None, "chunk": None, "option": [], "documents": False,
     "images": None, "prompt": "plain", "tasks": None, "baselines": None, "tau": None, "segment": None,
-    "excluded_words": None, "judge": None, "trained_on": None, "tested_on": None,
+    "excluded_words": None, "judge": None,
     "keep_examples": False, "judge_model": None, "judge_prompt": None, "judge_concurrency": None,
 }  # fmt: skip
 

@@ -1,5 +1,5 @@
 """The papers' protocols of evaluation, on `gistkit.evaluate`: judges, summaries, several sets, lm_eval.
 
 `gistkit evaluate --judge`, `--images`, `--prompt dodo` and the commands `gistkit judge`, `nuggets`,
-`lm-eval` and `view matrix` are made of it.
+`lm-eval` are made of it.
 """

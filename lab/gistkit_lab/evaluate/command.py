@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
 # Options that are None by default.
 JUDGE = ("judge", "judge_model", "judge_prompt", "judge_concurrency")
-SETS = ("trained_on", "tested_on")
 
 
 def add(parser: Any) -> None:
@@ -65,8 +63,6 @@ def add(parser: Any) -> None:
     group.add_argument(
         "--segment", type=positive, metavar="N", help="tokens that share the start of the --tau window (default: 32)"
     )
-    group.add_argument("--trained-on", metavar="NAME", help="the compressor's training set, for gistkit view matrix")
-    group.add_argument("--tested-on", metavar="NAME", help="this test set, for gistkit view matrix")
     fields = "{question}, {reference}, {answer} and perhaps {context}"
     add_endpoint(parser.add_argument_group("judge of answers"), "judge", "scores answers", fields)
 
@@ -74,7 +70,7 @@ def add(parser: Any) -> None:
 def asked(arguments: argparse.Namespace) -> bool:
     """Whether the arguments ask for what the library alone does not do."""
     return (
-        any(getattr(arguments, name) is not None for name in ("images", "tau", "segment", *SETS, *JUDGE))
+        any(getattr(arguments, name) is not None for name in ("images", "tau", "segment", *JUDGE))
         or any((arguments.documents, arguments.prompt != "plain"))
         or not {"summary", "recent"}.isdisjoint(arguments.baselines or ())
         or _several(arguments.questions or [])
@@ -120,11 +116,6 @@ def run(arguments: argparse.Namespace) -> int:
     from gistkit_lab.evaluate.sets import domain_of, run_sets
 
     chosen = question_sets(arguments.questions or [])
-    for name in SETS:
-        if len(chosen) > 1 and (value := getattr(arguments, name)) is not None:
-            raise ValueError(
-                f"--{name.replace('_', '-')}: expected one set of questions, got {value} and {len(chosen)}"
-            )
     device_name = launched().on(device(arguments.device))
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, needs=MEASURES)
     compressor = compressor_or_baseline(arguments, model)
@@ -154,7 +145,7 @@ def _read_on(arguments: argparse.Namespace) -> int:
     """A language model that reads with the compressor."""
     if arguments.tau is None:
         raise ValueError(f"--segment: not allowed without --tau, got {arguments.segment}")
-    plain: dict[str, Any] = dict.fromkeys(("questions", "images", "tasks", "max_new_tokens", *SETS, *JUDGE))
+    plain: dict[str, Any] = dict.fromkeys(("questions", "images", "tasks", "max_new_tokens", *JUDGE))
     refuse(
         arguments, "--tau", documents=False, prompt="plain", keep_examples=False, **plain
     )  # fmt: skip
@@ -241,8 +232,7 @@ def _about_images(arguments: argparse.Namespace, judge: Any) -> int:
 
 def _show(report: Report, arguments: argparse.Namespace) -> int:
     _warn_of_missing_scores(report, arguments)
-    sets = {name: getattr(arguments, name) for name in SETS if getattr(arguments, name)}
-    return show(dataclasses.replace(report, settings=report.settings | sets), arguments)
+    return show(report, arguments)
 
 
 def _show_sets(reports: SetReports, arguments: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ BROUGHT = {
         "serve": "apps/serve",
         "export": "apps/vllm",
     },
-    "gistkit.view": dict.fromkeys(("results", "matrix"), "lab"),
+    "gistkit.view": {"results": "lab"},
     "gistkit.evaluate": {"presses": "lab", "protocols": "lab"},
     "gistkit.stores": {"stores": "apps/serve"},
 }
@@ -23,7 +23,7 @@ BROUGHT = {
 EVALUATIONS: dict[str, dict[str, str | None]] = {
     "presses": dict.fromkeys(("--against", "--ratios", "--by", "--shares", "--fit")),
     "protocols": {
-        **dict.fromkeys(("--documents", "--images", "--tau", "--segment", "--trained-on", "--tested-on")),
+        **dict.fromkeys(("--documents", "--images", "--tau", "--segment")),
         **dict.fromkeys(("--judge", "--judge-model", "--judge-prompt", "--judge-concurrency")),
         "--prompt": "plain",
     },
