@@ -27,7 +27,7 @@ from gistkit.common.processes import launched
 from gistkit.options.arguments import device, path, positive
 from gistkit.options.messages import warn
 from gistkit.options.models import chosen_compressor, load_model
-from gistkit_lab.evaluate.endpoint_options import add_endpoint, chosen_endpoint
+from gistkit_lab.evaluate.endpoint_options import add_judge, chosen_judge
 
 if TYPE_CHECKING:
     from gistkit.evaluate import Example, Report
@@ -64,7 +64,7 @@ def add(parser: Any) -> None:
         "--segment", type=positive, metavar="N", help="tokens that share the start of the --tau window (default: 32)"
     )
     fields = "{question}, {reference}, {answer} and perhaps {context}"
-    add_endpoint(parser.add_argument_group("judge of answers"), "judge", "scores answers", fields)
+    add_judge(parser.add_argument_group("judge of answers"), "scores answers", fields)
 
 
 def asked(arguments: argparse.Namespace) -> bool:
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from gistkit_lab.evaluate.judge import OpenAIJudge
 
-    judge = chosen_endpoint(arguments, "judge", OpenAIJudge)
+    judge = chosen_judge(arguments, OpenAIJudge)
     if arguments.images is not None:
         return _about_images(arguments, judge)
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from gistkit.evaluate.prompts import SUMMARIZE
 from gistkit.evaluate.report import Report, Row
 from gistkit.formats.questions import Asked
-from gistkit_lab.evaluate.endpoint import in_order, objects
-from gistkit_lab.evaluate.judge import JudgeError, PromptedJudge, described, score_of
+from gistkit_lab.evaluate.endpoint import JudgeError, PromptedJudge, in_order, objects
+from gistkit_lab.evaluate.judge import described, score_of
 
 # (question, first answer, second answer) -> 1 where the first is better, 0 where the second is, 0.5 for neither.
 PairJudge = Callable[..., float]
