@@ -138,7 +138,8 @@ def _side_by_side(
                 running[receiver] = job, process, place
                 process.start()
                 sender.close()
-            for ready in wait(list(running)):
+            ended: list[Any] = wait(list(running))
+            for ready in ended:
                 job, process, place = running[ready]
                 try:
                     run, failure = ready.recv()
