@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from study_runs import TINY
-from test_resolution import RECIPE as SMALL_IMAGES
-from test_resolution import write
+from test_image_folders import RECIPE as FOLDER
+from test_image_folders import needs_torchvision, write
 from torch import Tensor
 
 from gistkit import cli
 from gistkit.common.processes import Processes
-from gistkit_lab.studies.images import load_images
+from gistkit_lab.studies.images import Files, load_images
 from gistkit_lab.studies.length import Recipe
 from gistkit_lab.studies.positions import Arm, Learner, Student
 from gistkit_lab.studies.registry import find, read
@@ -29,7 +29,7 @@ TEXT = Recipe(
     **TINY, steps=4, batch=4, eval_every=2, length=8, longest=4, digits=2, max_position=60, eval_tokens=64,
     test_tokens=128, shift_rate=0.6,
 )  # fmt: skip
-IMAGES = dataclasses.replace(SMALL_IMAGES, steps=3, batch=4, eval_every=3, shift_rate=0.6)
+IMAGES = dataclasses.replace(FOLDER, steps=3, eval_every=3, shift_rate=0.6)
 
 
 def gradients(learner: Any, loss: Tensor) -> list[Tensor]:
@@ -76,13 +76,26 @@ def test_parts_of_a_text_batch_have_its_mean_gradient(
 
 
 @pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize(
+    "changes", [{}, pytest.param({"rand_augment": 9, "mixup": 0.8, "erasing": 0.5}, marks=needs_torchvision)]
+)
+@pytest.mark.parametrize("files", [True, False])
 def test_parts_of_an_image_batch_have_its_mean_gradient(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, count: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: bool, changes: dict[str, Any], count: int
 ) -> None:
-    write(tmp_path)
-    images = load_images(tmp_path)
-    make = lambda: Classifier(IMAGES, ImageArm("seqpe-mul"), images, 0)  # noqa: E731
-    check_parts(monkeypatch, make, lambda one: one.loss(2), 1e-7, count)
+    images = load_images(write(tmp_path)) if files else load_images()
+    recipe = dataclasses.replace(IMAGES, **changes)
+    read_rows, decoded = [], Files._decoded
+    monkeypatch.setattr(Files, "_decoded", lambda its, change: read_rows.append(len(its)) or decoded(its, change))
+    check_parts(
+        monkeypatch,
+        lambda: Classifier(recipe, ImageArm("seqpe-mul"), images, 0),
+        lambda one: one.loss(2),
+        1e-7,
+        count,
+    )
+    # A process reads its part, and the image that the first of it may be mixed with.
+    assert read_rows == ([4, *[4 // count + 1] * count] if files else [])
 
 
 def test_a_batch_that_cannot_be_shared_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,26 @@
-"""Images for studies: scikit-learn's digits, Fashion-MNIST, or a folder of IDX files."""
+"""Images for studies: scikit-learn's digits, Fashion-MNIST, a folder of IDX files or of classes.
+
+A folder in ImageNet's layout, `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`, is decoded when it is read.
+"""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# Of ImageNet's channels, as every published recipe has them.
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 PARTS = {
     "train_images": "train-images-idx3-ubyte",
@@ -22,6 +30,72 @@ PARTS = {
 }
 # Sides of crops differ by at most this factor, as in the papers' recipes.
 STRETCH = 4 / 3
+SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
+# What a test's square takes of an image's shorter side (DeiT: resized to 256, cropped to 224).
+CENTRE = 224 / 256
+# Sizes of so many images tell how large the images of a set are, at most so large.
+SAMPLE, LARGEST = 100, 224
+
+
+class Files:
+    """Image files, as a column of a `Split`: a part of them is one too, and pixels are bytes [n, 3, size, size].
+
+    Args:
+        paths: of the files, [n].
+    """
+
+    def __init__(self, paths: np.ndarray) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: Tensor | slice) -> Files:
+        return Files(self.paths[index if isinstance(index, slice) else index.numpy()])
+
+    @property
+    def side(self) -> int:
+        """The longest side of the first images, at most 224."""
+        sides = [max(image.size) for image in map(_opened, self.paths[:SAMPLE])]
+        return min(LARGEST, max(sides))
+
+    def crops(self, size: int, least: float, seeds: Tensor, *, flip: bool = False) -> Tensor:
+        """A random crop of each by its seed [n], with an area of `least` to all of the image's and sides 3:4 to 4:3."""
+        draws = [torch.rand(5, generator=torch.Generator().manual_seed(seed)).tolist() for seed in seeds.tolist()]
+
+        def crop(image: Any, index: int) -> np.ndarray:
+            area, ratio, right, down, mirrored = draws[index]
+            stretch = math.exp((2 * ratio - 1) * math.log(STRETCH) / 2)
+            side = math.sqrt((least + (1 - least) * area) * image.width * image.height)
+            width, height = min(side * stretch, image.width), min(side / stretch, image.height)
+            left, top = right * (image.width - width), down * (image.height - height)
+            pixels = _resized(image, size, (left, top, left + width, top + height))
+            return pixels[:, ::-1] if flip and mirrored < 0.5 else pixels
+
+        return self._decoded(crop)
+
+    def squares(self, size: int) -> Tensor:
+        """The middle of each, 7/8 of its shorter side."""
+
+        def centre(image: Any, _: int) -> np.ndarray:
+            side = CENTRE * min(image.size)
+            left, top = (image.width - side) / 2, (image.height - side) / 2
+            return _resized(image, size, (left, top, left + side, top + side))
+
+        return self._decoded(centre)
+
+    def _decoded(self, change: Callable[[Any, int], np.ndarray]) -> Tensor:
+        def one(index: int) -> np.ndarray:
+            path = self.paths[index]
+            try:
+                return change(_opened(path).convert("RGB"), index)
+            except (OSError, SyntaxError) as error:
+                raise ValueError(f"data: expected an image in {path}, got a file that cannot be read") from error
+
+        # Pillow decodes without Python's lock.
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            pixels = list(pool.map(one, range(len(self))))
+        return torch.from_numpy(np.stack(pixels)).movedim(-1, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +103,11 @@ class Split:
     """Images with their classes.
 
     Args:
-        images: uint8 [n, height, width] or [n, height, width, channels].
+        images: uint8 [n, height, width] or [n, height, width, channels], or `Files`.
         labels: int64 [n].
     """
 
-    images: Tensor
+    images: Any
     labels: Tensor
 
     def __len__(self) -> int:
@@ -54,6 +128,7 @@ class Images:
         test: read once, at the end.
         mean, deviation: of each channel, of training images as numbers from 0 to 1.
         digest: first 12 hexadecimal digits of a SHA-256 of labels and a part of the images, to tell sets apart.
+        workers: processes that read and change training images of files while others train; 0: none but the training's.
     """
 
     name: str
@@ -63,6 +138,7 @@ class Images:
     mean: Tensor
     deviation: Tensor
     digest: str
+    workers: int = 0
 
     @property
     def channels(self) -> int:
@@ -77,7 +153,8 @@ class Images:
     @property
     def side(self) -> int:
         """Pixels of the longest side of training images."""
-        return max(self.train.images.shape[1:3])
+        images = self.train.images
+        return images.side if isinstance(images, Files) else max(images.shape[1:3])
 
     @property
     def blank(self) -> Tensor:
@@ -91,22 +168,32 @@ class Images:
         shape = (-1, 1, 1)
         return (planes - self.mean.to(device).view(shape)) / self.deviation.to(device).view(shape)
 
+    def squares(self, images: Tensor | Files, size: int, device: torch.device | str = "cpu") -> Tensor:
+        """A split's images as `standard`, at `size` pixels a side: whole, or of files the middle square."""
+        if isinstance(images, Files):
+            return self.standard(images.squares(size).movedim(1, -1), device)
+        return resize(self.standard(images, device), size)
+
 
 def load_images(data: str | Path = "digits") -> Images:
     """An image set.
 
     Args:
         data: "digits", the 1797 digits of 8 x 8 pixels that come with scikit-learn; "fashion-mnist", 70,000 pictures
-            of clothes of 28 x 28 pixels from Debian's package; or a folder of IDX files with MNIST's names, plain or
-            .gz, bytes [n, height, width] or [n, height, width, channels].
+            of clothes of 28 x 28 pixels from Debian's package; a folder in ImageNet's layout, `train/CLASS/*.JPEG` and
+            `val/CLASS/*.JPEG`, whose files are decoded when they are read; or a folder of IDX files with MNIST's names,
+            plain or .gz, bytes [n, height, width] or [n, height, width, channels].
 
     Raises:
-        ImportError: scikit-learn is needed and not installed.
+        ImportError: scikit-learn or Pillow is needed and not installed.
         FileNotFoundError: a file that is not there, and how to get it.
-        ValueError: a file that is not in IDX format or does not fit the others.
+        ValueError: a file that is not in IDX format or does not fit the others; folders of classes that are missing,
+            empty or different.
     """
     if str(data) == "digits":
         return _digits()
+    if (Path(data) / "train").is_dir():
+        return _folder(Path(data))
     folder = FASHION if str(data) == "fashion-mnist" else Path(data)
     if not folder.is_dir():
         if folder == FASHION:
@@ -114,7 +201,9 @@ def load_images(data: str | Path = "digits") -> Images:
                 f"data: expected Fashion-MNIST in {FASHION}; on Debian and Ubuntu `apt install dataset-fashion-mnist` "
                 f"puts it there, elsewhere give a folder with the four files {', '.join(PARTS.values())}[.gz]"
             )
-        raise FileNotFoundError(f"data: expected digits, fashion-mnist or a folder of IDX files, got {str(data)!r}")
+        raise FileNotFoundError(
+            f"data: expected digits, fashion-mnist or a folder of IDX files or of train and val, got {str(data)!r}"
+        )
     arrays = {part: torch.from_numpy(_read_idx(folder, name)) for part, name in PARTS.items()}
     splits = {}
     for split in ("train", "test"):
@@ -196,6 +285,79 @@ def _digits() -> Images:
     labels = torch.from_numpy(data.target).long()[order]
     all_images = Split(images, labels)
     return _images("scikit-learn's digits", all_images[:1447], all_images[1447:], held_out=350)
+
+
+def _folder(folder: Path) -> Images:
+    """Images in ImageNet's layout; `val` is the test, and every so many training images are held out."""
+    splits = class_folders(folder)
+    shuffled = torch.Generator().manual_seed(7)
+    train, test = (Split(*splits[name]) for name in ("train", "val"))
+    # At even distances, so that each class gives some; then in a mixed order, of which evaluations take the first.
+    apart = max(6, math.ceil(len(train) / 10_000))
+    is_held_out = torch.arange(len(train)) % apart == apart - 1
+    if len(train) < apart:
+        raise ValueError(f"data: expected at least {apart} training images in {folder}, got {len(train)}")
+    held_out = train[is_held_out.nonzero()[:, 0]]
+    held_out, test = (split[torch.randperm(len(split), generator=shuffled)] for split in (held_out, test))
+    mean, deviation = map(torch.tensor, IMAGENET)
+    return Images(
+        folder.name, train[(~is_held_out).nonzero()[:, 0]], held_out, test, mean, deviation, digest(folder, splits)
+    )
+
+
+def class_folders(folder: Path) -> dict[str, tuple[Files, Tensor]]:
+    """{"train", "val"}: files and the classes of each, int64, which are the folders of `train` in the order of names.
+
+    Raises:
+        ValueError: a split without folders of classes, a class without an image, or one that `train` lacks.
+    """
+    classes = [path.name for path in _folders(folder / "train")]
+    splits = {}
+    for split in ("train", "val"):
+        paths: list[str] = []
+        labels: list[int] = []
+        for path in _folders(folder / split):
+            if path.name not in classes:
+                raise ValueError(f"data: expected the classes of {folder / 'train'}, got {path}")
+            found = sorted(str(file) for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
+            if not found:
+                raise ValueError(f"data: expected images ({', '.join(SUFFIXES)}) in {path}, found none")
+            paths += found
+            labels += [classes.index(path.name)] * len(found)
+        splits[split] = Files(np.array(paths, object)), torch.tensor(labels)
+    return splits
+
+
+def digest(folder: Path, splits: dict[str, tuple[Files, Tensor]]) -> str:
+    """As of `Images`, of the files' names and the classes: not of what is in them."""
+    names = hashlib.sha256()
+    for files, labels in splits.values():
+        for path in files.paths:
+            names.update(f"{Path(path).relative_to(folder)}\n".encode())
+        names.update(labels.numpy().tobytes())
+    return names.hexdigest()[:12]
+
+
+def _folders(folder: Path) -> list[Path]:
+    found = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    if not found:
+        raise ValueError(f"data: expected a folder for each class in {folder}, as ImageNet's layout has, found none")
+    return found
+
+
+def _opened(path: str) -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError("folders of images need Pillow, which is missing: pip install 'gistkit[images]'") from error
+    return Image.open(path)
+
+
+def _resized(image: Any, size: int, box: tuple[float, float, float, float]) -> np.ndarray:
+    """uint8 [size, size, 3] of a part of an image; bicubic, and averaged where it shrinks."""
+    from PIL.Image import Resampling
+
+    return np.asarray(image.resize((size, size), Resampling.BICUBIC, box=box))
 
 
 def _images(name: str, train: Split, test: Split, held_out: int) -> Images:

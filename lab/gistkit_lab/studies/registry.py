@@ -82,7 +82,8 @@ example: gistkit study retrieval --preset quick --encodings nope,rope-1e4,seqpe-
         "compare SeqPE with other position encodings on images larger than in training",
         """\
 example: gistkit study resolution --preset quick --encodings learned-2d,rope-2d-mix,seqpe-mul
-         gistkit study resolution --data fashion-mnist --seeds 3 --resume""",
+         gistkit study resolution --data fashion-mnist --seeds 3 --resume
+         gistkit study resolution --preset seqpe-imagenet --data imagenet/ --device cuda""",
     ),
     "voco": (
         "compare the position layouts of VoCo tokens on questions about where items are in an image",

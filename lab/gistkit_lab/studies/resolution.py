@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from gistkit.common.files import write_picture
+from gistkit.common.processes import launched
 from gistkit.nn import (
     IMAGE_ENCODINGS,
     Learned2D,
@@ -29,10 +30,12 @@ from gistkit.nn import (
     grid_positions,
     position_encoding,
 )
+from gistkit.options.arguments import whole
 from gistkit.train import checkpoints
-from gistkit_lab.studies import positions
+from gistkit_lab.studies import batches, positions
+from gistkit_lab.studies.batches import Ahead, Draws, FileCrops
 from gistkit_lab.studies.fitting import Session
-from gistkit_lab.studies.images import Images, Split, load_images, on_canvas, random_crops, resize
+from gistkit_lab.studies.images import Files, Images, Split, load_images, on_canvas, random_crops
 from gistkit_lab.studies.pages import machine_caption, runs
 from gistkit_lab.studies.positions import (
     Learner,
@@ -45,6 +48,7 @@ from gistkit_lab.studies.positions import (
     without_losses,
 )
 from gistkit_lab.studies.rows import Rows
+from gistkit_lab.studies.runner import cores
 from gistkit_lab.studies.study import SavedRun, StudyPlan
 
 if TYPE_CHECKING:
@@ -66,6 +70,8 @@ class Recipe(PositionRecipe):
         crop: of `random_crops`, the least share of an image that a crop keeps.
         flip: mirrors half of the training images.
         smoothing: of labels.
+        rand_augment, mixup, cutmix, erasing: of `Augment`, which needs torchvision.
+        drop_path: of `ViT`.
         sinusoid_scale: of `Sinusoidal`.
         learned_std: of `Learned2D`.
         eval_images: held-out images at every evaluation.
@@ -93,6 +99,11 @@ class Recipe(PositionRecipe):
     crop: float = 0.1
     flip: bool = False
     smoothing: float = 0.0
+    rand_augment: int = 0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    erasing: float = 0.0
+    drop_path: float = 0.0
     sinusoid_scale: float = 1.0
     learned_std: float = 0.02
     eval_images: int = 100
@@ -113,6 +124,7 @@ class Recipe(PositionRecipe):
             )
         if not 0 < self.crop <= 1:
             raise ValueError(f"crop: expected above 0 and at most 1, got {self.crop}")
+        batches.check(self.rand_augment, self.mixup, self.cutmix, self.erasing)
 
     @property
     def size(self) -> int:
@@ -130,6 +142,14 @@ class Recipe(PositionRecipe):
         # A patch of one pixel would show nothing of edges.
         return replace(self, patch=max(2, math.ceil(images.side / (self.object_grid or self.grids[0]))))
 
+    def augment(self, classes: int) -> batches.Augment | None:
+        """What changes training images; None: nothing does."""
+        if not (self.rand_augment or self.mixup or self.cutmix or self.erasing):
+            return None
+        return batches.Augment(
+            classes, rand_augment=self.rand_augment, mixup=self.mixup, cutmix=self.cutmix, erasing=self.erasing
+        )
+
 
 PRESETS = {
     # Seconds a run.
@@ -144,6 +164,30 @@ PRESETS = {
         steps=1000, warmup=50, layers=2, max_position=20, grids=(6, 8, 9, 12, 18), window_positions=16,
         object_grid=4, crop=1.0,
     ),
+    # Section 4.3, for a GPU.
+    "seqpe-imagenet": Recipe(
+        steps=500_000, batch=1024, learning_rate=1e-3, warmup=6250, weight_decay=0.05, clip=5.0, beta_2=0.999,
+        eval_every=5000, dim=384, layers=12, heads=6, max_position=100, base=10, digits=2, encoder_layers=2,
+        encoder_heads=6, encoder_dropout=0.1, bfloat16=True, pivots=32, candidates=32, windows=32, window_positions=32,
+        contrastive_weight=0.1, ood_weight=0.1, shift_rate=0.1, mul_start=0.0, position_std=0.4,
+        grids=(14, 20, 24, 28, 32, 40, 42), patch=16, crop=0.08, flip=True, smoothing=0.1, rand_augment=9, mixup=0.8,
+        cutmix=1.0, erasing=0.25, drop_path=0.1, eval_images=2000, test_images=50_000,
+    ),
+}  # fmt: skip
+
+# By preset, what it follows and what its paper leaves open.
+NOTES = {
+    "seqpe-imagenet": (
+        "Follows SeqPE, Section 4.3 and Appendix A: ViT-S/16 on ImageNet-1k at 224 x 224 pixels, tested at up to "
+        "672 x 672; SeqPE with 2 decimal digits an axis and 2 layers without weight decay, both losses weighing 0.1, "
+        "32 pivots with 32 candidates, 32 windows of 32 positions, L_max 100 x 100, 10% of images shifted. The paper "
+        "takes the rest from DeiT: 1024 images a step, AdamW at 1e-3 with weight decay 0.05 and 5 epochs of warm-up, a "
+        "cosine to 1e-5, label smoothing 0.1, mixup 0.8 or CutMix 1.0, RandAugment of magnitude 9, erasing 0.25, drop "
+        "path 0.1. It does not say, and its released code has: 400 epochs, gradients clipped to 5, encoder dropout "
+        "0.1; that code differs in 1.2e-3 with 20 epochs of warm-up, and in 64 candidates and window positions. Ours: "
+        "torchvision's RandAugment always takes one magnitude where DeiT's varies, images are not repeated within a "
+        "batch, and 10,000 training images are held out."
+    )
 }  # fmt: skip
 
 
@@ -169,28 +213,54 @@ class Classifier(Learner[ViT]):
 
     def __init__(self, recipe: Recipe, arm: Arm, images: Images, seed: int, device: str = "cpu") -> None:
         self.recipe, self.arm, self.images = recipe, arm, images
+        self.augment = recipe.augment(images.classes)
         torch.manual_seed(seed)
         position = build_position(recipe, arm)
         torch.manual_seed(seed)
         model = ViT(
             recipe.patch, images.channels, images.classes, recipe.dim, recipe.layers, recipe.heads, position,
-            dropout=recipe.dropout, attention_dropout=recipe.attention_dropout,
+            dropout=recipe.dropout, attention_dropout=recipe.attention_dropout, drop_path=recipe.drop_path,
         )  # fmt: skip
         shape = (recipe.grids[0], recipe.grids[0])
         super().__init__(recipe, model, shape, seed, device, **ABLATIONS.get(arm.name, {}))
+        self.draws = Draws(seed, recipe.batch, len(images.train))
+        self.wanted, self.kept = torch.arange(recipe.batch), slice(None)
+        if self.processes.count > 1:
+            # In a mixture an image meets the one before it.
+            part = self.processes.part(recipe.batch)
+            self.wanted, self.kept = torch.arange(part.start - 1, part.stop) % recipe.batch, slice(1, None)
+        self.files: Ahead | None = None
+        if isinstance(images.train.images, Files):
+            crops = FileCrops(
+                images.train.images, self.draws, self.wanted, recipe.image_size(recipe.grids[0]), recipe.crop,
+                recipe.flip, self.augment,
+            )  # fmt: skip
+            self.files = Ahead(crops, recipe.steps, images.workers)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """(pixels [n, channels, size, size], labels [n]) of step 0, 1, ..., the same at every call.
 
-        Several processes have a part of a step's batch each.
+        Several processes have a part of a step's batch each. Labels of mixed images are shares of the classes,
+        [n, classes].
         """
-        train, recipe, grid = self.images.train, self.recipe, self.recipe.grids[0]
-        generator = torch.Generator().manual_seed(100_003 * (self.seed + 1) + step)
-        rows = torch.randint(0, len(train), (recipe.batch,), generator=generator)
-        stored = self.images.standard(train.images[rows], self.device)
-        pixels = random_crops(stored, recipe.image_size(grid), recipe.crop, generator, flip=recipe.flip)
-        corners, part = self.corners(len(rows), grid, generator), self.processes.part(recipe.batch)
-        return self.place_images(pixels[part], grid, corners[part]), train.labels[rows[part]].to(self.device)
+        rows, generator = self.draws.rows(step)
+        seeds, train, recipe = self.draws.seeds(step), self.images.train, self.recipe
+        grid = recipe.grids[0]
+        if self.files is not None:
+            pixels = self.images.standard(self.files(step).movedim(1, -1), self.device)
+        else:
+            stored = train.images[rows]
+            if self.augment is not None:
+                planes = stored[:, None] if stored.dim() == 3 else stored.movedim(-1, 1)
+                stored = self.augment.images(planes, seeds[1]).movedim(1, -1)
+            stored = self.images.standard(stored, self.device)
+            pixels = random_crops(stored, recipe.image_size(grid), recipe.crop, generator, flip=recipe.flip)
+            pixels = pixels[self.wanted]
+        pixels = self.place_images(pixels, grid, self.corners(len(rows), grid, generator)[self.wanted])
+        labels = train.labels[rows[self.wanted]].to(self.device)
+        if self.augment is not None:
+            pixels, labels = self.augment.batch(pixels, labels, int(seeds[3, 0]), seeds[2, self.wanted])
+        return pixels[self.kept], labels[self.kept]
 
     def corners(self, count: int, grid: int, generator: torch.Generator) -> Tensor:
         """Random places of so many images, in whole patches: int64 [count, 2], row and column of the first pixel."""
@@ -213,14 +283,14 @@ class Classifier(Learner[ViT]):
         return cross_entropy(logits.float(), labels, label_smoothing=self.recipe.smoothing) + loss
 
     @torch.no_grad()
-    def logits(self, images: Tensor, grid: int, corners: Tensor | None = None) -> Tensor:
+    def logits(self, images: Tensor | Files, grid: int, corners: Tensor | None = None) -> Tensor:
         """float32 logits [n, classes] of stored images, as a grid of so many patches on a side.
 
         Args:
             corners: where they are, if they keep their size; None: in the first corner.
         """
         self.model.eval()
-        pixels = resize(self.images.standard(images, self.device), self.recipe.image_size(grid))
+        pixels = self.images.squares(images, self.recipe.image_size(grid), self.device)
         if corners is None:
             corners = torch.zeros(len(images), 2, dtype=torch.int64)
         pixels = self.place_images(pixels, grid, corners)
@@ -319,12 +389,14 @@ class ResolutionStudy(PositionStudy):
     recipe_type = Recipe
     arm_kind = Arm
     presets = PRESETS
+    notes = NOTES
     titles = TITLES
     defaults = IMAGE_ENCODINGS
     kind = "images"
     sizes = (
         "quick: seconds a run; short: trained on a grid of 8 x 8 patches and tested on up to 24 x 24, minutes a run on "
-        "a CPU; canvas, ours: images keep their size on a canvas of 6 x 6 to 18 x 18 patches, a minute a run"
+        "a CPU; canvas, ours: images keep their size on a canvas of 6 x 6 to 18 x 18 patches, a minute a run; "
+        "seqpe-imagenet: ViT-S, trained on 224 x 224 pixels, on a GPU"
     )
     measured = "Accuracy in percent, held-out images", "Accuracy in percent, images that no choice was made on"
     train = staticmethod(train)
@@ -332,16 +404,29 @@ class ResolutionStudy(PositionStudy):
     def add_own(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "--data", default="digits",
-            help="digits (scikit-learn's), fashion-mnist (Debian's dataset-fashion-mnist), or a folder of IDX files "
-            "with MNIST's names (default: %(default)s)",
+            help="digits (scikit-learn's), fashion-mnist (Debian's dataset-fashion-mnist), a folder of IDX files with "
+            "MNIST's names, or one in ImageNet's layout, train/CLASS/*.JPEG and val/CLASS/*.JPEG "
+            "(default: %(default)s)",
+        )  # fmt: skip
+        parser.add_argument(
+            "--workers", type=whole(0, 1000), metavar="N",
+            help="processes that read and change a folder's training images while the model trains; results do not "
+            "depend on it (default: one for each core but that of training, at most 16)",
         )  # fmt: skip
         super().add_own(parser)
 
     def load(self, options: argparse.Namespace, recipe: Recipe) -> Images:
-        return load_images(options.data)
+        images = load_images(options.data)
+        if isinstance(images.train.images, Files):
+            spare = min(16, max(0, cores() // (launched().count * (options.processes or 1)) - 1))
+            images = replace(images, workers=spare if options.workers is None else options.workers)
+        return images
 
     def fitted(self, recipe: Recipe, source: Images) -> Recipe:
-        return recipe.fitted(source)
+        recipe = recipe.fitted(source)
+        # Here what is missing is said before the first run.
+        recipe.augment(source.classes)
+        return recipe
 
     def about(self, recipe: Recipe, arms: Sequence[positions.Arm], source: Images) -> str:
         first, last = (f"{grid} x {grid}" for grid in (recipe.grids[0], recipe.grids[-1]))

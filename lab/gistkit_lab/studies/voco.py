@@ -30,7 +30,7 @@ from gistkit.layouts.positions import SCHEMES
 from gistkit.options.arguments import names
 from gistkit.train import checkpoints
 from gistkit_lab.studies.fitting import FallingRecipe, Progress, Session, optimise
-from gistkit_lab.studies.images import Images, load_images
+from gistkit_lab.studies.images import Files, Images, load_images
 from gistkit_lab.studies.mosaics import KINDS, TURN, Batch, Mosaics, Words
 from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.rows import SECONDS, SEEDS, Cell, Rows, figure_of, name_of, tabulate
@@ -527,7 +527,11 @@ class VoCoStudy(Study):
         )  # fmt: skip
 
     def load(self, options: argparse.Namespace, recipe: Recipe) -> Images:
-        return load_images(options.data or DEFAULT_DATA[options.preset])
+        data = options.data or DEFAULT_DATA[options.preset]
+        images = load_images(data)
+        if isinstance(images.train.images, Files):
+            raise ValueError(f"--data: expected digits, fashion-mnist or a folder of IDX files, got {str(data)!r}")
+        return images
 
     def arms(self, options: argparse.Namespace, recipe: Recipe) -> Sequence[Arm]:
         layouts = DEFAULT_LAYOUTS[options.preset] if options.layouts is None else options.layouts
