@@ -16,6 +16,7 @@ import test_pairs
 import test_pooling
 import test_resolution
 import test_retrieval
+import test_squad
 import test_voco
 import torch
 from safetensors.torch import load_file
@@ -23,7 +24,7 @@ from study_runs import Bar, outcome, session
 
 from gistkit import cli
 from gistkit.train import load_corpus
-from gistkit_lab.studies import results
+from gistkit_lab.studies import results, squad
 from gistkit_lab.studies.images import load_images
 from gistkit_lab.studies.in_place import Arm as InPlaceArm
 from gistkit_lab.studies.nuggets import Arm as NuggetArm
@@ -60,6 +61,10 @@ def images(folder):
     return load_images(folder)
 
 
+def questions(folder):
+    return squad.Questions.load(load_corpus(), *test_squad.write(folder))
+
+
 nothing = lambda folder: None  # noqa: E731
 curves = lambda run: getattr(run, "curves", None) or {"": run.curve}  # noqa: E731
 drawn = lambda path: path.read_bytes().startswith(b"\x89PNG")  # noqa: E731
@@ -85,6 +90,7 @@ CASES = {
     "length": Case(test_length.RECIPE, SEQPE, (1, 3), "--encodings seqpe-bias"),
     "retrieval": Case(test_retrieval.RECIPE, SEQPE, (1, 3), "--encodings seqpe-bias", nothing),
     "retrieval, documents": Case(test_retrieval.DOCUMENTS, SEQPE, (1, 4, 3), "--encodings seqpe-bias"),
+    "retrieval, squad": Case(test_squad.RECIPE, SEQPE, (1, 3, 3), source=questions),
     "resolution": Case(
         test_resolution.RECIPE, GridArm("seqpe-mul"), (1, 3), "--encodings seqpe-mul --data SOURCE", images
     ),

@@ -191,8 +191,8 @@ def test_the_papers_preset_takes_its_text_and_says_what_it_follows(corpus, tmp_p
         asked.append((text, options["dataset"], options["tokenizer"]))
         return corpus
 
-    monkeypatch.setattr(length, "load_corpus", load)
-    monkeypatch.setattr(length, "_tokenizer", str)
+    monkeypatch.setattr(positions, "load_corpus", load)
+    monkeypatch.setattr(positions, "_tokenizer", str)
     arguments = ["study", "length", "--preset", "seqpe-wikitext", "--encodings", "nope", "--out", str(tmp_path)]
     assert cli.main(arguments) == 0
     assert length.NOTES["seqpe-wikitext"] in capsys.readouterr().out

@@ -5,7 +5,7 @@ A longer context has as many facts, farther apart in more filler. A small model 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -169,7 +169,11 @@ def train_and_measure(session: Session, student: Student, data: Any, **identity:
 
     progress = student.train(session, data, figures, **identity)
     run.curve, run.seconds = progress.curve, progress.seconds
-    for split in ("held_out", "test"):
-        figures_at = {length: measure(student, data, split, length, recipe.test_rows) for length in recipe.lengths}
-        setattr(run, split, {str(length): found for length, found in figures_at.items()})
+    measure_all(run, recipe, lambda split, length: measure(student, data, split, length, recipe.test_rows))
     return run
+
+
+def measure_all(run: Run, recipe: Any, figures: Callable[[str, int], dict[str, float]]) -> None:
+    """Gives a run the figures of both splits at each length."""
+    for split in ("held_out", "test"):
+        setattr(run, split, {str(length): figures(split, length) for length in recipe.lengths})

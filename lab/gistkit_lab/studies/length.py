@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from gistkit.common.files import write_picture
 from gistkit.train import checkpoints
-from gistkit.train.data import Corpus, load_corpus
+from gistkit.train.data import Corpus
 from gistkit_lab.studies.fitting import Progress, Session
 from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.positions import (
@@ -73,10 +73,9 @@ PRESETS = {
     ),
 }  # fmt: skip
 
-# The preset of the paper's text and tokens; what it follows, and what its paper leaves open.
-FOLLOWS = "seqpe-wikitext"
+# By preset, what it follows and what its paper leaves open.
 NOTES = {
-    FOLLOWS: (
+    "seqpe-wikitext": (
         "Follows SeqPE, Section 4.1 and Appendices A and B.1: GPT-2 on WikiText-103, 100,000 steps of 128 rows (32 on "
         "each of 4 devices) of 512 tokens, learning rate 5e-5, linear after 4000 steps of warm-up, dropout 0.1, "
         "bfloat16; SeqPE with 5 decimal digits and 2 layers without weight decay, both losses weighing 0.1, 32 pivots "
@@ -198,18 +197,13 @@ PAPER = {
 }
 
 
-def _tokenizer(name: str) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(name)
-
-
 class LengthStudy(PositionStudy):
     """Language models at longer texts than they were trained on."""
 
     name = "length"
     recipe_type = Recipe
     presets = PRESETS
+    paper = "seqpe-wikitext"
     notes = NOTES
     sizes = (
         "quick: seconds a run; short: trained on 128 bytes and tested on 4096, minutes a run on a CPU; seqpe-wikitext: "
@@ -224,18 +218,10 @@ class LengthStudy(PositionStudy):
 
     def add_own(self, parser: argparse.ArgumentParser) -> None:
         super().add_own(parser)
-        parser.add_argument(
-            "--dataset", help=f"Hugging Face dataset with a column text (default: of {FOLLOWS}, WikiText-103)"
-        )
-        parser.add_argument("--tokenizer", help=f"folder or hub name (default: bytes; of {FOLLOWS}, GPT-2's)")
+        self.add_corpus(parser)
 
     def load(self, options: argparse.Namespace, recipe: Recipe) -> Corpus:
-        dataset, tokenizer = options.dataset, options.tokenizer
-        if options.preset == FOLLOWS:
-            dataset = dataset or (None if options.text else "Salesforce/wikitext:wikitext-103-raw-v1")
-            tokenizer = tokenizer or "openai-community/gpt2"
-        made = None if tokenizer is None else _tokenizer(tokenizer)
-        return load_corpus(options.text, dataset=dataset, tokenizer=made, progress=dataset is not None)
+        return self.corpus(options)
 
     def about(self, recipe: Recipe, arms: Sequence[Arm], source: Corpus) -> str:
         return (

@@ -21,6 +21,7 @@ from gistkit.nn import GPT, TEXT_ENCODINGS, PositionEncoding, SeqPE, SeqPEPositi
 from gistkit.nn.models.block import Style
 from gistkit.nn.seqpe.regularizer import SeqPERegularizer
 from gistkit.train import checkpoints
+from gistkit.train.data import Corpus, load_corpus
 from gistkit_lab.studies.fitting import Progress, Session, StudyRecipe, optimise
 from gistkit_lab.studies.options import add_names
 from gistkit_lab.studies.rows import SECONDS, SEEDS, Rows, figure_of, name_of, tabulate
@@ -337,14 +338,23 @@ class Student(Learner[GPT]):
         return _cross_entropy(logits, labels) * weight + loss
 
     @torch.no_grad()
-    def logits(self, input_ids: Tensor, *, last: int = 0) -> Tensor:
-        """float32 logits [B, N, vocabulary] of `input_ids` [B, N], or of so many last tokens alone; 0: of all."""
+    def logits(self, input_ids: Tensor, *, last: int | None = None, where: Tensor | None = None) -> Tensor:
+        """float32 logits [B, N, vocabulary] of `input_ids` [B, N].
+
+        Args:
+            last: of so many last tokens alone, [B, last, vocabulary].
+            where: bool [B, N], of these tokens alone, [n, vocabulary].
+        """
         self.model.eval()
         # Positions are encoded in full precision.
         embeddings = None if self.encoder is None else self.encoder(torch.arange(input_ids.shape[1]))
         with self.precision():
             hidden_states = self.model.hidden(input_ids.to(self.device), embeddings=embeddings)
-            return self.model.head(hidden_states[:, -last:]).float()
+            if where is not None:
+                hidden_states = hidden_states[where.to(self.device)]
+            elif last is not None:
+                hidden_states = hidden_states[:, -last:]
+            return self.model.head(hidden_states).float()
 
     def train(
         self, session: Session, batch: Callable[[int], tuple[Tensor, Tensor]],
@@ -384,6 +394,9 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
 
 
+# The paper's text, and what made its tokens.
+PAPER_DATASET = "Salesforce/wikitext:wikitext-103-raw-v1"
+PAPER_TOKENIZER = "openai-community/gpt2"
 TITLES = {
     "nope": "NoPE",
     "sinusoidal": "Sinusoidal",
@@ -408,6 +421,7 @@ class PositionStudy(Study):
     Args:
         arm_kind, titles: of the arms, and what they are called.
         defaults: the arms without --encodings.
+        paper: the preset that follows the paper, with its text and its tokens.
     """
 
     run_type = Run
@@ -416,12 +430,30 @@ class PositionStudy(Study):
     arm_kind: ClassVar[type[Arm]] = Arm
     titles: ClassVar[Mapping[str, str]] = TITLES
     defaults: ClassVar[Sequence[str]] = ARMS
+    paper: ClassVar[str]
 
     def add_own(self, parser: argparse.ArgumentParser) -> None:
         known = list(dict.fromkeys([*self.defaults, *self.arm_kind.ablated]))
         further = [name for name in known if name not in self.defaults]
         more = f", {' and '.join(further)} among them" if further else ""
         add_names(parser, "--encodings", known, self.defaults, more)
+
+    def add_corpus(self, parser: argparse.ArgumentParser) -> None:
+        """Adds --dataset and --tokenizer, with other defaults in the preset that follows the paper."""
+        parser.add_argument(
+            "--dataset", help=f"Hugging Face dataset with a column text (default: of {self.paper}, WikiText-103)"
+        )
+        parser.add_argument("--tokenizer", help=f"folder or hub name (default: bytes; of {self.paper}, GPT-2's)")
+
+    def corpus(self, options: argparse.Namespace) -> Corpus:
+        """The text that --text, --dataset and --tokenizer ask for; the paper's where they ask for none."""
+        dataset, tokenizer = options.dataset, options.tokenizer
+        if options.preset == self.paper and options.text is None and dataset is None:
+            dataset = PAPER_DATASET
+        if options.preset == self.paper and tokenizer is None:
+            tokenizer = PAPER_TOKENIZER
+        made = None if tokenizer is None else _tokenizer(tokenizer)
+        return load_corpus(options.text, dataset=dataset, tokenizer=made, progress=dataset is not None)
 
     def arms(self, options: argparse.Namespace, recipe: Any) -> Sequence[Arm]:
         return [self.arm_kind(name) for name in options.encodings]
@@ -451,6 +483,12 @@ class PositionStudy(Study):
             }
             for arm, found in self.by_arm(runs).items()
         }
+
+
+def _tokenizer(name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(name)
 
 
 def number(value: float) -> str:

@@ -76,7 +76,8 @@ example: gistkit study length --preset quick --encodings rope-1e4,alibi,seqpe-bi
         "compare SeqPE with other position encodings on looking up facts in contexts longer than in training",
         """\
 example: gistkit study retrieval --preset quick --encodings nope,rope-1e4,seqpe-bias
-         gistkit study retrieval --seeds 3 --resume""",
+         gistkit study retrieval --seeds 3 --resume
+         gistkit study retrieval --preset seqpe-squad --questions train-v2.0.json --test-questions dev-v2.0.json""",
     ),
     "resolution": (
         "compare SeqPE with other position encodings on images larger than in training",

@@ -1,7 +1,8 @@
 """Study `retrieval`: facts are looked up in contexts longer than those of training.
 
-The facts stand among filler (`filler`), or in real text (`documents`). The paper fine-tunes its language models to
-answer SQuAD's questions about documents (SeqPE: Transformer with Sequential Position Encoding, Section 4.2, Table II).
+The facts stand among filler (`filler`), in real text (`documents`), or are SQuAD's answers (`squad`). The paper
+fine-tunes its language models to answer questions about documents (SeqPE: Transformer with Sequential Position
+Encoding, Section 4.2 and Table II).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from gistkit.evaluate.report import format_table
 from gistkit.nn import TEXT_ENCODINGS
-from gistkit_lab.studies import documents, filler, length
+from gistkit.options.arguments import path
+from gistkit_lab.studies import documents, filler, length, squad
 from gistkit_lab.studies.fitting import Session
 from gistkit_lab.studies.pages import machine_caption, runs
 from gistkit_lab.studies.positions import Arm, Panel, PositionStudy, Run, draw_lengths, number
@@ -33,7 +35,7 @@ PAPER = {
     "seqpe-bias": ((5.56, 26.8), (7.64, 15.0), (7.58, 11.4), (28.60, 2.6)),
 }
 # The variants, by what is read.
-VARIANTS: Mapping[str, Any] = {"": filler, "documents": documents}
+VARIANTS: Mapping[str, Any] = {"": filler, "documents": documents, "squad": squad}
 
 
 class RetrievalStudy(PositionStudy):
@@ -41,39 +43,66 @@ class RetrievalStudy(PositionStudy):
 
     name = "retrieval"
     recipe_type = filler.Recipe
-    presets = filler.PRESETS | documents.PRESETS
+    presets = filler.PRESETS | documents.PRESETS | squad.PRESETS
+    paper = "seqpe-squad"
+    notes = squad.NOTES
     defaults = TEXT_ENCODINGS
     text = "text file or folder, for the language models"
     sizes = (
         "quick: seconds a run; short: trained on 64 tokens and tested on 512, a minute or two a run on a CPU; "
         "documents: the language models of length, from OUT/length or trained there in some minutes each, are "
-        "fine-tuned on questions about 128 bytes of real text and tested on 1024, some minutes a run"
+        "fine-tuned on questions about 128 bytes of real text and tested on 1024, some minutes a run; "
+        "seqpe-squad: the language models of length's preset seqpe-wikitext, from OUT/length or trained there, are "
+        "fine-tuned on questions about several paragraphs of 1024 tokens and tested on 8192, on a GPU"
     )
 
+    def add_own(self, parser: argparse.ArgumentParser) -> None:
+        super().add_own(parser)
+        self.add_corpus(parser)
+        for option, purpose in (("--questions", "to fine-tune on"), ("--test-questions", "to test on")):
+            parser.add_argument(
+                option, type=path, help=f"SQuAD, MRQA or another file of questions {purpose}, for seqpe-squad"
+            )
+
     def load(self, options: argparse.Namespace, recipe: Any) -> Any:
-        if self.variant(recipe):
+        variant = self.variant(recipe)
+        if variant == "documents":
             return super().load(options, recipe)
-        if options.text is not None:
-            raise ValueError(f"--text: expected none but with --preset documents, got {str(options.text)!r}")
-        return None
+        if not variant:
+            if options.text is not None:
+                raise ValueError(
+                    f"--text: expected none but with --preset documents or seqpe-squad, got {str(options.text)!r}"
+                )
+            return None
+        for option in ("questions", "test_questions"):
+            if getattr(options, option) is None:
+                raise ValueError(f"--{option.replace('_', '-')}: expected a file of questions, got none")
+        return squad.Questions.load(self.corpus(options), options.questions, options.test_questions)
 
     def about(self, recipe: Any, arms: Sequence[Arm], source: Any) -> str:
         longest, steps = recipe.lengths[-1], f"{recipe.steps} steps of {recipe.batch}"
-        encodings = f"{len(arms)} position encodings"
-        if not self.variant(recipe):
+        variant, encodings = self.variant(recipe), f"{len(arms)} position encodings"
+        if not variant:
             return (
                 f"{recipe.facts} facts, a key and its value each: trained on {recipe.length} tokens, tested at up to "
                 f"{longest}; by chance one answer in {recipe.values} is right; {encodings}, {steps}"
             )
+        corpus = source.corpus if variant == "squad" else source
+        after = f"{steps} after {recipe.model.steps} of the language model; text {corpus.name}, {corpus.digest}"
+        if variant == "documents":
+            return (
+                f"Documents with {recipe.facts} facts, a byte each: fine-tuned on {recipe.length} bytes, tested at up "
+                f"to {longest}; by chance one answer in {recipe.values} is right; {encodings}, {after}"
+            )
         return (
-            f"Documents with {recipe.facts} facts, a byte each: fine-tuned on {recipe.length} bytes, tested at up "
-            f"to {longest}; by chance one answer in {recipe.values} is right; {encodings}, {steps} after "
-            f"{recipe.model.steps} of the language model; text {source.name}, {source.digest}"
+            f"{len(source.train)} questions of {source.names[0]}, fine-tuned on contexts of {recipe.length} "
+            f"{corpus.unit}, and {len(source.test)} of {source.names[1]}, tested at up to {longest}; {encodings}, "
+            f"{after}"
         )
 
     def file(self, options: argparse.Namespace, recipe: Any) -> str:
         # A variant shares the results file of the preset that it belongs to.
-        return "short" if self.variant(recipe) else options.preset
+        return "short" if self.variant(recipe) == "documents" else options.preset
 
     def train(self, session: Session) -> Run:
         run: Run = VARIANTS[self.variant(session.recipe)].train(session)
@@ -84,7 +113,8 @@ class RetrievalStudy(PositionStudy):
 
     def recipe_of(self, values: dict[str, Any]) -> Any:
         if "model" in values:
-            return documents.Recipe(**values | {"model": length.Recipe(**values["model"])})
+            kind: Any = squad.Recipe if "new_tokens" in values else documents.Recipe
+            return kind(**values | {"model": length.Recipe(**values["model"])})
         return filler.Recipe(**values)
 
     def figure_rows(self, runs: Sequence[Run], figure: str) -> Rows:
@@ -114,9 +144,13 @@ class RetrievalStudy(PositionStudy):
     def captioned(self, group: Sequence[SavedRun]) -> Sequence[tuple[Rows, str]]:
         recipe = group[0].recipe
         variant, how = self.variant(recipe), f"{recipe.steps} steps of {recipe.batch} x {recipe.length} "
-        how = f"by chance {1 / recipe.values:.3f}; {how}" + ("bytes" if variant else "tokens")
         if variant:
+            how += "tokens" if variant == "squad" else "bytes"
             how += f" at most, after {recipe.model.steps} of the language model ({group[0].source.split()[-1]})"
+        else:
+            how += "tokens"
+        if variant != "squad":
+            how = f"by chance {1 / recipe.values:.3f}; {how}"
         tables: list[tuple[Rows, str]] = []
         for figure in ("exact", "perplexity") if variant else ("exact",):
             rows = self.figure_rows(runs(group), figure)

@@ -24,6 +24,7 @@ TABLES: Mapping[str, Table] = {
 # Experiments that train models of their own: their tables are what studies print.
 STUDIES = {
     "seqpe-1": "gistkit study length --preset seqpe-wikitext",
+    "seqpe-2": "gistkit study retrieval --preset seqpe-squad",
     "seqpe-3": "gistkit study resolution --preset seqpe-imagenet",
     "gistpool-11": "gistkit study pooling --paper",
 }

@@ -72,7 +72,10 @@ def _add(name: str, tables: Mapping[str, Mapping[str, Any]], found: dict[str, Pr
 
 PRESETS: Mapping[str, Preset] = _read()
 # SeqPE's experiments train models of their own, not compressors.
-STUDIES = "gistkit study length --preset seqpe-wikitext and gistkit study resolution --preset seqpe-imagenet"
+STUDIES = (
+    "gistkit study length --preset seqpe-wikitext, gistkit study retrieval --preset seqpe-squad and gistkit study "
+    "resolution --preset seqpe-imagenet"
+)
 
 
 def find_preset(name: str) -> Preset:
