@@ -69,7 +69,6 @@ def test_evaluate_against_presses_writes_rows_tables_and_a_picture_and_goes_on(r
         (["--by", "kvzip"], "--by: expected none without --against, got ['kvzip']"),
         (["--against", "presses", "--tau", "4"], "--tau: expected none with --against, got 4"),
         (["--against", "presses", "--judge-model", "x"], "--judge-model: expected none with --against, got x"),
-        (["--against", "presses", "--written-ratio", "4"], "--written-ratio: expected none with --against, got 4.0"),
     ],
 )
 def test_options_that_do_not_go_together_are_named(words, message, run):

@@ -1,6 +1,6 @@
 """Every table of the papers end to end with tiny models: its own ratios, data and metrics, counted once more.
 
-Those of `OTHERS`, which have judges of pairs, writers, masks, languages or pictures, are in test_kinds_of_tables.
+Those of `OTHERS`, which have judges of pairs, masks, languages or pictures, are in test_kinds_of_tables.
 """
 
 import itertools
@@ -24,7 +24,7 @@ ANSWERS = ("day 1", "The day 0.", "it rained on day 2. On day 3 it rained 1 time
 CHOICES = ("", "(B) this", "C.", "A. who", "The answer is A.", "this", "B")
 # A row or two of each kind of table, which take seconds.
 SOME = {
-    "epl-9-1b": ["NoContext", "500x(EPL)"], "epl-5": ["EPL 128"], "cl-2": ["full"],
+    "epl-9-1b": ["NoContext", "500x(EPL)", "FullContext"], "epl-5": ["EPL 128"], "cl-2": ["full"],
     "dodo-1": ["Full 64", "Compressive 64", "Dodo 64"], "dodo-3": ["NoDoc", "LMSumm 10x", "Full", "Dodo 10x"],
     "dodo-4": ["Full (zero-shot)", "Full (fine-tuning)", "Dodo 10x"], "gistpool-6": ["trained on squad"],
     "gistpool-8": ["race 10x, trained on the other 3"],

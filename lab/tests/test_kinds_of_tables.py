@@ -1,4 +1,4 @@
-"""Tables of judges, masks, writers, languages and lengths, each made end to end with tiny models."""
+"""Tables of judges, masks, languages and lengths, each made end to end with tiny models."""
 
 import json
 
@@ -11,10 +11,7 @@ from tests.helpers.models import byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # The tables of these kinds, one of each of which runs here.
-OTHERS = {
-    "cl-3", "cl-figure-2", "dodo-6", "dodo-figure-4", "epl-curves-1b", "epl-curves-3b", "epl-curves-8b", "gistpool-10",
-    "gistpool-12",
-}  # fmt: skip
+OTHERS = {"cl-3", "dodo-6", "dodo-figure-4", "gistpool-10"}
 
 
 @pytest.fixture
@@ -117,27 +114,6 @@ def test_masks_of_gistpool_are_each_choice_once_and_its_own_has_its_figures():
     assert len(two) == 20 and all(sum(arm.published == other.published for other in two) == 2 for arm in two)
 
 
-@pytest.mark.slow
-def test_table_12_of_gistpool(folder, questions, tmp_path, capsys):  # noqa: F811
-    sets = ("alpaca", "squad", "drop", "race", "narrativeqa", "fairytaleqa")
-
-    def answer(number, body):
-        prompt = body["messages"][0]["content"]
-        judged = "day 0" in prompt and '"score"' in prompt
-        return 200, {}, reply('{"score": 0}' if judged else '{"score": 1}' if '"score"' in prompt else "It rained.")
-
-    with Server(answer) as server:
-        endpoints = " ".join(f"--{role} {server.url} --{role}-model m" for role in ("writer", "judge"))
-        given = data([f"{name}-test" for name in sets], questions)
-        words = ("gistpool-12", "--model", folder, "--out", tmp_path / "out", "--arms", "5x;50x", *given)
-        assert call(*words, "--more", f"answers={endpoints}") == 0, capsys.readouterr().err
-    head, _, few, most = rows_of(tmp_path / "out" / "gistpool-12.md")
-    assert head[1:] == [f"{name} {column}" for name in sets for column in ("wrong", "ratio")]
-    # One of three is wrong, and contexts of 60 bytes and the first token are 10.
-    assert few[3] == "33.3 (17.7)" and 6 <= float(few[4]) <= 6.2
-    assert most[1:3] == ["-", "-"] and most[-2] == "33.3 (80.0)"
-
-
 AE = "train=--steps 1 --batch 2 --held-out 2 --lora 2 --min-length 20 --max-length 24"
 
 
@@ -182,30 +158,3 @@ def test_table_6_of_dodo(folder, texts, tmp_path, capsys):  # noqa: F811
     assert [each["examples"] for each in counts] == [3, 1]
     assert sum(lengths) <= counts[0]["ae_tokens"] <= sum(lengths) + 3 * first
     assert 512 - first <= counts[1]["ae_tokens"] <= 512 and len(list(out.glob("*/train"))) == 1
-
-
-@pytest.mark.slow
-def test_training_curves_are_a_table_and_a_picture(folder, texts, tmp_path, capsys):  # noqa: F811
-    out = tmp_path / "epl"
-    small = "--steps 11 --batch 2 --chunk 16 --ratio 4 --lora 4 --min-length 32 --max-length 48"
-    words = ("--model", folder, "--out", out, "--arms", "ICAE(DPL);500x(EPL)", *data(["text"], texts))
-    assert call("epl-curves-8b", *words, "--more", f"pretrain={small}") == 0, capsys.readouterr().err
-    head, _, *rows = rows_of(out / "epl-curves-8b.md")
-    # Its documents have more than 4,096 characters.
-    longer = tmp_path / "longer.jsonl"
-    longer.write_text("".join(json.dumps({"text": f"On day {day} it rained. " * 220}) + "\n" for day in range(30)))
-    words = ("--model", folder, "--out", tmp_path / "cl", *data(["text"], longer))
-    assert call("cl-figure-2", *words, "--more", f"pretrain={small.replace('11', '1')}") == 0, capsys.readouterr().err
-    # One step is no curve, of which the mean of ten is shown.
-    assert (tmp_path / "cl" / "cl-figure-2.md").exists() and not (tmp_path / "cl" / "cl-figure-2.png").exists()
-    assert head[1:] == ["steps to AE .01"] and rows == [["ICAE(DPL)", "-"], ["500x(EPL)", "- (1,000)"]]
-    assert (out / "epl-curves-8b.png").read_bytes().startswith(b"\x89PNG")
-    assert (out / "8b-icae-dpl" / "pretrain" / "compressor").is_dir()
-    # What would have come there has a figure.
-    lines = [{"step": step, "ae": 1 / step**2} for step in range(1, 41)]
-    metrics = out / "8b-x500-epl" / "pretrain" / "metrics.jsonl"
-    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    mean = [sum(1 / at**2 for at in range(step - 9, step + 1)) / 10 for step in range(10, 41)]
-    first = 10 + next(index for index, value in enumerate(mean) if value <= 0.01)
-    shown = find_table("epl-curves-8b").choose(["500x(EPL)"]).markdown(out)
-    assert f"| {first} (1,000) " in shown

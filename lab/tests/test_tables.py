@@ -1,18 +1,13 @@
 """The papers' tables: their figures and commands, estimates beside counted operations, and one made end to end."""
 
-import gzip
 import json
-import statistics
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM
 
 from gistkit import cli
 from gistkit.cli import evaluate, train
-from gistkit.evaluate import load_baseline
 from gistkit.options.arguments import Parser
 from gistkit.train.estimate import operations
 from gistkit.train.prepare import prepare
@@ -32,8 +27,6 @@ LLAMA = {
     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32, "bos_token_id": 1,
     "tie_word_embeddings": False,
 }  # fmt: skip
-INSIDE = ("SQuAD", "NewsQA", "TriviaQA-web", "SearchQA", "HotpotQA", "NaturalQuestionsShort")
-OUTSIDE = ("BioASQ", "DROP", "DuoRC.ParaphraseRC", "RACE", "RelationExtraction", "TextbookQA")
 
 
 @pytest.fixture(scope="module")
@@ -42,23 +35,6 @@ def folder(tmp_path_factory):
     # As many layers as Dodo's scorer reads.
     small_llama(num_hidden_layers=3).save_pretrained(root)
     byte_tokenizer().save_pretrained(root)
-    return root
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """A text, and MRQA's twelve files with a question or two each, in its own format."""
-    root = tmp_path_factory.mktemp("data")
-    (root / "text.txt").write_text("".join(f"On day {day} it rained {day * 7 % 10} times.\n" for day in range(400)))
-    for split in ("train", "dev"):
-        (root / split).mkdir()
-        for name in INSIDE if split == "train" else INSIDE + OUTSIDE:
-            lines = [{"header": {"dataset": name, "split": split}}]
-            for number in range(2):
-                question = {"question": "When?", "qid": f"{number}", "answers": [f"day {number}"]}
-                lines.append({"context": f"{name}: it rained on day {number}. " * 2, "qas": [question]})
-            with gzip.open(root / split / f"{name}.jsonl.gz", "wt") as out:
-                out.writelines(json.dumps(line) + "\n" for line in lines)
     return root
 
 
@@ -163,75 +139,44 @@ def test_operations_of_a_step_as_torch_counts_them(method, losses, lora):
     assert 2 * operations(made, length) == pytest.approx(counted, rel=0.12)
 
 
-SMALL = (
-    "--more", "pretrain=--steps 2 --batch 2 --chunk 16 --ratio 4 --lora 4 --min-length 32 --max-length 48",
-    "--more", "reconstruction=--context 16 --continuation 8 --examples 2",
-    "--more", "finetune=--steps 2 --batch 2 --min-length 8 --max-length 48 --held-out 2",
-    "--more", "answers=--examples 2 --max-new-tokens 4",
-)  # fmt: skip
-
-
-@pytest.mark.nightly
-def test_table_4_of_epl_from_pretraining_to_twelve_sets(folder, data, tmp_path, capsys):
-    out = tmp_path / "epl"
-    words = ("epl-4", "--model", folder, "--out", out, *SMALL, "--data", f"text={data / 'text.txt'}")
-    assert call(*words) == 2
-    complaint = capsys.readouterr().err
-    assert "--data: expected train=PATH, test=PATH, got none" in complaint and complaint.count("\n") == 1
-
-    # What ended before a mistake is kept.
-    assert call(*words, "--data", f"train={data / 'none'}", "--data", f"test={data / 'dev'}") == 2
-    shown = capsys.readouterr()
-    assert "none" in shown.err and (out / "1b-icae-dpl" / "pretrain" / "compressor").is_dir()
-    before = (out / "1b-icae-dpl" / "pretrain" / "metrics.jsonl").read_bytes()
-    words += ("--data", f"train={data / 'train'}", "--data", f"test={data / 'dev'}")
-    assert call(*words) == 2
-    assert "expected a folder of the same runs, got" in capsys.readouterr().err
-    (out / "1b-icae-dpl" / "finetune" / "command.json").unlink()
-    assert call(*words) == 0
-    shown = capsys.readouterr().out
-    assert shown.count("is there already") == 2
-    assert (out / "1b-icae-dpl" / "pretrain" / "metrics.jsonl").read_bytes() == before
-
-    lines = (out / "epl-4.md").read_text().splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
-    head, rows = rows[0], rows[2:]
-    assert [row[0] for row in rows] == ["ICAE(DPL)", "ICAE(EPL)", "500x(DPL)", "500x(EPL)"]
-    assert head[1:5] == ["LM PPL", "AE BLEU", "BioASQ F1", "BioASQ EM"] and len(head) == 1 + 2 + 14
-    assert rows[3][1].endswith("(10.80)") and rows[3][-1].endswith("(32.29)")
-    report = json.loads((out / "1b-x500-epl" / "answers" / "evaluation.json").read_text())
-    assert len(report["sets"]) == 12
-    outside = [each["rows"][0]["metrics"] for each in report["sets"] if each["domain"] == "out-of-domain"]
-    for place, metric in ((-2, "qa_rouge1_f1"), (-1, "qa_exact_match")):
-        mean = statistics.fmean(each[metric] for each in outside)
-        assert rows[3][place].split()[0] == f"{mean:.2f}"
-    bioasq = next(each for each in report["sets"] if each["name"].startswith("BioASQ"))
-    assert rows[3][3].split()[0] == f"{bioasq['rows'][0]['metrics']['qa_rouge1_f1']:.2f}"
-    for arm in ("icae-dpl", "icae-epl", "x500-dpl", "x500-epl"):
-        saved = json.loads((out / f"1b-{arm}" / "finetune" / "compressor" / "compressor.json").read_text())
-        assert f"{saved['method']}-{saved['settings']['layout']}" == arm
-
-    # Another table of the paper has the same runs.
-    assert call("epl-17-1b", *words[1:], "--arms", "500x(EPL)") == 0
-    assert capsys.readouterr().out.count("is there already") == 4
-    other = (out / "epl-17-1b.md").read_text()
-    assert rows[3][3] in other and "ICAE" not in other.partition("ours (paper)")[2]
+def given(**paths):
+    return [word for name, path in paths.items() for word in ("--data", f"{name.replace('_', '-')}={path}")]
 
 
 @pytest.mark.slow
-def test_hours_of_measured_steps(folder, data, tmp_path, capsys):
-    words = ("epl-6", "--model", folder, "--out", tmp_path / "out", *SMALL, "--arms", "ICAE(UPL)", "--measure", 2)
-    given = (
-        "--data",
-        f"text={data / 'text.txt'}",
-        "--data",
-        f"train={data / 'train'}",
-        "--data",
-        f"test={data / 'dev'}",
-    )
-    assert call(*words, *given) == 0
-    shown = capsys.readouterr().out
-    assert "from 2 steps of each" in shown and not (tmp_path / "out").exists()
+def test_a_table_goes_on_where_a_mistake_ended_it_and_shares_its_runs(folder, tmp_path, capsys):
+    questions, out = tmp_path / "questions.jsonl", tmp_path / "out"
+    rows = [{"context": f"It rained on day {n}. " * 3, "question": "When?", "answers": [f"day {n}"]} for n in range(6)]
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    small = ("--more", "train=--steps 2 --batch 2 --held-out 2 --lora 2", "--more", "answers=--max-new-tokens 4")
+    words = ("--model", folder, "--out", out, *small)
+    one = ("gistpool-squad", *words, "--arms", "AvgPool 5x", *given(train=questions))
+    assert call(*one) == 2
+    complaint = capsys.readouterr().err
+    assert "--data: expected test=PATH, got none" in complaint and complaint.count("\n") == 1
+
+    # Hours are those of measured steps, and nothing is kept of them.
+    assert call(*one, *given(test=questions), "--measure", 2) == 0
+    assert "from 2 steps of each" in capsys.readouterr().out and not out.exists()
+
+    # What ended before a mistake is kept.
+    assert call(*one, *given(test=tmp_path / "none")) == 2
+    train = out / "squad-avgpool-5x" / "train"
+    assert "none" in capsys.readouterr().err and (train / "compressor").is_dir()
+    before = (train / "metrics.jsonl").read_bytes()
+    assert call(*one, *given(test=questions)) == 2
+    assert "expected a folder of the same runs, got" in capsys.readouterr().err
+    (out / "squad-avgpool-5x" / "answers" / "command.json").unlink()
+    assert call(*one, *given(test=questions)) == 0
+    assert capsys.readouterr().out.count("is there already") == 1 and (train / "metrics.jsonl").read_bytes() == before
+    assert call(*one, *given(test=questions)) == 0 and capsys.readouterr().out.count("is there already") == 2
+
+    # Another table of the paper has the same training.
+    sets = ("drop", "fairytaleqa", "narrativeqa", "race", "squad")
+    tests = given(squad_train=questions, **{f"{name}_test": questions for name in sets})
+    assert call("gistpool-7", *words, "--arms", "trained on squad", *tests) == 0
+    assert capsys.readouterr().out.count("is there already") == 1
+    assert (train / "metrics.jsonl").read_bytes() == before
 
 
 def test_rows_with_commas_are_chosen_and_epochs_have_hours(tmp_path, capsys):
@@ -289,31 +234,6 @@ def test_mistakes(folder, tmp_path, capsys):
     with pytest.raises(SystemExit):
         call("epl-4", "--data", "text")
     assert "expected NAME=VALUE, got 'text'" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_baselines_train_their_task_tokens_and_are_measured(folder, data, tmp_path, capsys):
-    out = tmp_path / "epl"
-    small = ("--more", "pretrain=--steps 2 --batch 2 --min-length 32 --max-length 48", *SMALL[2:])
-    given = (f"text={data / 'text.txt'}", f"train={data / 'train'}", f"test={data / 'dev'}")
-    words = ("--model", folder, "--out", out, *small, *(word for each in given for word in ("--data", each)))
-    assert call("epl-9-1b", *words, "--arms", "NoContext;FullContext") == 0
-    table = capsys.readouterr().out.partition("ours (paper)")[2]
-    assert "(11.56)" in table and "(9.90)" in table and "| -" not in table
-    for arm, method in (("nocontext", "no_context"), ("fullcontext", "full_context")):
-        before, after = (
-            load_file(out / f"1b-{arm}" / stage / "compressor" / "task_tokens.safetensors")
-            for stage in ("pretrain", "finetune")
-        )
-        # Questions follow the token of continuations, and no reconstruction is asked for.
-        assert torch.equal(before["ae"], after["ae"]) and not torch.equal(before["lm"], after["lm"])
-        report = json.loads((out / f"1b-{arm}" / "reconstruction" / "evaluation.json").read_text())
-        (row,) = report["rows"]
-        assert (row["metrics"]["tokens_read"] > 0) == (arm == "fullcontext")
-        model = AutoModelForCausalLM.from_pretrained(folder)
-        reader = load_baseline(out / f"1b-{arm}" / "pretrain" / "compressor", model)
-        assert reader.method == method and not reader.training
-        assert torch.equal(reader.task_embeddings["lm"], before["lm"])
 
 
 def test_columns_of_a_judge_and_of_training(tmp_path):

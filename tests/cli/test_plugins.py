@@ -12,13 +12,13 @@ from gistkit import cli
     [
         ("study --steps 2", "study is not installed; pip install ./lab provides it"),
         ("judge a.json b.json", "judge is not installed; pip install ./lab provides it"),
-        ("view matrix a.json", "matrix is not installed; pip install ./lab provides it"),
-        ("evaluate --writer http://x/v1", "--writer is not installed; pip install ./lab provides it"),
+        ("view results a.jsonl", "results is not installed; pip install ./lab provides it"),
+        ("evaluate --judge http://x/v1", "--judge is not installed; pip install ./lab provides it"),
         ("evaluate --baselines summary", "--baselines: expected some of none, full, got summary; pip install ./lab "
          "provides others"),
         ("evaluate --judge-model x", "--judge-model is not installed; pip install ./lab provides it"),
         ("evaluate --prompt dodo", "--prompt is not installed; pip install ./lab provides it"),
-        ("evaluate --prompt plain --cut", "--cut is not installed; pip install ./lab provides it"),
+        ("evaluate --prompt plain --images x", "--images is not installed; pip install ./lab provides it"),
         ("evaluate --tau 4", "--tau is not installed; pip install ./lab provides it"),
         ("evaluate --against presses", "--against: cannot be loaded: No module named 'nowhere'"),
         ("broken --steps 2", "broken: cannot be loaded: No module named 'nowhere'"),

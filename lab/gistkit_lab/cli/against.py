@@ -20,9 +20,8 @@ RATIOS = (2, 4, 8, 16)
 NONE: dict[str, Any] = {
     "method": None, "layout": None, "ratio": None, "chunk": None, "option": [], "documents": False,
     "images": None, "prompt": "plain", "tasks": None, "baselines": None, "tau": None, "segment": None,
-    "excluded_words": None, "judge": None, "writer": None, "cut": False, "trained_on": None, "tested_on": None,
+    "excluded_words": None, "judge": None,
     "keep_examples": False, "judge_model": None, "judge_prompt": None, "judge_concurrency": None,
-    "writer_model": None, "writer_prompt": None, "writer_concurrency": None, "written_ratio": None,
 }  # fmt: skip
 
 

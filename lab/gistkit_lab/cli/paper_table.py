@@ -19,9 +19,7 @@ from gistkit.options.outputs import check_folder
 from gistkit_lab.evaluate import judge_command
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from gistkit_lab.tables.table import Run, Table
+    from gistkit_lab.tables.table import Run
 
 EXAMPLES = """\
 example: gistkit study paper-table epl-4 --model ./llama-1b --dry-run
@@ -142,26 +140,13 @@ def _run(arguments: argparse.Namespace) -> int:
     file = choices.out / f"{arguments.table}.md"
     write_text(file, f"{table.about}\n\n{shown}\n")
     written = [file]
-    if figure := _drawn(table, choices.out):
+    if table.picture:
+        from gistkit_lab.viz import draw_bleu_by_length
+
         written.append(file.with_suffix(".png"))
-        write_picture(written[1], figure, dpi=150)
+        write_picture(written[1], draw_bleu_by_length(table.by_length(choices.out)), dpi=150)
     print(f"\n{shown}\n\nWritten: {', '.join(map(str, written))}")
     return 0
-
-
-def _drawn(table: Table, out: Path) -> Figure | None:
-    """The table's picture; None: it has none, or its runs have too few steps for a curve."""
-    from gistkit_lab.tables.table import CURVES
-
-    if not table.picture:
-        return None
-    from gistkit_lab.viz import draw_bleu_by_length
-    from gistkit_lab.viz.curves import draw_training_curves
-
-    if table.picture != CURVES:
-        return draw_bleu_by_length(table.by_length(out))
-    curves = table.curves(out)
-    return draw_training_curves(curves) if any(curves.values()) else None
 
 
 def _make(run: Run, launcher: Sequence[str] | None) -> int:

@@ -1,5 +1,5 @@
-"""The papers' protocols of evaluation, on `gistkit.evaluate`: judges, writers, summaries, several sets, lm_eval.
+"""The papers' protocols of evaluation, on `gistkit.evaluate`: judges, summaries, several sets, lm_eval.
 
-`gistkit evaluate --judge`, `--writer`, `--images`, `--prompt dodo` and the commands `gistkit judge`, `nuggets`,
-`lm-eval`, `view matrix` and `view curves` are made of it.
+`gistkit evaluate --judge`, `--images`, `--prompt dodo` and the commands `gistkit judge`, `nuggets`,
+`lm-eval` are made of it.
 """

@@ -1,9 +1,8 @@
-"""What the lab adds to `gistkit evaluate`: the papers' prompts, images, judges, writers, and several sets."""
+"""What the lab adds to `gistkit evaluate`: the papers' prompts, images, judges, and several sets."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
@@ -25,19 +24,17 @@ from gistkit.cli.evaluate import (
     text_examples,
 )
 from gistkit.common.processes import launched
-from gistkit.options.arguments import device, number, path, positive
+from gistkit.options.arguments import device, path, positive
 from gistkit.options.messages import warn
 from gistkit.options.models import chosen_compressor, load_model
-from gistkit_lab.evaluate.endpoint_options import add_endpoint, chosen_endpoint
+from gistkit_lab.evaluate.endpoint_options import add_judge, chosen_judge
 
 if TYPE_CHECKING:
     from gistkit.evaluate import Example, Report
     from gistkit_lab.evaluate.sets import SetReports
 
-# Options that are None by default: of a writer, and of all others here.
-WRITER = ("writer", "writer_model", "writer_prompt", "writer_concurrency", "written_ratio")
+# Options that are None by default.
 JUDGE = ("judge", "judge_model", "judge_prompt", "judge_concurrency")
-SETS = ("trained_on", "tested_on")
 
 
 def add(parser: Any) -> None:
@@ -66,29 +63,15 @@ def add(parser: Any) -> None:
     group.add_argument(
         "--segment", type=positive, metavar="N", help="tokens that share the start of the --tau window (default: 32)"
     )
-    group.add_argument("--trained-on", metavar="NAME", help="the compressor's training set, for gistkit view matrix")
-    group.add_argument("--tested-on", metavar="NAME", help="this test set, for gistkit view matrix")
     fields = "{question}, {reference}, {answer} and perhaps {context}"
-    add_endpoint(parser.add_argument_group("judge of answers"), "judge", "scores answers", fields)
-    group = parser.add_argument_group("writer of shortened contexts")
-    does = "replaces the compressor: it shortens the contexts of --questions and answers from what it wrote"
-    add_endpoint(group, "writer", does, "{words} and {context}")
-    group.add_argument(
-        "--written-ratio",
-        type=number(1),
-        metavar="N",
-        help="words of a context per word that it may write (default: 5)",
-    )
-    group.add_argument(
-        "--cut", action="store_true", help="cut what it wrote to the number of tokens of a compressor at that ratio"
-    )
+    add_judge(parser.add_argument_group("judge of answers"), "scores answers", fields)
 
 
 def asked(arguments: argparse.Namespace) -> bool:
     """Whether the arguments ask for what the library alone does not do."""
     return (
-        any(getattr(arguments, name) is not None for name in ("images", "tau", "segment", *SETS, *JUDGE, *WRITER))
-        or any((arguments.documents, arguments.cut, arguments.prompt != "plain"))
+        any(getattr(arguments, name) is not None for name in ("images", "tau", "segment", *JUDGE))
+        or any((arguments.documents, arguments.prompt != "plain"))
         or not {"summary", "recent"}.isdisjoint(arguments.baselines or ())
         or _several(arguments.questions or [])
     )
@@ -106,8 +89,6 @@ def _several(questions: list[Path]) -> bool:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measures, and writes the report."""
-    if any(getattr(arguments, name) is not None for name in WRITER) or arguments.cut:
-        return _written(arguments)
     if arguments.tau is not None or arguments.segment is not None:
         return _read_on(arguments)
     check_data(arguments)
@@ -123,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from gistkit_lab.evaluate.judge import OpenAIJudge
 
-    judge = chosen_endpoint(arguments, "judge", OpenAIJudge)
+    judge = chosen_judge(arguments, OpenAIJudge)
     if arguments.images is not None:
         return _about_images(arguments, judge)
 
@@ -135,11 +116,6 @@ def run(arguments: argparse.Namespace) -> int:
     from gistkit_lab.evaluate.sets import domain_of, run_sets
 
     chosen = question_sets(arguments.questions or [])
-    for name in SETS:
-        if len(chosen) > 1 and (value := getattr(arguments, name)) is not None:
-            raise ValueError(
-                f"--{name.replace('_', '-')}: expected one set of questions, got {value} and {len(chosen)}"
-            )
     device_name = launched().on(device(arguments.device))
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, needs=MEASURES)
     compressor = compressor_or_baseline(arguments, model)
@@ -169,7 +145,7 @@ def _read_on(arguments: argparse.Namespace) -> int:
     """A language model that reads with the compressor."""
     if arguments.tau is None:
         raise ValueError(f"--segment: not allowed without --tau, got {arguments.segment}")
-    plain: dict[str, Any] = dict.fromkeys(("questions", "images", "tasks", "max_new_tokens", *SETS, *JUDGE))
+    plain: dict[str, Any] = dict.fromkeys(("questions", "images", "tasks", "max_new_tokens", *JUDGE))
     refuse(
         arguments, "--tau", documents=False, prompt="plain", keep_examples=False, **plain
     )  # fmt: skip
@@ -216,43 +192,6 @@ def _read_on(arguments: argparse.Namespace) -> int:
     return show(report, arguments)
 
 
-def _written(arguments: argparse.Namespace) -> int:
-    """A writer in place of a compressor."""
-    refuse(
-        arguments, "--writer", compressor=None, method=None, text=None, images=None, tau=None,
-        segment=None, tasks=None, prompt="plain", max_new_tokens=None, excluded_words=None, documents=False,
-        ratio=None, layout=None, chunk=None, option=[], baselines=None, context=None, continuation=None,
-    )  # fmt: skip
-    if not arguments.questions:
-        raise ValueError("--questions: required with --writer")
-    if not launched().is_first:
-        # Only one process asks.
-        return 0
-
-    from gistkit.evaluate import iter_questions
-    from gistkit.evaluate.metrics import need
-    from gistkit.formats import question_sets
-    from gistkit_lab.evaluate.judge import OpenAIJudge
-    from gistkit_lab.evaluate.written import OpenAIWriter, evaluate_written
-
-    writer = chosen_endpoint(arguments, "writer", OpenAIWriter)
-    if writer is None:
-        raise ValueError("--writer: expected a URL, such as http://localhost:8000/v1, got none")
-    judge = chosen_endpoint(arguments, "judge", OpenAIJudge)
-    tokenizer = _tokenizer(arguments.model)
-    reports = {}
-    for each in question_sets(arguments.questions):
-        examples = _questions(partial(iter_questions, template="{question}"), each.path, arguments)
-        with need("tqdm").tqdm(total=len(examples), desc=each.name, unit="answer") as bar:
-            reports[each.name] = evaluate_written(
-                writer, examples, ratio=arguments.written_ratio or 5, tokenizer=tokenizer, cut=arguments.cut,
-                judge=judge, on_answer=bar.update,
-            )  # fmt: skip
-        if unwritten := reports[each.name].rows[0].counts["unwritten"]:
-            warn(f"the writer gave {unwritten} contexts of {each.name} no text")
-    return _show_all(reports, arguments)
-
-
 def _about_images(arguments: argparse.Namespace, judge: Any) -> int:
     """Questions about images, of which a compressor of images has the memory."""
     refuse(arguments, "--images", baselines=None, tasks=None, prompt="plain", split="validation", excluded_words=None)
@@ -284,21 +223,16 @@ def _about_images(arguments: argparse.Namespace, judge: Any) -> int:
                 judge=judge,
                 processes=processes,
             )
-    return _show_all(reports, arguments)
-
-
-def _show_all(reports: dict[str, Report], arguments: argparse.Namespace) -> int:
-    from gistkit_lab.evaluate.sets import SetReports
-
     if len(reports) == 1:
         return _show(next(iter(reports.values())), arguments)
+    from gistkit_lab.evaluate.sets import SetReports
+
     return _show_sets(SetReports(reports), arguments)
 
 
 def _show(report: Report, arguments: argparse.Namespace) -> int:
     _warn_of_missing_scores(report, arguments)
-    sets = {name: getattr(arguments, name) for name in SETS if getattr(arguments, name)}
-    return show(dataclasses.replace(report, settings=report.settings | sets), arguments)
+    return show(report, arguments)
 
 
 def _show_sets(reports: SetReports, arguments: argparse.Namespace) -> int:
@@ -346,21 +280,3 @@ def _documents(arguments: argparse.Namespace, tokenizer: Any, length: int) -> li
 def _questions(read: Callable[..., Any], source: Path, arguments: argparse.Namespace) -> list[Example]:
     """The first questions of a set; no more of it is read."""
     return list(islice(read(source, split=arguments.split), arguments.examples))
-
-
-def _tokenizer(name: str) -> Any:
-    """Only the tokenizer of a model; `name` as in `load_model`.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    if name == "smollm2":
-        from gistkit.hf.smollm2 import load_smollm2
-
-        return load_smollm2()[1]
-    from transformers import AutoTokenizer
-
-    from gistkit.common.hub import loading
-
-    with loading("--model", "a folder or hub name with a tokenizer", name) as place:
-        return AutoTokenizer.from_pretrained(place)

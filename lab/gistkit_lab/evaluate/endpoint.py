@@ -1,4 +1,4 @@
-"""Endpoint: a model behind an OpenAI-compatible interface, which is asked one prompt at a time."""
+"""PromptedJudge: a model behind an OpenAI-compatible interface, which is asked one prompt at a time."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ Read = TypeVar("Read")
 Item = TypeVar("Item")
 
 
-class EndpointError(OSError):
-    """An endpoint that gave no usable reply."""
+class JudgeError(OSError):
+    """A judge that gave no score."""
 
 
-class Endpoint:
-    """A model behind an OpenAI-compatible endpoint.
+class PromptedJudge:
+    """A judge behind an OpenAI-compatible endpoint, of which subclasses have their own `default` prompt, the `fields`
+    in it and how a reply is read.
 
     A reply that cannot be read, a failed connection, a timeout and the HTTP statuses 408, 429 and 5xx are tried again.
     Redirects are not followed, as they could carry the key elsewhere.
@@ -35,6 +36,8 @@ class Endpoint:
     Args:
         url: of the interface, such as "http://localhost:8000/v1"; requests go to `url`/chat/completions.
         model: its name there.
+        template: the prompt, a user's message with the fields and, if the judge is to read the whole document,
+            {context}. Other braces are text. None: the default.
         key: sent as a bearer token; it is in no message, report or `repr`. None: none is sent.
         settings: more fields of the request, such as {"temperature": 0, "max_tokens": 200}.
         timeout: seconds that one attempt may wait for the server.
@@ -47,15 +50,15 @@ class Endpoint:
         ValueError: if an argument is out of range.
     """
 
-    # What messages call it, and what they are.
-    role = "endpoint"
-    error: type[EndpointError] = EndpointError
+    default: str
+    fields: tuple[str, ...]
 
     def __init__(
         self,
         url: str,
         model: str,
         *,
+        template: str | None = None,
         key: str | None = None,
         settings: Mapping[str, Any] | None = None,
         timeout: float = 60.0,
@@ -76,6 +79,10 @@ class Endpoint:
         self.url, self.model = url.rstrip("/"), model
         self.settings = {"temperature": 0, **(settings or {})}
         self.timeout, self.attempts, self.wait, self.concurrency = timeout, attempts, wait, concurrency
+        self.template = self.default if template is None else template
+        if missing := [field for field in self.fields if f"{{{field}}}" not in self.template]:
+            raise ValueError(f"template: expected {{{min(missing)}}} in it, got {self.template!r:.80}")
+        self.reads_context = "{context}" in self.template
         self._key = key
         self._opener = build_opener(_NoRedirects)
 
@@ -85,7 +92,12 @@ class Endpoint:
     @property
     def description(self) -> dict[str, Any]:
         """What a report says of it; never the key."""
-        return {"url": self.url, "model": self.model, "settings": self.settings}
+        return {"url": self.url, "model": self.model, "settings": self.settings, "template": self.template}
+
+    def prompt(self, *texts: str, context: str) -> str:
+        """The prompt with the texts of its fields; other braces are text, as are those of the texts."""
+        filled = dict(zip(self.fields, texts, strict=True)) | {"context": context}
+        return re.sub("{(" + "|".join(filled) + ")}", lambda match: filled[match[1]], self.template)
 
     def ask(self, prompt: str, wanted: str, read: Callable[[str], Read]) -> Read:
         """What `read` finds in the reply to a user's message.
@@ -96,7 +108,7 @@ class Endpoint:
             read: raises a ValueError where the reply lacks it, so that there is another attempt.
 
         Raises:
-            EndpointError: if no attempt gave it, with the reason of the last one in a line.
+            JudgeError: if no attempt gave it, with the reason of the last one in a line.
         """
         reason, delay = "", self.wait
         for attempt in range(self.attempts):
@@ -115,9 +127,7 @@ class Endpoint:
                 reason = str(getattr(error, "reason", "") or error or type(error).__name__)
         attempts = f"{attempt + 1} attempt{'s' if attempt else ''}"
         message = " ".join(reason.split())[:MESSAGE]
-        raise self.error(
-            f"{self.role}: expected {wanted} from {self.model} at {self.url}, got none in {attempts}: {message}"
-        )
+        raise JudgeError(f"judge: expected {wanted} from {self.model} at {self.url}, got none in {attempts}: {message}")
 
     def _reply(self, prompt: str) -> str:
         """The text of the model's reply."""
@@ -152,38 +162,14 @@ def in_order(
 ) -> list[Read]:
     """`map` with a function that asks an object, whose attribute `concurrency` is how many threads may do so at a time.
 
-    `on_each` is called in this thread after each item, in their order.
+    `on_each` is called in this thread after each item, in their order. After an error what waits is not asked for.
     """
-    found = []
-    for each in _calls(function, items, int(getattr(asked, "concurrency", 1))):
-        found.append(each)
-        on_each()
-    return found
-
-
-def _calls(function: Callable[[Item], Read], items: Iterable[Item], threads: int) -> Iterator[Read]:
-    if threads <= 1:
-        yield from map(function, items)
-        return
+    found, threads = [], int(getattr(asked, "concurrency", 1))
     with ThreadPoolExecutor(threads) as pool:
-        futures = [pool.submit(function, item) for item in items]
-        try:
-            for future in futures:
-                yield future.result()
-        finally:
-            # After an error, or Ctrl-C, what waits is not asked for.
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def filled(template: str, texts: Mapping[str, str]) -> str:
-    """A template with its fields, {name}, filled in; other braces are text, as are those of the texts."""
-    return re.sub("{(" + "|".join(texts) + ")}", lambda match: texts[match[1]], template)
-
-
-def check_fields(template: str, fields: Iterable[str]) -> None:
-    """Raises a ValueError unless a template has these fields."""
-    if missing := [field for field in fields if f"{{{field}}}" not in template]:
-        raise ValueError(f"template: expected {{{min(missing)}}} in it, got {template!r:.80}")
+        for each in (map if threads == 1 else pool.map)(function, items):
+            found.append(each)
+            on_each()
+    return found
 
 
 _OBJECT = re.compile(r"\{[^{}]*\}")

@@ -1,4 +1,4 @@
-"""Options of models behind an OpenAI-compatible API: judges of answers, and writers of summaries."""
+"""Options of a judge behind an OpenAI-compatible API."""
 
 from __future__ import annotations
 
@@ -9,54 +9,46 @@ from typing import Any, TypeVar
 from gistkit.options.arguments import path, positive
 
 Kind = TypeVar("Kind")
+# The environment variable with its key.
+KEY = "GISTKIT_JUDGE_KEY"
 
 
-def key_of(role: str) -> str:
-    """The environment variable with the key of a role's endpoint."""
-    return f"GISTKIT_{role.upper()}_KEY"
-
-
-def add_endpoint(group: Any, role: str, does: str, fields: str = "") -> None:
-    """Adds --ROLE, --ROLE-model, --ROLE-concurrency, and, if a prompt has `fields`, --ROLE-prompt.
-
-    `does` says in the help what the model does.
-    """
+def add_judge(group: Any, does: str, fields: str) -> None:
+    """Adds --judge, --judge-model, --judge-prompt and --judge-concurrency; the help says what it `does`, and which
+    `fields` its prompt has."""
     group.add_argument(
-        f"--{role}", metavar="URL",
-        help=f"OpenAI-compatible API, such as http://localhost:8000/v1, whose model {does}; its key is read "
-        f"from the environment variable {key_of(role)}",
+        "--judge", metavar="URL",
+        help=f"OpenAI-compatible API, such as http://localhost:8000/v1, whose model {does}; its key is read from the "
+        f"environment variable {KEY}",
     )  # fmt: skip
-    group.add_argument(f"--{role}-model", metavar="NAME", help=f"model name at --{role}")
-    if fields:
-        group.add_argument(
-            f"--{role}-prompt",
-            type=path,
-            metavar="FILE",
-            help=f"file with its prompt, which contains {fields} (default: gistkit's own)",
-        )
-    group.add_argument(f"--{role}-concurrency", type=positive, metavar="N", help="concurrent requests (default: 4)")
+    group.add_argument("--judge-model", metavar="NAME", help="model name at --judge")
+    group.add_argument(
+        "--judge-prompt", type=path, metavar="FILE",
+        help=f"file with its prompt, which contains {fields} (default: gistkit's own)",
+    )  # fmt: skip
+    group.add_argument("--judge-concurrency", type=positive, metavar="N", help="concurrent requests (default: 4)")
 
 
-def chosen_endpoint(arguments: argparse.Namespace, role: str, kind: type[Kind]) -> Kind | None:
-    """The endpoint, after one successful request; None without --ROLE.
+def chosen_judge(arguments: argparse.Namespace, kind: type[Kind]) -> Kind | None:
+    """The judge, after one successful request; None without --judge.
 
     Raises:
-        ValueError: if the other options are given without --ROLE, or --ROLE without a model.
+        ValueError: if the other options are given without --judge, or --judge without a model.
         OSError: if the endpoint does not answer correctly.
     """
-    url, model = getattr(arguments, role), getattr(arguments, f"{role}_model")
-    if url is None:
-        for name in ("model", "prompt", "concurrency"):
-            if (value := getattr(arguments, f"{role}_{name}", None)) is not None:
-                raise ValueError(f"--{role}-{name}: not allowed without --{role}, got {value}")
+    given = {name: getattr(arguments, f"judge_{name}") for name in ("model", "prompt", "concurrency")}
+    if arguments.judge is None:
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(f"--judge-{name}: not allowed without --judge, got {value}")
         return None
-    if model is None:
-        raise ValueError(f"--{role}-model: expected the model's name with --{role}, got none")
+    if given["model"] is None:
+        raise ValueError("--judge-model: expected the model's name with --judge, got none")
     settings: dict[str, Any] = {}
-    if (prompt := getattr(arguments, f"{role}_prompt", None)) is not None:
-        settings["template"] = prompt.read_text(encoding="utf-8")
-    if (concurrency := getattr(arguments, f"{role}_concurrency")) is not None:
-        settings["concurrency"] = concurrency
-    endpoint: Any = kind(url, model, key=os.environ.get(key_of(role)) or None, **settings)  # type: ignore[call-arg]
-    endpoint.check()
-    return endpoint  # type: ignore[no-any-return]
+    if given["prompt"] is not None:
+        settings["template"] = given["prompt"].read_text(encoding="utf-8")
+    if given["concurrency"] is not None:
+        settings["concurrency"] = given["concurrency"]
+    judge: Any = kind(arguments.judge, given["model"], key=os.environ.get(KEY) or None, **settings)  # type: ignore[call-arg]
+    judge.check()
+    return judge  # type: ignore[no-any-return]

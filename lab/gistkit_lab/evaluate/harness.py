@@ -1,12 +1,8 @@
-"""CompressorLM: lm_eval drives a compressor (`pip install 'gistkit[lm-eval]'`); an import registers it as "gistkit".
+"""CompressorLM: lm_eval drives a compressor (`pip install 'gistkit[lm-eval]'`), as `gistkit lm-eval` does.
 
-    from gistkit_lab.evaluate.harness import CompressorLM
+from gistkit_lab.evaluate.harness import CompressorLM
 
-    lm_eval.simple_evaluate(CompressorLM(compressor, tokenizer, marker="Question:"), tasks=["sciq"])
-    lm_eval.simple_evaluate("gistkit", model_args={"pretrained": "./llama", "compressor": "runs/qa/compressor"}, ...)
-
-lm_eval looks for no entry points of other packages: its own command knows "gistkit" only in a process that has imported
-this file. `gistkit lm-eval` is a command that has.
+lm_eval.simple_evaluate(CompressorLM(compressor, tokenizer, marker="Question:"), tasks=["sciq"])
 """
 
 from __future__ import annotations
@@ -17,13 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 from lm_eval.api.model import TemplateLM
-from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gistkit.common.checks import at_least
-from gistkit.compress import Compressor
 from gistkit.evaluate.runner import Reader, end_tokens, evaluating, greedy_rows, scored_tokens
 
 KEEP, MAX_NEW_TOKENS = 64, 256
@@ -36,7 +29,6 @@ class Split(NamedTuple):
     kept: tuple[int, ...]
 
 
-@register_model("gistkit")
 class CompressorLM(TemplateLM):
     """A language model for lm_eval whose contexts are compressed, but for their end.
 
@@ -95,44 +87,6 @@ class CompressorLM(TemplateLM):
             raise ValueError("tokenizer: expected one with a first or end token, which texts are predicted from")
         self._prefix, self._ends = int(prefix), tuple(ends)
         self._device = compressor.model.device
-
-    @classmethod
-    def create_from_arg_obj(
-        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
-    ) -> CompressorLM:
-        """The model of lm_eval's `model_args`: `pretrained` and `compressor`, and keyword arguments of this class.
-
-        Args:
-            arg_dict: "pretrained" is a folder or hub name of a transformers decoder, "compressor" the folder of a
-                trained compressor, "dtype" as transformers takes it.
-            additional_config: lm_eval's own `batch_size`, `device` and `max_batch_size`, of which the last is not used.
-
-        Raises:
-            ValueError: if an argument is missing or unknown, or as in `Compressor.from_pretrained`.
-        """
-        given = {name: value for name, value in (additional_config or {}).items() if value is not None} | arg_dict
-        given.pop("max_batch_size", None)
-        known = ("pretrained", "compressor", "dtype", "device", "keep", "marker", "stride", "max_length", "batch_size")
-        if unknown := sorted(given.keys() - {*known}):
-            raise ValueError(f"model_args: expected some of {', '.join(known)}, got {', '.join(unknown)}")
-        if missing := [name for name in ("pretrained", "compressor") if name not in given]:
-            raise ValueError(f"model_args: expected {missing[0]}, got none")
-        name, folder = given.pop("pretrained"), given.pop("compressor")
-        device, dtype = given.pop("device", "cpu"), given.pop("dtype", "auto")
-        if "batch_size" in given and not str(given["batch_size"]).isdecimal():
-            raise ValueError(f"batch_size: expected a whole number, got {given['batch_size']!r}")
-        numbers: dict[str, Any] = {
-            key: int(given.pop(key)) for key in ("batch_size", "keep", "stride", "max_length") if key in given
-        }
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).eval()
-        compressor = Compressor.from_pretrained(folder, model).eval().to(device)
-        return cls(compressor, AutoTokenizer.from_pretrained(name), **numbers, **given)
-
-    @classmethod
-    def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> CompressorLM:
-        """As `create_from_arg_obj`, of "pretrained=..,compressor=..,keep=32"."""
-        parts = (part.partition("=") for part in arg_string.split(",") if part)
-        return cls.create_from_arg_obj({name.strip(): value for name, _, value in parts}, additional_config)
 
     @property
     def eot_token_id(self) -> int:

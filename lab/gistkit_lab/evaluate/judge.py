@@ -11,7 +11,7 @@ from gistkit.evaluate import Example, Report, Row
 from gistkit.evaluate.data import prepare, words_of
 from gistkit.evaluate.metrics import need
 from gistkit.evaluate.report import summary
-from gistkit_lab.evaluate.endpoint import Endpoint, EndpointError, check_fields, filled, in_order, objects
+from gistkit_lab.evaluate.endpoint import JudgeError, PromptedJudge, in_order, objects
 
 # (question, reference, answer) -> a score from 0, wrong, to 1, right. See `judged` for what else one may have.
 Judge = Callable[..., float]
@@ -37,10 +37,6 @@ The answer is correct if it says what the reference answer says, in whatever wor
 contradicts. Reply with a JSON object alone: {"score": 1} if it is correct, {"score": 0} if it is not."""
 
 
-class JudgeError(EndpointError):
-    """A judge that gave no score."""
-
-
 class Answered(NamedTuple):
     """What a judge is asked about: texts, with all right answers."""
 
@@ -48,38 +44,6 @@ class Answered(NamedTuple):
     references: Sequence[str]
     answer: str = ""
     context: str = ""
-
-
-class PromptedJudge(Endpoint):
-    """A judge with a prompt, of which subclasses have their own `default`, the `fields` in it and how a reply is read.
-
-    Args:
-        url, model, endpoint: as in `Endpoint`.
-        template: the prompt, a user's message with the fields and, if the judge is to read the whole document,
-            {context}. Other braces are text. None: the default.
-
-    Raises:
-        ValueError: if an argument is out of range.
-    """
-
-    role, error = "judge", JudgeError
-    default: str
-    fields: tuple[str, ...]
-
-    def __init__(self, url: str, model: str, *, template: str | None = None, **endpoint: Any) -> None:
-        super().__init__(url, model, **endpoint)
-        self.template = self.default if template is None else template
-        check_fields(self.template, self.fields)
-        self.reads_context = "{context}" in self.template
-
-    def prompt(self, *texts: str, context: str) -> str:
-        """The prompt with the texts of its fields."""
-        return filled(self.template, dict(zip(self.fields, texts, strict=True)) | {"context": context})
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """What a report says of the judge; never the key."""
-        return super().description | {"template": self.template}
 
 
 class OpenAIJudge(PromptedJudge):

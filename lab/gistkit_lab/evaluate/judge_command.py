@@ -10,7 +10,7 @@ from gistkit.common.processes import launched
 from gistkit.options.arguments import add_command, add_questions, path
 from gistkit.options.messages import warn
 from gistkit.options.outputs import check_file
-from gistkit_lab.evaluate.endpoint_options import add_endpoint, chosen_endpoint
+from gistkit_lab.evaluate.endpoint_options import add_judge, chosen_judge
 
 PURPOSE = "ask a model which of two compressors' answers are better: wins, losses and ties"
 EXAMPLES = """\
@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
     )
     add_questions(parser, "answered in both reports", "validation")
     fields = "{question}, {first}, {second} and perhaps {context}"
-    add_endpoint(parser.add_argument_group("judge"), "judge", "says which of two answers is better", fields)
+    add_judge(parser.add_argument_group("judge"), "says which of two answers is better", fields)
     parser.add_argument(
         "--one-order", action="store_true",
         help="ask once about each pair, with the first report's answer first (default: ask in both orders)",
@@ -53,7 +53,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from gistkit.formats import read_questions
     from gistkit_lab.evaluate.pairs import OpenAIPairJudge, compare_answers
 
-    judge = chosen_endpoint(arguments, "judge", OpenAIPairJudge)
+    judge = chosen_judge(arguments, OpenAIPairJudge)
     if judge is None:
         raise ValueError("--judge: expected a URL, such as http://localhost:8000/v1, got none")
     first, second = map(Report.load, arguments.reports)

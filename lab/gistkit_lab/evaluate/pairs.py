@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from gistkit.evaluate.prompts import SUMMARIZE
 from gistkit.evaluate.report import Report, Row
 from gistkit.formats.questions import Asked
-from gistkit_lab.evaluate.cross import row_of
-from gistkit_lab.evaluate.endpoint import in_order, objects
-from gistkit_lab.evaluate.judge import JudgeError, PromptedJudge, described, score_of
+from gistkit_lab.evaluate.endpoint import JudgeError, PromptedJudge, in_order, objects
+from gistkit_lab.evaluate.judge import described, score_of
 
 # (question, first answer, second answer) -> 1 where the first is better, 0 where the second is, 0.5 for neither.
 PairJudge = Callable[..., float]
@@ -37,6 +36,8 @@ Answer B:
 An answer is better if it does what the instruction asks for, and if what it says is right by the text; neither length \
 nor the order in which the answers stand counts. Reply with a JSON object alone: {"better": "A"}, {"better": "B"}, or \
 {"better": "neither"} if they are as good as each other."""
+# Classes of methods that no set was trained for.
+UNTRAINED = ("FullContext", "NoContextBaseline", "SummaryContext")
 _SCORES = {"a": 1.0, "b": 0.0, "neither": 0.5}
 
 
@@ -119,7 +120,7 @@ def compare_answers(
         ValueError: if a report has no answers, or they are to other questions.
     """
     started = perf_counter()
-    rows = [row_of(name, report, None) for name, report in (("first", first), ("second", second))]
+    rows = [_only_row(name, report) for name, report in (("first", first), ("second", second))]
     pairs = []
     numbers = [len(row.examples) for row in rows]
     if not numbers[0] or numbers[0] != numbers[1]:
@@ -144,6 +145,18 @@ def compare_answers(
     settings = {"judge": described(judge), "both_orders": both_orders}
     name = f"{rows[0].method} against {rows[1].method}"
     return Report((Row(name, metrics, counts, perf_counter() - started),), settings)
+
+
+def _only_row(name: str, report: Report) -> Row:
+    """The row of the only method that is no baseline, in a report that messages call `name`."""
+    described = report.settings.get("methods", {})
+    trained = [row for row in report.rows if described.get(row.method, {}).get("class") not in UNTRAINED]
+    if len(trained) != 1:
+        raise ValueError(
+            f"{name}: expected one method beside the baselines, got "
+            f"{', '.join(row.method for row in trained) or 'none'}"
+        )
+    return trained[0]
 
 
 def _compare(judge: PairJudge, both_orders: bool, pair: Pair) -> float | None:

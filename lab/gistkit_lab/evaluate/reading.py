@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -64,35 +64,30 @@ def read_on(
         if tokenizer is None:
             raise ValueError("excluded_words: not allowed without a tokenizer, got some")
     processes = processes or Processes()
-    asking = _Asking(texts, asked, batch_size, tokenizer, excluded_words, processes)
-    compressor = model.compressor
-    total = (1 + len(set(baselines))) * sum(map(len, processes.share(_batches(texts, batch_size))))
+    compressor, parts = model.compressor, processes.share(_batches(texts, batch_size))
+    total = (1 + len(set(baselines))) * sum(map(len, parts))
     hidden = not (progress and processes.is_first)
+
+    def row(name: str, reader: LanguageModel) -> Row:
+        bar.set_description(name)
+        clock = time.perf_counter()
+        scored = processes.joined(
+            [_scored(reader, part, asked, tokenizer, excluded_words, bar.update) for part in parts]
+        )
+        return _row(name, [text for part in scored for text in part], excluded_words is not None, clock)
+
     with evaluating(compressor), tqdm(total=total, unit="text", dynamic_ncols=True, disable=hidden) as bar:
-        rows = [_row(method or model.title, model, asking, bar)]
+        rows = [row(method or model.title, model)]
         if "recent" in baselines:
             # BOS is a state too.
             recent = Recent(compressor, max(1, round(rows[0].metrics["states"]) - 1))
-            rows.append(_row(recent.title, recent, asking, bar))
+            rows.append(row(recent.title, recent))
         if "full" in baselines:
-            full = Recent(compressor, 1 + max(map(len, texts)))
-            rows.append(_row("FullContext", full, asking, bar))
+            rows.append(row("FullContext", Recent(compressor, 1 + max(map(len, texts)))))
     settings: dict[str, Any] = {"asked": asked, "batch_size": batch_size, "model": display_name(compressor.model)}
     return Report(tuple(rows), settings | {"method": model.settings})
 
 
-class _Asking(NamedTuple):
-    """What is asked of every model: the texts, how many of their tokens, and of which words."""
-
-    texts: Sequence[Sequence[int]]
-    asked: int
-    batch_size: int
-    tokenizer: Any | None
-    excluded_words: tuple[str, ...] | None
-    processes: Processes
-
-
-@torch.no_grad()
 def last_tokens(
     model: LanguageModel,
     texts: Sequence[Sequence[int]] | Tensor,
@@ -112,38 +107,48 @@ def last_tokens(
         ValueError: if an argument is out of range.
     """
     _check(texts, asked, batch_size)
-    nats = state_count = 0.0
-    count = 0
-    for _, losses, states in _scored(model, _batches(texts, batch_size), asked):
-        nats += float(losses.sum())
-        state_count += states
-        count += len(losses)
-    return nats / count, state_count / count, count
+    scored = [text for part in _batches(texts, batch_size) for text in _scored(model, part, asked)]
+    count = sum(text.tokens for text in scored)
+    return sum(text.nats for text in scored) / count, sum(text.states for text in scored) / count, count
+
+
+class _Scored(NamedTuple):
+    """The sums over the last tokens of a text."""
+
+    nats: float
+    states: float
+    tokens: int
+    words: WordLoss
 
 
 @torch.no_grad()
 def _scored(
     model: LanguageModel,
-    parts: Sequence[Sequence[Sequence[int]] | Tensor],
+    texts: Sequence[Sequence[int]] | Tensor,
     asked: int,
+    tokenizer: Any = None,
+    excluded_words: Sequence[str] | None = None,
     on_batch: Callable[[int], Any] = lambda count: None,
-) -> Iterator[tuple[list[int], Tensor, float]]:
-    """Of each text its ids, the nats float64 of its last tokens, and the states kept for them together."""
-    for part in parts:
-        rows = model.rows(part if isinstance(part, Tensor) else [list(text) for text in part])
-        hidden_states, states = model.hidden(rows), model.states(rows)
-        for row, end in enumerate(rows.lengths):
-            # A token is predicted at the one before it; a BOS at the start of a text is not predicted.
-            before = slice(max(end - asked, 1) - 1, end - 1)
-            targets = rows.ids[row, before.start + 1 : end]
-            losses = [
-                F.cross_entropy(model.compressor.logits(hidden_part), labels, reduction="none").double()
-                for hidden_part, labels in zip(
-                    hidden_states[row, before].split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True
-                )
-            ]
-            yield rows.ids[row, :end].tolist(), torch.cat(losses), float(states[row, before].sum())
-        on_batch(len(rows.lengths))
+) -> list[_Scored]:
+    """Of each text of a batch."""
+    scored = []
+    rows = model.rows(texts if isinstance(texts, Tensor) else [list(text) for text in texts])
+    hidden_states, states = model.hidden(rows), model.states(rows)
+    for row, end in enumerate(rows.lengths):
+        # A token is predicted at the one before it; a BOS at the start of a text is not predicted.
+        before = slice(max(end - asked, 1) - 1, end - 1)
+        targets = rows.ids[row, before.start + 1 : end]
+        parts = zip(hidden_states[row, before].split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True)
+        losses = torch.cat(
+            [F.cross_entropy(model.compressor.logits(part), ids, reduction="none").double() for part, ids in parts]
+        )
+        words = WordLoss()
+        if excluded_words is not None:
+            ids, start = rows.ids[row, :end].tolist(), end - len(losses)
+            words = word_loss(tokenizer, ids[start:], losses.tolist(), before=ids[:start], excluded=excluded_words)
+        scored.append(_Scored(float(losses.sum()), float(states[row, before].sum()), len(losses), words))
+    on_batch(len(rows.lengths))
+    return scored
 
 
 def _batches(texts: Sequence[Sequence[int]] | Tensor, size: int) -> list[Sequence[Sequence[int]] | Tensor]:
@@ -159,44 +164,12 @@ def _check(texts: Sequence[Sequence[int]] | Tensor, asked: int, batch_size: int)
             raise ValueError(f"texts: expected at least the {asked} tokens asked, got {len(text)} in text {index}")
 
 
-class _Scored(NamedTuple):
-    """The sums over the last tokens of a text."""
-
-    nats: float
-    states: float
-    tokens: int
-    words: WordLoss
-
-
-def _score(model: LanguageModel, texts: Sequence[Sequence[int]] | Tensor, asking: _Asking, bar: Any) -> list[_Scored]:
-    """Of each text of a batch."""
-    scored = []
-    for ids, losses, states in _scored(model, [texts], asking.asked, bar.update):
-        words = WordLoss()
-        if asking.excluded_words is not None:
-            start = len(ids) - len(losses)
-            words = word_loss(
-                asking.tokenizer, ids[start:], losses.tolist(), before=ids[:start], excluded=asking.excluded_words
-            )
-        scored.append(_Scored(float(losses.sum()), states, len(losses), words))
-    return scored
-
-
-def _row(name: str, model: LanguageModel, asking: _Asking, bar: Any) -> Row:
-    bar.set_description(name)
-    clock = time.perf_counter()
-    parts = asking.processes.share(_batches(asking.texts, asking.batch_size))
-    scored = asking.processes.joined([_score(model, part, asking, bar) for part in parts])
-    nats = states = 0.0
-    words, count = WordLoss(), 0
-    for text in (text for part in scored for text in part):
-        nats += text.nats
-        states += text.states
-        count += text.tokens
-        words += text.words
-    metrics = {"lm_loss": nats / count, "lm_perplexity": perplexity(nats / count), "states": states / count}
-    counts = {"examples": len(asking.texts), "lm_tokens": count}
-    if asking.excluded_words is not None:
+def _row(name: str, scored: Sequence[_Scored], with_words: bool, clock: float) -> Row:
+    count, words = sum(text.tokens for text in scored), sum((text.words for text in scored), WordLoss())
+    nats, states = sum(text.nats for text in scored) / count, sum(text.states for text in scored) / count
+    metrics = {"lm_loss": nats, "lm_perplexity": perplexity(nats), "states": states}
+    counts = {"examples": len(scored), "lm_tokens": count}
+    if with_words:
         counts |= {"lm_words": words.words, "lm_excluded_words": words.excluded}
         if words.words:
             metrics["lm_word_perplexity"] = words.perplexity

@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import time
 import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,6 @@ from gistkit_lab.studies.study import Job, Study, StudyPlan
 WORTH = 50
 # Each process has torch and transformers in memory.
 MOST = 12
-# Seconds between signs of progress.
-EVERY = 0.1
 
 
 def run_jobs(
@@ -125,144 +122,71 @@ def threads(count: int | None) -> Iterator[None]:
 def _side_by_side(
     study: Study, plan: StudyPlan, jobs: Sequence[Job], out: Path, device: str, resume: bool, count: int, threads: int
 ) -> Iterator[tuple[Job, Any]]:
-    # A server imports torch, transformers and the study once; processes forked from it begin at once.
+    # A server imports torch, transformers and the study once; a process forked from it for a run begins at once.
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__, type(study).__module__])
-    packed = pickle.dumps((study.name, plan, out, resume))
-    waiting = deque(jobs)
-    workers: dict[Any, _Worker] = {}
+    packed, lock = pickle.dumps((study.name, plan, out, resume, threads)), context.RLock()
+    waiting, free = deque(jobs), deque(enumerate(devices(device, count)))
+    running: dict[Any, tuple[Job, Any, tuple[int, str]]] = {}
     try:
-        for place, its_device in enumerate(devices(device, count)):
-            connection, worker_end = context.Pipe()
-            # No daemon: those may not start processes that read images.
-            process = context.Process(target=_work, args=(worker_end, packed, its_device, threads))
-            process.start()
-            worker_end.close()
-            workers[connection] = _Worker(process, connection, place)
-        for worker in workers.values():
-            worker.begin(waiting.popleft(), plan.recipe.steps)
-        while workers:
-            for ready in wait(list(workers)):
-                worker = workers[ready]
-                run = worker.hear()
-                if run is None:
-                    continue
-                yield worker.job, run[0]
-                if waiting:
-                    worker.begin(waiting.popleft(), plan.recipe.steps)
-                else:
-                    worker.end()
-                    del workers[ready]
+        while waiting or running:
+            while waiting and free:
+                receiver, sender = context.Pipe(duplex=False)
+                job, place = waiting.popleft(), free.popleft()
+                # No daemon: those may not start processes that read images.
+                process = context.Process(target=_work, args=(sender, packed, pickle.dumps(job), *place, lock))
+                running[receiver] = job, process, place
+                process.start()
+                sender.close()
+            ended: list[Any] = wait(list(running))
+            for ready in ended:
+                job, process, place = running[ready]
+                try:
+                    run, failure = ready.recv()
+                except EOFError:
+                    process.join()
+                    raise ChildProcessError(
+                        f"{job.title}: expected a run, got none: its process ended with exit code {process.exitcode}"
+                    ) from None
+                if failure is not None:
+                    error, worker_traceback = failure
+                    raise error from RuntimeError(f"in the process of {job.title}:\n{worker_traceback}")
+                process.join()
+                del running[ready]
+                free.append(place)
+                yield job, run
     finally:
         try:
             # A run saves its state after its step.
-            for worker in workers.values():
-                worker.process.terminate()
-                worker.bar.close()
-            for worker in workers.values():
-                worker.process.join()
+            for _, process, _ in running.values():
+                process.terminate()
+            for _, process, _ in running.values():
+                process.join()
         except KeyboardInterrupt:
-            for worker in workers.values():
-                worker.process.kill()
+            for _, process, _ in running.values():
+                process.kill()
             raise
 
 
-class _Worker:
-    """A process that runs jobs, and the progress bar of its current job.
-
-    Args:
-        process: that runs `_work`.
-        connection: to it.
-        place: of the bar, in lines from the first.
-    """
-
-    def __init__(self, process: Any, connection: Any, place: int) -> None:
-        self.process, self.connection, self.place = process, connection, place
-        self.job = Job("", 0)
-        self.bar: Any = tqdm(disable=True)
-
-    def begin(self, job: Job, steps: int) -> None:
-        self.job = job
-        self.bar = tqdm(
-            desc=job.title, total=steps, unit="step", position=self.place, leave=False, dynamic_ncols=True
-        )  # fmt: skip
-        self.connection.send(job)
-
-    def hear(self) -> tuple[Any] | None:
-        """Receives one message; returns (run,) if it ends the job."""
-        try:
-            kind, value = self.connection.recv()
-        except EOFError:
-            self.process.join()
-            raise ChildProcessError(
-                f"{self.job.title}: expected a run, got none: its process ended with exit code {self.process.exitcode}"
-            ) from None
-        if kind == "failed":
-            error, worker_traceback = value
-            raise error from RuntimeError(f"in the process of {self.job.title}:\n{worker_traceback}")
-        if kind == "done":
-            self.bar.clear()
-            line = str(self.bar)
-            self.bar.close()
-            tqdm.write(line, file=self.bar.fp)
-            return (value,)
-        if kind == "reset":
-            self.bar.reset(total=value)
-        elif kind == "postfix":
-            self.bar.set_postfix_str(value)
-        else:
-            self.bar.update(value)
-        return None
-
-    def end(self) -> None:
-        self.connection.send(None)
-        self.process.join()
-
-
-class _Bar:
-    """The progress bar of a run in another process."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection, self.count, self.last_sent = connection, 0, time.monotonic()
-
-    def reset(self, total: int) -> None:
-        self._tell("reset", total)
-
-    def update(self, count: int = 1) -> None:
-        self.count += count
-        if time.monotonic() - self.last_sent >= EVERY:
-            self._flush()
-
-    def set_postfix_str(self, text: str) -> None:
-        self._flush()
-        self._tell("postfix", text)
-
-    def _flush(self) -> None:
-        if self.count:
-            self._tell("update", self.count)
-            self.count, self.last_sent = 0, time.monotonic()
-
-    def _tell(self, kind: str, value: Any) -> None:
-        self.connection.send((kind, value))
-
-
-def _work(connection: Connection, packed: bytes, device: str, threads: int) -> None:
-    """The main function of a process: runs job after job, until there is none."""
+def _work(connection: Any, packed: bytes, packed_job: bytes, place: int, device: str, lock: Any) -> None:
+    """The main function of a run's process, whose bar is in the line of its place."""
     # When the user interrupts, the parent process ends this one, by SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(threads)
     try:
-        name, plan, out, resume = pickle.loads(packed)
+        name, plan, out, resume, threads = pickle.loads(packed)
+        job = pickle.loads(packed_job)
+        torch.set_num_threads(threads)
         _use(device)
-        study = find(name)
-        while (job := connection.recv()) is not None:
-            run = study.train(_session(plan, job, out, device, resume, _Bar(connection)))
-            connection.send(("done", run))
-    except (EOFError, Interrupted):
-        # The parent process is gone, or waits for this one to end.
+        tqdm.set_lock(lock)
+        with tqdm(desc=job.title, unit="step", position=place, leave=False, dynamic_ncols=True) as bar:
+            run = find(name).train(_session(plan, job, out, device, resume, bar))
+            tqdm.write(str(bar), file=bar.fp)
+        connection.send((run, None))
+    except Interrupted:
+        # The parent process waits for this one to end.
         return
     except Exception as error:
-        connection.send(("failed", (_portable(error), traceback.format_exc())))
+        connection.send((None, (_portable(error), traceback.format_exc())))
 
 
 def _portable(error: Exception) -> Exception:

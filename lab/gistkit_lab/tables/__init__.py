@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gistkit_lab.tables import curves, epl, gistpool, masks, preferences
+from gistkit_lab.tables import epl, gistpool, masks, preferences
 from gistkit_lab.tables.files import read
 from gistkit_lab.tables.table import Arm, Column, Stage, Table
 
@@ -17,11 +17,9 @@ TABLES: Mapping[str, Table] = {
     **epl.TABLES,
     **read("cl"),
     **preferences.TABLES,
-    **curves.TABLES,
     **read("dodo"),
     **gistpool.TABLES,
     **masks.TABLES,
-    **read("written"),
 }
 # Experiments that train models of their own: their tables are what studies print.
 STUDIES = {

@@ -59,7 +59,7 @@ def _table(content: Mapping[str, Any], table: Mapping[str, Any]) -> Table:
     return Table(
         f"{content['paper']}, {table['follows']}", table["folder"], table["model"],
         {name: content["data"][name] for name in table["data"]}, columns, arms, [*shared, *table["open"]],
-        table.get("picture", ""),
+        table.get("picture", False),
     )  # fmt: skip
 
 

@@ -11,9 +11,7 @@ from typing import Any
 
 from gistkit.evaluate.report import COLUMNS, format_table
 from gistkit.train.metrics import read_metrics
-from gistkit_lab.evaluate.curves import Curve, steps_to, training_curves
 
-LENGTHS, CURVES = "lengths", "curves"
 TRAIN, EVALUATE, JUDGE = "train", "evaluate", "judge"
 REPORT, COMPRESSOR, METRICS = "evaluation.json", "compressor", "metrics.jsonl"
 # More examples than any set has.
@@ -115,19 +113,6 @@ class TrainingLoss(Column):
 
 
 @dataclass(frozen=True)
-class StepsTo(Column):
-    """The first step of a training at which the mean of ten steps' loss, the metric, is at most `goal` nats a token."""
-
-    form = "{:,.0f}"
-    goal: float = 0.01
-
-    def value(self, folder: Path, row: str = "") -> float | None:
-        """As in `Column`."""
-        path = folder / METRICS
-        return steps_to(read_metrics(path), self.goal, self.metric) if path.exists() else None
-
-
-@dataclass(frozen=True)
 class Arm:
     """A row of a table.
 
@@ -165,8 +150,7 @@ class Table:
         columns: from left to right.
         arms: from top to bottom.
         open: what the paper does not say and what is chosen here, or what is left out.
-        picture: what is drawn beside it: LENGTHS, its figures by the lengths that are its headings, or CURVES, of the
-            trainings that its first column is of; "": nothing.
+        picture: whether its figures are drawn beside it, by the lengths that are its headings.
     """
 
     follows: str
@@ -176,7 +160,7 @@ class Table:
     columns: Sequence[Column]
     arms: Sequence[Arm]
     open: Sequence[str] = ()
-    picture: str = ""
+    picture: bool = False
 
     @property
     def about(self) -> str:
@@ -200,17 +184,12 @@ class Table:
         return format_table(lines)
 
     def by_length(self, out: Path) -> dict[str, dict[int, list[float]]]:
-        """{arm: {heading: [figure]}} of what is in the runs' folder, for a picture of LENGTHS."""
+        """{arm: {heading: [figure]}} of what is in the runs' folder, for its picture."""
         found = {}
         for arm in self.arms:
             values = {int(each.heading): each.value(out / arm.folder_of(each.stage), arm.row) for each in self.columns}
             found[arm.title] = {heading: [value] for heading, value in values.items() if value is not None}
         return found
-
-    def curves(self, out: Path) -> dict[str, dict[str, Curve]]:
-        """{arm: training curves} of what is in the runs' folder, for a picture of CURVES."""
-        stage = self.columns[0].stage
-        return {arm.title: training_curves(read_metrics(out / arm.folder_of(stage) / METRICS)) for arm in self.arms}
 
     def choose(self, titles: Sequence[str]) -> Table:
         """The table with these arms alone.

@@ -1,14 +1,7 @@
 """Pictures of the studies, and of a comparison with presses."""
 
-from gistkit_lab.viz.curves import draw_training_curves
 from gistkit_lab.viz.dodo import draw_bleu_by_length, draw_perplexity
 from gistkit_lab.viz.grids import draw_grid_similarity
-from gistkit_lab.viz.learned_positions import (
-    draw_position_similarity,
-    draw_relative_bias,
-    position_similarity,
-    relative_bias,
-)
 from gistkit_lab.viz.nuggets import draw_attention_to_nuggets, draw_token_types
 from gistkit_lab.viz.pooling import draw_gist_attention
 from gistkit_lab.viz.presses import draw_presses
@@ -23,15 +16,10 @@ __all__ = [
     "draw_grid_similarity",
     "draw_loss_curves",
     "draw_perplexity",
-    "draw_position_similarity",
     "draw_presses",
-    "draw_relative_bias",
     "draw_similarity",
     "draw_text",
     "draw_token_types",
-    "draw_training_curves",
-    "position_similarity",
-    "relative_bias",
     "text_html",
     "text_page",
 ]

@@ -90,6 +90,7 @@ def test_shares_are_of_all_pairs():
         ((first, report("B", list("abcd"), ("other",))), r"second: expected an answer to rows\[0\], \('r',\), got an"),
         ((first, report("B", [None] * 4)), "second: expected an answer to .* got no answer"),
         ((report("A", list("abcdef")), report("B", list("abcdef"))), "expected the 6 that were answered, got 5"),
+        ((Report(first.rows, {}), second), "first: expected one method beside the baselines, got FullContext, A"),
     ):
         with pytest.raises(ValueError, match=message):
             compare_answers(*wrong, iter(asked), judge)

@@ -15,7 +15,7 @@ BROUGHT = {
         "serve": "apps/serve",
         "export": "apps/vllm",
     },
-    "gistkit.view": dict.fromkeys(("results", "matrix", "curves"), "lab"),
+    "gistkit.view": {"results": "lab"},
     "gistkit.evaluate": {"presses": "lab", "protocols": "lab"},
     "gistkit.stores": {"stores": "apps/serve"},
 }
@@ -23,10 +23,8 @@ BROUGHT = {
 EVALUATIONS: dict[str, dict[str, str | None]] = {
     "presses": dict.fromkeys(("--against", "--ratios", "--by", "--shares", "--fit")),
     "protocols": {
-        **dict.fromkeys(("--documents", "--images", "--tau", "--segment", "--trained-on", "--tested-on")),
+        **dict.fromkeys(("--documents", "--images", "--tau", "--segment")),
         **dict.fromkeys(("--judge", "--judge-model", "--judge-prompt", "--judge-concurrency")),
-        **dict.fromkeys(("--writer", "--writer-model", "--writer-prompt", "--writer-concurrency")),
-        **dict.fromkeys(("--written-ratio", "--cut")),
         "--prompt": "plain",
     },
 }

@@ -113,7 +113,6 @@ COLUMNS = (
     ("states", "states a layer", "{:.1f}"),
     ("tokens_read", "tokens read", "{:.1f}"),
     ("cache_bytes", "cache KiB", "{:.1f}"),
-    ("written_ratio", "ratio", "{:.1f}"),
     ("win", "win %", "{:.1f}"),
     ("lose", "lose %", "{:.1f}"),
     ("tie", "tie %", "{:.1f}"),
