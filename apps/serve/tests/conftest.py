@@ -106,7 +106,7 @@ def gate(monkeypatch):
         assert opened.wait(30)
         return part(row)
 
-    monkeypatch.setattr(rows.Prompts, "part", gated)
+    monkeypatch.setattr(rows.Row, "part", gated)
     yield opened
     opened.set()
 
