@@ -129,7 +129,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
         from gistkit_serve.server.running import run
 
-        run(app, listener, connections=2 * arguments.queue + arguments.batch)
+        run(app, listener)
     return 0
 
 
