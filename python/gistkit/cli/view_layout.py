@@ -87,7 +87,7 @@ def add(kinds: Any) -> None:
     for name, example in BUILDERS.items():
         build, command = builder(name), name.replace("_", "-")
         doc = str(inspect.getdoc(build)).replace("%", "%%")
-        purpose, words = doc.partition("\n")[0], {}
+        purpose, words = doc.partition("\n")[0], dict[str, str]()
         for names, text in re.findall(r"^    ([\w, ]+): (.+(?:\n {8}.+)*)", doc, re.MULTILINE):
             words |= dict.fromkeys(names.split(", "), " ".join(text.split()))
         parser = add_command(methods, command, _run, purpose, f"example: gistkit view layout {command} {example}")

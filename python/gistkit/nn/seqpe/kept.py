@@ -39,7 +39,7 @@ class KeptEmbeddings:
 
     def look_up(self, numbers: Tensor) -> Tensor:
         """Embeddings [P, D] of numbers int64 [P] on the CPU, computed where they are new."""
-        weights = [*self._module.parameters()]
+        weights: list[Tensor] = [*self._module.parameters()]
         device = weights[0].device.type
         state: list[Any] = [(id(one), 0 if one.is_inference() else one._version, one.data_ptr()) for one in weights]
         state.append(torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device))
