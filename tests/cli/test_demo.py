@@ -36,7 +36,7 @@ def asked(tmp_path):
     ]
 
 
-def test_answers_and_sizes(asked, tmp_path, capsys):
+def test_answers_sizes_and_a_picture(asked, tmp_path, capsys):
     assert main([*asked, *QUESTIONS]) == 0
     shown = capsys.readouterr().out
     memory = Memory.load(tmp_path / "out" / "report.gist")
@@ -47,6 +47,7 @@ def test_answers_and_sizes(asked, tmp_path, capsys):
     rows = dict(re.findall(r"^\| (\w[\w ,]*?) +\| \d+ +\| ([\d.]+) MB", shown, re.MULTILINE))
     assert float(rows["full text"]) == float(rows["full text, KV cache kept"]) == pytest.approx(whole / 1e6, abs=0.05)
     assert memory.nbytes <= 0.3 * whole and float(rows["memory"]) <= 0.1
+    assert (tmp_path / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

@@ -58,11 +58,13 @@ def add(commands: Any) -> None:
         "--out",
         type=path,
         default=Path("runs/demo"),
-        help="folder for the memory (default: %(default)s)",
+        help="folder for the memory and the picture (default: %(default)s)",
     )
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from gistkit.viz import draw_savings
+
     if (arguments.text is None) != (arguments.question is None):
         raise ValueError("--question: expected it with --text and only then")
     check_folder("--out", arguments.out)
@@ -87,6 +89,9 @@ def _run(arguments: argparse.Namespace) -> int:
     ways = _measured(compressor, memory, text, questions)
     print(_answers(questions, ways))
     print(_savings(ways, tokens, kept))
+    picture = arguments.out / "demo.png"
+    draw_savings({name: (way.seconds, way.nbytes) for name, way in ways.items()}).savefig(picture)
+    print(f"\n{picture} shows the same.")
     return 0
 
 

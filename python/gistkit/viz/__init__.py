@@ -12,6 +12,8 @@ except ImportError as error:
 from gistkit.viz.attention import draw_attention, draw_memory_attention, draw_memory_map
 from gistkit.viz.gallery import draw_gallery
 from gistkit.viz.layout import draw_layout
+from gistkit.viz.run import draw_training_run
+from gistkit.viz.savings import draw_savings
 
 __all__ = [
     "draw_attention",
@@ -19,4 +21,6 @@ __all__ = [
     "draw_layout",
     "draw_memory_attention",
     "draw_memory_map",
+    "draw_savings",
+    "draw_training_run",
 ]
