@@ -1,7 +1,6 @@
 """`gistkit evaluate --against presses`: rows, tables and a picture; and what is said where the lab is missing."""
 
 import json
-from importlib.metadata import EntryPoint
 
 import pytest
 
@@ -73,23 +72,3 @@ def test_evaluate_against_presses_writes_rows_tables_and_a_picture_and_goes_on(r
 )
 def test_options_that_do_not_go_together_are_named(words, message, run):
     assert run("evaluate", *words)[::2] == (2, f"gistkit: {message}\n")
-
-
-@pytest.mark.parametrize(
-    ("entries", "message"),
-    [
-        ([], " is not installed; pip install ./lab provides it"),
-        (
-            [EntryPoint("presses", "nowhere.at.all", "gistkit.evaluate")],
-            ": cannot be loaded: No module named 'nowhere'",
-        ),
-    ],
-)
-def test_what_is_missing_is_named_and_the_rest_of_the_command_stays(entries, message, run, monkeypatch):
-    monkeypatch.setattr(
-        "gistkit.cli.plugins.entry_points", lambda group: [entry for entry in entries if entry.group == group]
-    )
-    told = f"gistkit: --against{message}\n"
-    assert run("evaluate", "--against", "presses", "--ratios", 4)[::2] == (2, told)
-    status, _, complaints = run("evaluate", "--split", "train")
-    assert status == 2 and complaints.startswith("gistkit: --split: expected validation or test")

@@ -29,7 +29,6 @@ OPTIONAL = {
     "rouge_score": "'gistkit[evaluate]'",
     "lm_eval": "'gistkit[lm-eval]'",
     "scikit-learn": "'./lab[digits]'",
-    "faiss-cpu": "'./apps/serve[index]'",
     "sentence-transformers": "'./apps/serve[embed]'",
     "pillow": "'gistkit[images]'",
     "torchvision": "'gistkit[images]'",

@@ -1,7 +1,7 @@
 """`gistkit view layout`: which layout a page gets, and what is refused."""
 
 import inspect
-import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -18,18 +18,27 @@ from gistkit.viz.page import MOST_TOKENS
 
 @pytest.mark.parametrize("method", BUILDERS)
 def test_every_builder_has_a_command(method, tmp_path, capsys, monkeypatch):
-    _, needed, optional, example = BUILDERS[method]
-    taken = set(needed.split()) | set(optional.split())
     its = set(inspect.signature(getattr(layouts, method)).parameters)
     # Position ids of several axes have no page.
-    assert taken == {"dodo": its - {"selected"} | {"context", "ratio"}, "voco": its - {"ids"}}.get(method, its)
+    its = {"dodo": its - {"selected"} | {"context", "ratio"}, "voco": its - {"ids"}}.get(method, its)
+    command = ["view", "layout", method.replace("_", "-")]
+    with pytest.raises(SystemExit):
+        cli.main([*command, "--help"])
+    shown = capsys.readouterr().out
+    assert its == {name.replace("-", "_") for name in re.findall(r"^  --(?!out)([a-z-]+)", shown, re.MULTILINE)}
     laid = []
     monkeypatch.setattr("gistkit.viz.page.layout_page", lambda layout: laid.append(layout) or "<html>")
     path = tmp_path / "view.html"
-    words = ["view", "layout", method.replace("_", "-"), *example.split(), "-o", str(path)]
-    assert cli.main(words) == 0
+    assert cli.main([*command, *BUILDERS[method].split(), "-o", str(path)]) == 0
     assert path.read_text() == "<html>" and f"Written: {path}, 6 B; open it in a browser" in capsys.readouterr().out
     assert len(laid[0]) <= 4096
+
+
+def test_help_has_the_words_of_the_builder(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["view", "layout", "gistpool", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--windows N number of windows that a memory token sees, at least 1; None: all up to its own." in shown
 
 
 def test_the_limit_is_that_of_the_page():
@@ -53,10 +62,10 @@ def test_a_command_gives_its_arguments_on(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("gistpool --context 64 --ratio 2.5", "gistkit: gistpool: expected ratio to be an int, got float"),
+        ("gistpool --context 64 --ratio 2.5", "argument --ratio: expected a whole number from 0 to 4096, got '2.5'"),
         ("avgpool --context 9 --ratio 0", "gistkit: avgpool: expected ratio >= 1, got 0"),
         ("gist --context 4000 --ratio 4", "layout_page: expected a layout of at most 4096 tokens, got 5017"),
-        ("dodo --context 9 --ratio 1.5 --tau 2", "dodo: expected ratio to be a whole number of at least 1, got 1.5"),
+        ("dodo --context 9 --ratio 0 --tau 2", "dodo: expected ratio >= 1, got 0"),
         ("causal --length 5000", "argument --length: expected a whole number from 0 to 4096, got '5000'"),
     ],
 )
@@ -67,20 +76,3 @@ def test_mistakes_are_one_line(words, message, capsys):
         status = stop.code
     lines = capsys.readouterr().err.splitlines()
     assert status == 2 and message in lines[-1], lines
-
-
-def test_a_run_is_drawn_from_its_metrics(tmp_path, capsys, monkeypatch):
-    drawn = []
-    monkeypatch.setattr("gistkit.cli.view_run.write_picture", lambda path, figure, dpi: drawn.append((path, figure)))
-    steps = [{"step": n, "ae": 4 / n, "loss": 4 / n, "lr": n / 4, "grad_norm": 1.0, "seconds": n} for n in range(1, 5)]
-    records = [*steps, {"step": 4, "held_out": {"ae": 1.5}}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert cli.main(["view", "run", str(tmp_path), "--over", "2"]) == 0
-    shown = capsys.readouterr().out
-    assert "4 steps, 4 s, last loss 1.0000" in shown and "held out, after step 4: ae 1.5000" in shown
-    ((path, figure),) = drawn
-    assert path == tmp_path / "run.png" and len(figure.axes) == 3
-    lines = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[0].lines}
-    assert lines["ae"] == [[2, 3], [3, (2 + 4 / 3) / 2], [4, (4 / 3 + 1) / 2]] and lines["ae, held out"] == [[4, 1.5]]
-    assert cli.main(["view", "run", str(tmp_path / "none")]) == 2
-    assert "RUN: expected the folder of a training run" in capsys.readouterr().err

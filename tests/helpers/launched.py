@@ -111,27 +111,16 @@ def fill(folder, texts, batch_tokens, stop=None):
 
 
 def stop_at(where, count):
-    """This process kills itself when it has written half of its count-th record or line, or syncs for that time."""
-    from gistkit.common.files import Appended
+    """This process kills itself "before" or "after" the move of its count-th memory file to its place."""
+    kept, left = os.replace, [count]
 
-    kept = {"record": Appended.append, "line": Appended.append, "sync": Appended.sync}[where]
-    left = [count]
-
-    def half(file, content):
-        if (file.path.suffix == ".gists") == (where == "record"):
-            left[0] -= 1
-            if not left[0]:
-                kept(file, content[: len(content) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-        kept(file, content)
-
-    def sync(file):
-        left[0] -= 1
+    def replace(partial, path):
+        left[0] -= str(path).endswith(".gist")
+        if where == "after":
+            kept(partial, path)
         if not left[0]:
             os.kill(os.getpid(), signal.SIGKILL)
-        kept(file)
+        if where == "before":
+            kept(partial, path)
 
-    if where == "sync":
-        Appended.sync = sync
-    else:
-        Appended.append = half
+    os.replace = replace

@@ -247,13 +247,15 @@ def test_draws_under_dropout_are_distributed_as_the_plain_form_s_and_independent
         assert correlation.abs().max() < 5 / math.sqrt(draws)
 
 
+@torch.enable_grad()
 def fused_step(model):
+    model(torch.arange(3)).sum().backward()
     torch.optim.AdamW(model.parameters(), 0.1, fused=True).step()
 
 
 CHANGES = {
     "in place": lambda model: model.tokens.mul_(1.5),
-    "through data": lambda model: model.tokens.data.mul_(1.5),
+    "other data": lambda model: setattr(model.tokens, "data", model.tokens.data * 1.5),
     "fused optimizer": fused_step,
     "loaded": lambda model: model.load_state_dict(encoder(digits=3).state_dict()),
     "another dtype": lambda model: model.double(),
@@ -262,50 +264,24 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-class TestChangedWeights:
-    """No look-up finds embeddings of other weights in silence."""
-
-    positions = torch.arange(20)
-
-    def prepared(self):
-        model = encoder(digits=3).eval()
-        for parameter in model.parameters():
-            parameter.grad = torch.randn_like(parameter)
-        return model
-
-    @torch.no_grad()
-    def test_between_evaluations(self, change):
-        model = self.prepared()
-        for evaluation in range(3):
-            before = model(self.positions)
-            change(model)
-            with model.frozen(self.positions[:7]):
-                found = model(self.positions)
-            torch.testing.assert_close(found, model.plain(self.positions))
-            torch.testing.assert_close(model(self.positions), model.plain(self.positions))
-            assert evaluation or before.dtype != found.dtype or not torch.allclose(before, found)
-
-    @torch.no_grad()
-    def test_inside_a_frozen_block_are_an_error(self, change):
-        model = self.prepared()
-        expected = "frozen: expected weights that stay as they are inside the block, got other"
-        with pytest.raises(ValueError, match=expected), model.frozen():
-            model(self.positions)
-            change(model)
-        torch.testing.assert_close(model(self.positions), model.plain(self.positions))
-        with model.frozen():
-            change(model)
-            torch.testing.assert_close(model(self.positions), model.plain(self.positions))
-
-
 class TestFrozen:
     @pytest.fixture(autouse=True)
     def _no_gradients(self):
         with torch.no_grad():
             yield
 
-    def test_reads_each_position_once_and_no_other(self):
+    @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+    def test_no_look_up_finds_embeddings_of_other_weights(self, change):
+        model, positions = encoder(digits=3).eval(), torch.arange(20)
+        with model.frozen(positions[:7]):
+            before = model(positions)
+            change(model)
+            found = model(positions)
+            torch.testing.assert_close(found, model.plain(positions))
+            assert before.dtype != found.dtype or not torch.allclose(before, found)
+        torch.testing.assert_close(model(positions), model.plain(positions))
+
+    def test_reads_each_position_once_and_few_others(self):
         model = encoder(digits=7).eval()
         calls = counted(model)
         asked = [torch.tensor([9_876_543]), torch.tensor([[3, 19], [19, 9_876_543]]), torch.tensor(3), torch.arange(4)]
@@ -316,10 +292,10 @@ class TestFrozen:
                 assert found.shape == right.shape
                 torch.testing.assert_close(found, right)
                 found.zero_()
-        # 4 and 20 follow what was asked for, as many as were kept at most.
-        assert calls[0] == 1 and sum(calls) <= 8
+        # 64 from the first on; from 3 and from 19 on; and those before 3.
+        assert calls == [64, 80, 3]
         model(asked[0])
-        assert calls[-1] == 1 and len(calls) > 3
+        assert calls[-1] == 1
 
     def test_of_images(self):
         model = encoder(axes=2, digits=2).eval()
@@ -334,7 +310,7 @@ class TestFrozen:
             assert model.table(6, 4).shape == (6, 4, 24)
 
     @pytest.mark.parametrize("starts", [[0], [5, 40, 41, 900], [9_990]])
-    def test_a_count_one_by_one_is_read_ahead_in_doublings(self, starts):
+    def test_a_count_one_by_one_is_read_ahead(self, starts):
         model = encoder(digits=4).eval()
         calls, steps = counted(model), min(200, 10**4 - max(starts))
         with model.frozen():
@@ -342,27 +318,20 @@ class TestFrozen:
                 positions = torch.tensor(starts)[:, None] + step
                 torch.testing.assert_close(model(positions), model.plain(positions))
         distinct = len({start + step for start in starts for step in range(steps)})
-        assert len(calls) <= 2 + math.log2(steps) and distinct <= sum(calls) <= 2 * distinct + len(starts)
+        assert len(calls) <= len(starts) * (1 + steps // 64) and distinct <= sum(calls) <= distinct + 64 * len(starts)
 
-    def test_memory_is_bounded(self, monkeypatch):
-        monkeypatch.setattr(kept, "MOST_BYTES", 50 * 24 * 4)
+    def test_many_are_read_in_parts_and_a_failure_leaves_what_was_kept(self, monkeypatch):
         monkeypatch.setattr(kept, "PART", 8)
-        model = encoder(digits=3).eval()
-        calls = counted(model)
-        with model.frozen(torch.arange(60)):
-            assert not calls
-            for positions in (torch.arange(30), torch.arange(60), torch.arange(20, 50), torch.tensor([3, 49, 60])):
-                torch.testing.assert_close(model(positions), model.plain(positions))
-            assert calls == [8, 8, 8, 6, 60, 8, 8, 4, 3]
-
-    def test_growing_that_fails_leaves_what_was_kept(self, monkeypatch):
+        monkeypatch.setattr(kept, "AHEAD", 1)
         model = encoder(digits=3).eval()
         with model.frozen(torch.arange(5)):
             with monkeypatch.context() as patch:
                 patch.setattr(model, "encode", lambda trie: 1 / 0)
                 with pytest.raises(ZeroDivisionError):
                     model(torch.arange(9))
-            torch.testing.assert_close(model(torch.arange(9)), model.plain(torch.arange(9)))
+            calls = counted(model)
+            torch.testing.assert_close(model(torch.arange(30)), model.plain(torch.arange(30)))
+            assert calls == [8, 8, 8, 1]
         with pytest.raises(ZeroDivisionError), model.frozen(torch.arange(5)):
             raise ZeroDivisionError
         assert not model._kept
@@ -382,15 +351,18 @@ class TestFrozen:
         with pytest.raises(ValueError, match="position"), model.frozen(torch.tensor([100])):
             pass
 
-    def test_is_of_one_thread(self):
+    def test_is_of_one_thread_and_no_copys(self):
         model, positions = encoder(digits=3).eval(), torch.arange(20)
         calls, counts = counted(model), []
         with model.frozen(positions):
-            model(positions)
             other = threading.Thread(target=torch.no_grad()(lambda: counts.append(model(positions).shape[0])))
             other.start()
             other.join()
-        assert calls == [20, 20] and counts == [20]
+            del model.encode
+            twin, file = copy.deepcopy(model), io.BytesIO()
+            torch.save(model, file)
+            assert not twin._kept and not torch.load(io.BytesIO(file.getvalue()), weights_only=False)._kept
+        assert calls == [83, 20] and counts == [20] and "_kept" not in str(model.state_dict().keys())
 
     def test_gradients_and_dropout_are_those_of_training(self):
         model, positions = encoder(digits=3, dropout=0.5).eval(), torch.arange(20)
@@ -408,42 +380,25 @@ class TestFrozen:
             torch.testing.assert_close(found, models[1](positions))
             torch.testing.assert_close(models[0](positions), models[0].plain(positions))
 
-    def test_autocast_inside_leaves_no_coarse_rows(self):
+    def test_autocast_has_rows_of_its_own(self):
         model, positions = encoder(digits=3).eval(), torch.arange(20)
-        with model.frozen():
+        with torch.autocast("cpu", torch.bfloat16):
+            coarse = model(positions)
+        with model.frozen(positions):
             with torch.autocast("cpu", torch.bfloat16):
-                model(positions)
+                found = model(positions)
+            assert found.dtype == coarse.dtype == torch.bfloat16
             torch.testing.assert_close(model(positions), model.plain(positions))
-
-    def test_the_dtype_under_autocast_is_that_of_the_encoder(self):
-        model, positions = encoder(digits=3).eval(), torch.arange(20)
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), model.frozen(positions):
-            kept = model(positions)
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            assert kept.dtype == model(positions).dtype == torch.bfloat16
 
     @pytest.mark.parametrize("made_inside", [False, True])
     def test_inference_mode(self, made_inside):
         with torch.inference_mode(made_inside):
             model = encoder(digits=3).eval()
         with model.frozen():
-            for inside, positions in ((True, torch.arange(5)), (False, torch.arange(9)), (True, torch.arange(30))):
+            for inside, positions in ((True, torch.arange(5)), (False, torch.arange(90)), (True, torch.arange(300))):
                 with torch.inference_mode() if inside else torch.no_grad():
                     torch.testing.assert_close(model(positions), model.plain(positions))
                     torch.testing.assert_close(model(positions), model.plain(positions))
-
-    def test_copies_and_files_are_not_frozen(self):
-        model, positions = encoder(digits=3).eval(), torch.arange(20)
-        with model.frozen(positions):
-            twin, file = copy.deepcopy(model), io.BytesIO()
-            torch.save(model, file)
-            twin.tokens.zero_()
-            torch.testing.assert_close(twin(positions), twin.plain(positions))
-            assert not torch.allclose(twin(positions), model(positions))
-        loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
-        loaded.tokens.data.zero_()
-        torch.testing.assert_close(loaded(positions), twin(positions))
-        assert "_kept" not in str(model.state_dict().keys())
 
     @pytest.mark.parametrize("digits", [5, 20])
     def test_far_apart_positions_of_several_axes(self, digits):

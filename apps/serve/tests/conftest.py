@@ -70,16 +70,10 @@ def live(serving):
     """A function that opens a client of a server on a port of its own, which notices who goes."""
 
     @contextmanager
-    def serve(connections=None, **options):
+    def serve(**options):
         with serving(**options) as inner, socket.create_server(("127.0.0.1", 0)) as listener:
             server = running._Server(
-                uvicorn.Config(
-                    inner.app,
-                    log_level="warning",
-                    lifespan="off",
-                    http=running._Connection,
-                    limit_concurrency=connections,
-                )
+                uvicorn.Config(inner.app, log_level="warning", lifespan="off", http=running._Connection)
             )
             thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
             thread.start()
@@ -98,7 +92,7 @@ def live(serving):
 @pytest.fixture
 def gate(monkeypatch):
     """Questions that join wait until this event is set; `gate.begun` is set when one waits."""
-    opened, part = threading.Event(), rows.Prompts.part
+    opened, part = threading.Event(), rows.Row.part
     opened.begun = threading.Event()
 
     def gated(row):
@@ -106,7 +100,7 @@ def gate(monkeypatch):
         assert opened.wait(30)
         return part(row)
 
-    monkeypatch.setattr(rows.Prompts, "part", gated)
+    monkeypatch.setattr(rows.Row, "part", gated)
     yield opened
     opened.set()
 

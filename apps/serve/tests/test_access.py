@@ -1,15 +1,13 @@
 """Who may ask, and what is noted of it: keys, ids of requests, the log, metrics and the page of documentation."""
 
-import contextlib
 import logging
 import re
 import socket
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
-from clients import added, answer_of, asked, eventually
+from clients import added, answer_of, asked
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
@@ -120,53 +118,22 @@ def test_the_page_of_documentation_shows_every_route_and_loads_nothing(client):
     assert not re.search(r"<script|src=|href=|http", page.text)
 
 
-def sockets(client, count, begin=b""):
-    """Connections that have said no more than that."""
-    url = client.base_url
-    made = []
-    for _ in range(count):
-        made.append(socket.create_connection((url.host, url.port)))
-        made[-1].sendall(begin)
-    return made
-
-
-HEAD = b"POST /v1/memories HTTP/1.1\r\nhost: 127.0.0.1\r\n"
-BEGUN = [b"", HEAD, HEAD + b"content-type: application/json\r\ncontent-length: 99\r\n\r\n{"]
-
-
-@pytest.mark.parametrize("begin", BEGUN, ids=["silent", "headers", "body"])
-def test_connections_that_say_nothing_shut_nobody_out(live, begin):
-    with live(connections=20) as client:
-        memory = added(client, TEXT)
-        idle = sockets(client, 60, begin)
-        eventually(lambda: len(client.server.server_state.connections) == 20)
-        for _ in range(3):
-            with httpx.Client(base_url=client.base_url, timeout=10) as newcomer:
-                assert answer_of(asked(newcomer, memory, "Who?", max_tokens=3))
-        for one in idle:
-            one.close()
-
-
-def test_connections_that_are_answered_stay_and_others_hear_when_to_come_again(live, gate):
-    with live(connections=1) as client:
-        (busy,) = sockets(client, 1)
-        body = b'{"messages": [{"role": "user", "content": "Who?"}], "max_tokens": 2}'
-        headers = b"host: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
-        busy.sendall(b"POST /v1/chat/completions HTTP/1.1\r\n" + headers + body)
+def test_what_is_beyond_all_limits_hears_when_to_come_again(live, gate):
+    with live(requests=1) as client, ThreadPoolExecutor(1) as pool:
+        busy = pool.submit(asked, client, None, "Who?", max_tokens=2)
         assert gate.begun.wait(10)
         response = client.get("/health")
         assert response.status_code == 503 and response.headers["retry-after"] == "1"
-        assert response.json()["error"]["code"] == "connections_full"
+        assert response.json()["error"]["code"] == "requests_full"
         gate.set()
-        assert busy.recv(12) == b"HTTP/1.1 200"
-        busy.close()
+        assert busy.result().status_code == 200
 
 
 @pytest.mark.parametrize("between", [False, True], ids=["first", "later"])
 def test_headers_have_their_time(live, monkeypatch, between):
     monkeypatch.setattr(running, "HEADERS", 0.3)
     with live() as client:
-        (one,) = sockets(client, 1)
+        one = socket.create_connection((client.base_url.host, client.base_url.port))
         if between:
             one.sendall(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
             assert one.recv(2000).startswith(b"HTTP/1.1 200")
@@ -180,31 +147,6 @@ def test_headers_have_their_time(live, monkeypatch, between):
                 except TimeoutError:
                     pass
         one.close()
-
-
-def test_who_reads_no_answer_loses_the_connection_and_who_reads_late_does_not(live, monkeypatch):
-    monkeypatch.setattr(running, "UNREAD", 0.5)
-    with live() as client:
-        address = client.base_url.host, client.base_url.port
-        request = b"GET /openapi.json HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
-        with socket.socket() as one:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-            one.connect(address)
-            one.setblocking(False)
-            with pytest.raises(ConnectionError):
-                for _ in range(1000):
-                    with contextlib.suppress(BlockingIOError):
-                        one.sendall(50 * request)
-                    time.sleep(0.02)
-        eventually(lambda: not client.server.server_state.connections)
-        with socket.create_connection(address, timeout=10) as one:
-            eventually(lambda: client.server.server_state.connections)
-            (connection,) = client.server.server_state.connections
-            connection.loop.call_soon_threadsafe(connection.pause_writing)
-            connection.loop.call_soon_threadsafe(connection.resume_writing)
-            time.sleep(0.8)
-            one.sendall(request)
-            assert one.recv(12) == b"HTTP/1.1 200"
 
 
 def test_one_other_machine_does_not_take_all_places(serving, gate):

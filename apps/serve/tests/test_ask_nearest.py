@@ -172,7 +172,6 @@ ASKED = "asked: "
 
 def save_embedding(folder, out):
     """A model of sentence-transformers that averages hidden states, and puts words before a question."""
-    pytest.importorskip("faiss", reason="the index extra is not installed")
     library = pytest.importorskip("sentence_transformers", reason="the embed extra is not installed")
     parts = pytest.importorskip("sentence_transformers.sentence_transformer.modules", reason="of release 6 or later")
     states = parts.Transformer(str(folder))

@@ -106,20 +106,18 @@ def test_a_question_joins_those_that_run_and_leaves_before_they_end(tmp_path, si
     assert sorted({*sizes}) == [1, 2] and sizes.count(2) == 2
 
 
-def test_questions_that_wait_are_read_together_and_one_that_fails_fails_by_itself(tmp_path, gate, monkeypatch):
-    made, begin = [], rows.Prompts.__init__
-    cases = [(number, "Who? " * number, 20 + number, Sampling()) for number in (1, 2, 3, 4)]
+def test_a_question_that_fails_fails_by_itself(tmp_path, gate, monkeypatch):
+    begin, cases = rows.Row.__init__, [(number, "Who? " * number, 20 + number, Sampling()) for number in (1, 2, 3, 4)]
     bad = len(QUESTION.format(question=cases[2][1]))
 
-    def begun(self, compressor, memories, prompts, count):
-        made.append(len(prompts))
-        assert all(len(prompt) != bad for prompt in prompts)
-        begin(self, compressor, memories, prompts, count)
+    def begun(self, compressor, memory, prompt, count):
+        assert len(prompt) != bad
+        begin(self, compressor, memory, prompt, count)
 
+    monkeypatch.setattr(rows.Row, "__init__", begun)
     with Serving(make_compressor, tmp_path) as serving:
         first = serving.ask(0, "Who?", 60)
         assert gate.begun.wait(30)
-        monkeypatch.setattr(rows.Prompts, "__init__", begun)
         answers = [serving.ask(*case) for case in cases]
         gate.set()
         told = [answer.get(timeout=30) for answer in answers]
@@ -128,7 +126,6 @@ def test_questions_that_wait_are_read_together_and_one_that_fails_fails_by_itsel
         del cases[2]
         assert [one.text for one in told] == [serving.alone(*case) for case in cases]
         assert first.get(timeout=30).text == serving.alone(0, "Who?", 60, Sampling())
-    assert made == [4, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("make", [make_compressor, windowed])
@@ -161,10 +158,10 @@ def joining(tokens, compressor=None):
         block = rows.Rows(compressor, tokens)
 
         def join(length, count, memory=None):
-            prompts = rows.Prompts(compressor, [memory], [[5] * length], count)
-            while prompts.part() is None:
+            row = rows.Row(compressor, memory, [5] * length, count)
+            while row.part() is None:
                 pass
-            block.join(rows.Row(prompts, 0))
+            block.join(row)
 
         yield block, join
 
@@ -249,12 +246,12 @@ def test_an_answer_for_which_there_is_no_memory_leaves_room_for_the_next(packed,
         for _ in range(2):
             join(20, 20, memory)
         before = block.read([5] * 2)
-        prompts = rows.Prompts(compressor, [memory], [[5] * 20], 20)
-        while prompts.part() is None:
+        row = rows.Row(compressor, memory, [5] * 20, 20)
+        while row.part() is None:
             pass
         monkeypatch.setattr(place, name, fails)
         with pytest.raises(MemoryError):
-            block.join(rows.Row(prompts, 0))
+            block.join(row)
         monkeypatch.undo()
         join(20, 20, memory)
         assert len(block) == 3

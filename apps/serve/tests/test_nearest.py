@@ -17,7 +17,6 @@ from gistkit.common.files import read_tensors, write_tensors
 from gistkit_serve.store import Document, Store, compress_documents, index_documents
 from gistkit_serve.store import indexing as building
 from gistkit_serve.store import nearest as index
-from tests.helpers.programs import printed
 from tests.helpers.stores import documents, make_compressor, make_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -93,7 +92,6 @@ def embed(rows):
 
 
 def test_the_nearest_by_vectors_are_those_of_all_cosines(tmp_path):
-    pytest.importorskip("faiss", reason="the index extra is not installed")
     write(tmp_path / "store")
     assert index_documents(tmp_path / "store", documents(TEXTS), embed=embed) == len(TEXTS)
     query = np.array(embed(["river tower"]))[0]
@@ -217,7 +215,9 @@ def damage(path, how):
     elif how == "missing":
         del tensors["counts"]
     elif how == "kind":
-        tensors["counts"] = tensors["counts"].float()
+        tensors = {"documents": tensors["documents"], "vectors": torch.ones(len(tensors["documents"]), 3)}
+    elif how == "fewer":
+        tensors["documents"] = tensors["documents"][:-1]
     header["checksum"] = index._checksum(header["names"], tensors)
     write_tensors(path, tensors, header)
 
@@ -229,7 +229,7 @@ def damage(path, how):
         ("short", "expected a file of a store's index, got one that is damaged"),
         ("version", "expected format gistkit-index, version 1, got gistkit-index, version 9"),
         *((how, "expected windows of documents, got arrays") for how in ("names", "terms", "starts", "documents")),
-        *((how, "expected windows of documents, got arrays") for how in ("missing", "kind")),
+        *((how, "expected windows of documents, got arrays") for how in ("missing", "kind", "fewer")),
     ],
 )
 def test_a_damaged_index_is_refused_and_made_again_once_deleted(store, tmp_path, how, told):
@@ -250,34 +250,7 @@ def test_names_of_files_follow_their_documents(store):
     assert path.name == f"words-{zlib.crc32(header['names'].encode()):08x}-{len(TEXTS)}.safetensors"
 
 
-@pytest.mark.slow
-def test_faiss_and_torch_share_a_process_and_its_threads():
-    pytest.importorskip("faiss", reason="the index extra is not installed")
-    code = """
-import os, numpy as np, torch
-from gistkit_serve.store.nearest import _vector_search
-torch.set_num_threads(2)
-matrix = torch.randn(600, 600)
-before = matrix @ matrix
-vectors = np.random.default_rng(0).normal(size=(50_000, 64)).astype(np.float32)
-search = _vector_search([None], [{"vectors": vectors}])
-found, scores = search("x", lambda rows: vectors[:1], 3)
-import faiss
-assert faiss.omp_get_max_threads() == 2
-torch.testing.assert_close(matrix @ matrix, before)
-assert found[0] == 0
-# This one, and one more of each OpenMP.
-print(len(os.listdir("/proc/self/task")))
-"""
-    assert int(printed(code, OMP_NUM_THREADS="2", OPENBLAS_NUM_THREADS="1")) <= 4
-
-
-def test_a_missing_package_is_named(store, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    write(tmp_path / "store")
-    index_documents(tmp_path / "store", documents(TEXTS), embed=embed)
-    with pytest.raises(ImportError, match=r"faiss is missing; run pip install '\./apps/serve\[index\]'"):
-        Store(tmp_path / "store").nearest("river", embed=embed)
+def test_a_missing_package_is_named(store, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.feature_extraction.text", None)
     with pytest.raises(ImportError, match=r"scikit-learn is missing; run pip install '\./apps/serve\[index\]'"):
         Store(store).nearest("river")

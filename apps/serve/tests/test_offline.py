@@ -6,7 +6,7 @@ import pytest
 from clients import added, answer_of, asked
 
 from gistkit_serve.server import Offline
-from gistkit_serve.store import StoreWriter
+from gistkit_serve.store import Store
 from tests.helpers.stores import make_compressor
 
 TEXTS = {"report": "The gate code is 4471.", "a/b.txt": "Olga keeps the key.", "c.txt": "The survey began in May."}
@@ -16,14 +16,14 @@ TEXTS = {"report": "The gate code is 4471.", "a/b.txt": "Olga keeps the key.", "
 def made(tmp_path, same):
     """A memory file and a store of two documents."""
     same.compress(TEXTS["report"]).save(tmp_path / "report.gist")
-    with StoreWriter(tmp_path / "store", same) as writer:
-        for name in ("a/b.txt", "c.txt"):
-            writer.add([(name, TEXTS[name], len(TEXTS[name]))], same.compress(TEXTS[name]))
+    store = Store.of(tmp_path / "store", same)
+    for name in ("a/b.txt", "c.txt"):
+        store.add(name, TEXTS[name], len(TEXTS[name]), same.compress(TEXTS[name]))
     return [tmp_path / "report.gist", tmp_path / "store"]
 
 
 def files(paths):
-    return {one: one.read_bytes() for path in paths for one in [path, *path.glob("*")] if one.is_file()}
+    return {one: one.read_bytes() for path in paths for one in [path, *path.rglob("*")] if one.is_file()}
 
 
 def test_memories_made_offline_are_asked_about_listed_and_never_removed(serving, same, made):

@@ -47,10 +47,6 @@ def add(commands: Any) -> None:
         "--memories", type=path, nargs="+", default=[], metavar="MEMORY",
         help="memory files, served under their names without .gist, and stores, served under their documents' names",
     )  # fmt: skip
-    parser.add_argument(
-        "--embeddings", action="store_true", help="keep memories of embeddings (icae) as embeddings, in smaller files, "
-        "which the server reads with each question (vLLM's --enable-prompt-embeds); needs --layout dpl",
-    )  # fmt: skip
     parser.add_argument("--task", choices=("qa", "lm", "ae"), default="qa", help="as for gistkit ask (default: qa)")
     around = parser.add_mutually_exclusive_group()
     around.add_argument("--template", help="text around a {question} (default: ### Question: and ### Answer: lines)")
@@ -71,17 +67,16 @@ def _run(arguments: argparse.Namespace) -> int:
     compressor.tokenizer = tokenizer
     placeholder, text = _placeholder(tokenizer)
     reader, name = _reader(compressor), _name(arguments, compressor)
-    settings = {"name": name, "base": arguments.model, "reader": reader, "embeddings": arguments.embeddings}
-    before = _check_folder(arguments.out, reader)
-    settings["embeddings"] |= before.get("embeddings", False)
+    settings = {"name": name, "base": arguments.model, "reader": reader}
+    _check_folder(arguments.out, reader)
     template = chat_template(tokenizer, arguments.template, arguments.chat)
     count = 0
     for memory_name, memory in _memories(arguments.memories):
         _check_heads(memory_name, memory)
-        values = _values(as_made(compressor, memory), memory, arguments)
+        values = _values(as_made(compressor, memory), memory, arguments.task)
         memory_files.add(
             arguments.out / memory_files.MEMORIES, memory_name, values,
-            tokens=values.shape[0 if values.dim() == 2 else 2],
+            tokens=values.shape[2],
             context_tokens=memory.context_lengths[0] + len(memory.rest[0]), placeholder=placeholder, text=text,
             reader=reader,
         )  # fmt: skip
@@ -119,18 +114,17 @@ def _reader(compressor: Compressor) -> str:
     return f"{base}:{own}" if trained else f"base:{base}"
 
 
-def _check_folder(folder: Path, reader: str) -> dict[str, Any]:
-    """The settings of a folder that holds this reader; another one's memories would be read wrongly."""
+def _check_folder(folder: Path, reader: str) -> None:
+    """Refuses a folder of another reader, whose memories this one would read wrongly."""
     from gistkit_vllm import memory_files
 
     if not folder.exists() or not any(folder.iterdir()):
-        return {}
+        return
     settings = folder / memory_files.SETTINGS
     before = json.loads(settings.read_text()) if settings.is_file() else {}
     if before.get("reader") != reader:
         found = f"the reader {before['reader']}" if before else "other files"
         raise ValueError(f"--out: expected a new folder or one of the reader {reader}, got {found}")
-    return before
 
 
 def _memories(paths: list[Path]) -> Iterator[tuple[str, Memory]]:
@@ -166,41 +160,20 @@ def _check_heads(name: str, memory: Memory) -> None:
         )
 
 
-def _values(compressor: Compressor, memory: Memory, arguments: argparse.Namespace) -> torch.Tensor:
-    """What vLLM puts before a prompt: keys and values [layers, 2, tokens, heads, size], or embeddings [tokens, d]."""
+def _values(compressor: Compressor, memory: Memory, task: Any) -> torch.Tensor:
+    """What vLLM puts before a prompt: keys and values [layers, 2, tokens, heads, size]."""
     import torch
 
     from gistkit import hf
 
     memory = memory.to(compressor.device, compressor.embed.weight.dtype)
-    if arguments.embeddings:
-        return _embeddings(compressor, memory, arguments.task)
     with torch.no_grad():
-        layers = compressor.to_cache(memory, arguments.task).held
+        layers = compressor.to_cache(memory, task).held
     count = layers[0][0].shape[2]
     # A cache has its prompt at position 0, and vLLM behind the placeholders.
     keys = [hf.rerotate(compressor.model, layer, key, count) for layer, (key, _) in enumerate(layers)]
     pairs = [torch.stack([key[0], value[0]]) for key, (_, value) in zip(keys, layers, strict=True)]
     return torch.stack(pairs).transpose(2, 3)
-
-
-def _embeddings(compressor: Compressor, memory: Memory, task: Any) -> torch.Tensor:
-    """Memory, task token and tokens behind the window as embeddings, where positions count them one by one."""
-    import torch
-
-    compressor.check_readable(memory)
-    if memory.embeddings is None:
-        raise ValueError(f"--embeddings: expected memories of embeddings, got one of {memory.source.method}")
-    count = memory.num_tokens
-    places = memory.positions[0] - memory.positions[0, 0]
-    if not torch.equal(places, torch.arange(count)) or memory.starts[0] != memory.positions[0, 0] + count:
-        raise ValueError(
-            f"--embeddings: expected positions that count memory tokens, as those of layout dpl, got layout "
-            f"{memory.source.layout}: without --embeddings it is served as keys and values"
-        )
-    rest = compressor.embed(torch.tensor([memory.rest[0]], dtype=torch.int64, device=compressor.device))
-    with torch.no_grad():
-        return torch.cat([memory.embeddings, compressor.task_embedding(task, memory), rest], 1)[0]
 
 
 def _write_reader(compressor: Compressor, arguments: argparse.Namespace, tokenizer: Any) -> Path | None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from gistkit_vllm import memory_files
 
@@ -24,7 +20,7 @@ class Front:
     """ASGI middleware for vLLM's `--middleware gistkit_vllm.front.Front`.
 
     A request whose `kv_transfer_params` name a memory gets as many placeholder tokens before its prompt as the memory
-    has tokens; a memory of embeddings goes before it as such. One that names no memory there is gets HTTP 404, and a
+    has tokens. One that names no memory there is gets HTTP 404, and a
     damaged memory 400, without the engine; other requests pass as they are.
     """
 
@@ -45,11 +41,7 @@ class Front:
             return await self.app(scope, _received(body, receive), send)
         try:
             store = Path(scope["app"].state.vllm_config.kv_transfer_config.get_from_extra_config("store", "."))
-            about, shape = memory_files.about(store, name)
-            if len(shape) == 2:
-                _embed(request, path, memory_files.values(store, name, about.digest))
-            else:
-                _place(request, path, about)
+            _place(request, path, memory_files.about(store, name)[0])
         except memory_files.Missing as error:
             return await self._refuse(scope, send, 404, str(error), "memory_not_found")
         except (ValueError, OSError) as error:
@@ -99,19 +91,6 @@ def _before(prompt: Any, about: memory_files.About) -> Any:
     if isinstance(prompt, list) and prompt:
         return [_before(one, about) for one in prompt]
     raise ValueError(f"prompt: expected a text or token ids after a memory, got {type(prompt).__name__}")
-
-
-def _embed(request: dict[str, Any], path: str, values: torch.Tensor) -> None:
-    """Writes the memory's embeddings as a message of their own, which comes first."""
-    if path != CHAT:
-        raise ValueError(f"memory: expected {CHAT} for a memory of embeddings, got {path}")
-    if not isinstance(request.get("messages"), list):
-        raise ValueError("messages: expected a list")
-    file = io.BytesIO()
-    torch.save(values, file)
-    part = {"type": "prompt_embeds", "data": base64.b64encode(file.getvalue()).decode()}
-    request["messages"] = [{"role": "memory", "content": [part]}, *request["messages"]]
-    del request["kv_transfer_params"]["memory"]
 
 
 async def _body(receive: Receive) -> bytes | None:

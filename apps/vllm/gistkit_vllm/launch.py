@@ -36,8 +36,6 @@ def command(folder: Path, options: Sequence[str]) -> list[str]:
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     words += ["--kv-transfer-config", json.dumps(transfer), "--middleware", "gistkit_vllm.front.Front"]
     words += ["--chat-template", str(folder / TEMPLATE)]
-    if settings["embeddings"]:
-        words += ["--enable-prompt-embeds"]
     if (folder / READER).is_dir():
         return [*words, "--model", str(folder / READER), "--served-model-name", settings["name"], *options]
     if not any(option.partition("=")[0] == "--model" for option in options):

@@ -63,8 +63,7 @@ def add(folder: Path, name: str, values: Tensor, **about: Any) -> About:
     """Writes a memory, in one move, in place of one of the same name.
 
     Args:
-        values: [layers, 2, tokens, heads, size], keys and values of the first tokens of a prompt; or [tokens, hidden],
-            its first embeddings.
+        values: [layers, 2, tokens, heads, size], keys and values of the first tokens of a prompt.
         about: fields of `About`.
     """
     values = values.detach().cpu().contiguous()

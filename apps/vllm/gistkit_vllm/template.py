@@ -7,12 +7,11 @@ from typing import Any
 
 # FIRST and LATER are expressions of a question's turn, END what ends an answer.
 _BEHIND = """\
-{%- if memory_tokens is defined or messages[0]['role'] == 'memory' -%}
-{%- if memory_tokens is defined -%}{{- memory_text * memory_tokens -}}{%- endif -%}
+{%- if memory_tokens is defined -%}
+{{- memory_text * memory_tokens -}}
 {%- set turn = namespace(first=true) -%}
 {%- for message in messages -%}
-{%- if message['role'] == 'memory' -%}{{- message['content'] -}}
-{%- elif message['role'] == 'user' and turn.first -%}{%- set turn.first = false -%}{{- FIRST -}}
+{%- if message['role'] == 'user' and turn.first -%}{%- set turn.first = false -%}{{- FIRST -}}
 {%- elif message['role'] == 'user' -%}{{- LATER -}}
 {%- elif message['role'] == 'assistant' -%}{{- message['content'] ~ END -}}
 {%- else -%}{{- raise_exception('messages: expected roles user and assistant after a memory') -}}

@@ -69,14 +69,12 @@ def words_of(compressor, place):
     return (*chosen, "--model", place / "model", "--out", place / "out")
 
 
-def read_on(model, ids, values=None, embeddings=None, tokens=8):
-    """Greedy tokens of transformers' own model behind keys and values at positions 0 on, or behind embeddings."""
+def read_on(model, ids, values, tokens=8):
+    """Greedy tokens of transformers' own model behind keys and values at positions 0 on."""
     cache, found = DynamicCache(config=model.config), []
     first = model.get_input_embeddings()(torch.tensor([ids]))
-    count = 0 if values is None else values.shape[2]
-    if embeddings is not None:
-        first = torch.cat([embeddings[None], first], 1)
-    for layer, pair in enumerate([] if values is None else values.transpose(2, 3)):
+    count = values.shape[2]
+    for layer, pair in enumerate(values.transpose(2, 3)):
         cache.update(pair[0][None], pair[1][None], layer)
     with torch.no_grad():
         for _ in range(tokens):
@@ -110,19 +108,6 @@ def test_the_merged_model_reads_the_file_as_the_compressor_does(made, capsys):
     assert about.text == "<spare>"
 
 
-@pytest.mark.parametrize("made", ["icae"], indirect=True)
-def test_embeddings_before_a_prompt_are_read_as_the_memory(made):
-    compressor, memory, place = made
-    prompt = filled_ids(QUESTION, "{question}", "Who?", compressor.tokenizer)
-    want = compressor.generate(memory, [prompt], task="qa", max_new_tokens=8, stop_tokens=()).tolist()[0]
-    exported(*words_of(compressor, place), "--merged", "--embeddings", "--memories", place / "text.gist")
-    about, shape = memory_files.about(place / "out" / "memories", "text")
-    values = memory_files.values(place / "out" / "memories", "text", about.digest)
-    assert shape == (memory.num_tokens + 1, compressor.config.hidden_size)
-    plain = AutoModelForCausalLM.from_pretrained(place / "out" / "reader")
-    assert read_on(plain, prompt, embeddings=values) == want
-
-
 @pytest.mark.parametrize("made", ["select"], indirect=True)
 @pytest.mark.parametrize(
     ("settings", "got"),
@@ -149,13 +134,6 @@ def test_selections_that_no_cache_holds_are_refused_with_the_way_out(made, setti
     )
     layers = recipe.to_cache(recipe.compress(TEXT)).held
     torch.testing.assert_close(values[:, 1].transpose(1, 2), torch.stack([value[0] for _, value in layers]))
-
-
-@pytest.mark.parametrize("made", ["x500"], indirect=True)
-def test_embeddings_are_refused_of_keys_and_values(made):
-    compressor, _, place = made
-    with pytest.raises(ValueError, match=r"--embeddings: expected memories of embeddings, got one of x500"):
-        exported(*words_of(compressor, place), "--embeddings", "--memories", place / "text.gist")
 
 
 @pytest.mark.parametrize("made", ["avgpool"], indirect=True)
@@ -221,9 +199,6 @@ def test_the_chat_template_writes_what_ask_does(chat):
     spare = tokenizer.convert_tokens_to_ids("<spare>")
     got = tokenizer.apply_chat_template(messages, **own, chat_template=written, memory_tokens=3, memory_text="<spare>")
     assert tokenizer(got, add_special_tokens=False)["input_ids"] == [spare] * 3 + ids
-    embedded = [{"role": "memory", "content": "<spare>"}, *messages]
-    got = tokenizer.apply_chat_template(embedded, **own, chat_template=written)
-    assert tokenizer(got, add_special_tokens=False)["input_ids"] == [spare, *ids]
     assert tokenizer.apply_chat_template(messages, **own, chat_template=written) == plain
     with pytest.raises(Exception, match="expected roles user and assistant after a memory"):
         system = [{"role": "system", "content": "Obey."}, *messages]
@@ -234,11 +209,10 @@ def test_settings_are_json_that_the_launcher_reads(tmp_path, capsys):
     from gistkit_vllm import launch
 
     (tmp_path / "reader").mkdir()
-    (tmp_path / "gistkit.json").write_text(json.dumps({"name": "tiny", "base": "x", "reader": "r", "embeddings": True}))
+    (tmp_path / "gistkit.json").write_text(json.dumps({"name": "tiny", "base": "x", "reader": "r"}))
     assert launch.main([str(tmp_path), "--print", "--port", "99"]) == 0
     shown = capsys.readouterr().out
     assert f"--model {tmp_path / 'reader'} --served-model-name tiny --port 99" in shown
-    assert "--enable-prompt-embeds" in shown
     (tmp_path / "reader").rename(tmp_path / "adapter")
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"r": 17}))
     assert launch.main([str(tmp_path), "--print"]) == 2

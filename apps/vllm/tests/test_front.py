@@ -1,8 +1,6 @@
 """The front: what vLLM's routes receive for a request that names a memory, and who is told that there is none."""
 
 import asyncio
-import base64
-import io
 import json
 from types import SimpleNamespace
 
@@ -18,7 +16,6 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 def store(tmp_path):
     about = {"context_tokens": 9, "placeholder": 7, "text": "<x>", "reader": "r"}
     memory_files.add(tmp_path, "2026/märz", torch.rand(2, 2, 3, 1, 4), tokens=3, **about)
-    memory_files.add(tmp_path, "embedded", torch.arange(8.0).view(2, 4), tokens=2, **about)
     memory_files.path_of(tmp_path, "cut").write_bytes(memory_files.path_of(tmp_path, "2026/märz").read_bytes()[:100])
     return tmp_path
 
@@ -74,16 +71,6 @@ def test_placeholders_stand_before_prompts_of_every_kind(store):
         assert got == {"prompt": want, "add_special_tokens": False, **named}
     got = passed(store, CHAT, {"messages": [], "chat_template_kwargs": {"a": 1}, **named})
     assert got["chat_template_kwargs"] == {"a": 1, "memory_tokens": 3, "memory_text": "<x>"}
-
-
-def test_embeddings_are_the_first_message(store):
-    messages = [{"role": "user", "content": "Who?"}]
-    got = passed(store, CHAT, {"messages": messages, "kv_transfer_params": {"memory": "embedded"}})
-    (part,) = got["messages"][0]["content"]
-    values = torch.load(io.BytesIO(base64.b64decode(part["data"])), weights_only=True)
-    assert torch.equal(values, torch.arange(8.0).view(2, 4)) and part["type"] == "prompt_embeds"
-    assert got["messages"][0]["role"] == "memory" and got["messages"][1:] == messages
-    assert got["kv_transfer_params"] == {}
 
 
 @pytest.mark.parametrize(

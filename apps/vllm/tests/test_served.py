@@ -121,13 +121,13 @@ def test_an_adapter_reads_as_the_merged_model_does(avgpool, tmp_path):
 
 
 def test_methods_whose_reader_is_the_base_model_share_an_engine(tmp_path):
-    """500xCompressor with its task token, a selection with other tokens in each head, and embeddings."""
+    """500xCompressor with its task token, a selection with other tokens in each head, and a memory of embeddings."""
     vllm_python()
     want = {}
     options = {
         "smollm2-x500-4x": ("smollm2-x500-4x",),
         "select": ("--method", "select", "--option", "by=snapkv"),
-        "icae": ("--method", "icae", "--layout", "dpl", "--ratio", "5", "--embeddings"),
+        "icae": ("--method", "icae", "--layout", "dpl", "--ratio", "5"),
     }
     for name, words in options.items():
         # No folder of a compressor's name, which would come before the compressor.

@@ -2,29 +2,17 @@
 
 import json
 import shutil
-from argparse import ArgumentParser
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gistkit import cli
-from gistkit.cli.plugins import EVALUATIONS
 from gistkit.evaluate import Markers
-from gistkit_lab.cli import against
-from gistkit_lab.evaluate import command
 from gistkit_lab.evaluate.summary_context import SummaryContext
 from tests.cli.test_cli import TEXT, folder, one_line, run  # noqa: F401 - fixtures
 from tests.helpers.endpoint import KEY, RIGHT, Server, in_turn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.mark.parametrize(("name", "command"), [("presses", against), ("protocols", command)])
-def test_what_is_refused_without_the_lab_is_what_it_adds(name, command):
-    parser = ArgumentParser(add_help=False)
-    command.add(parser)
-    added = {action.option_strings[0]: action.default or None for action in parser._actions}
-    assert EVALUATIONS[name] == added
 
 
 @pytest.fixture

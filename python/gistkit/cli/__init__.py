@@ -112,7 +112,8 @@ def _refuse_unknown(root: argparse.ArgumentParser, options: argparse.Namespace, 
     word = next((word for word in late if word.startswith("-")), "").partition("=")[0]
     near = get_close_matches(word, known, n=1, cutoff=0.7)
     root.prog = getattr(options, "prog", root.prog)
-    root.error(f"unknown: {' '.join(late)}" + (f"; did you mean {near[0]}?" if near else ""))
+    hints = [f"did you mean {name}?" for name in near] + [getattr(options, "more", "")]
+    root.error("; ".join([f"unknown: {' '.join(late)}", *filter(None, hints)]))
 
 
 def _refuse(reason: object) -> int:

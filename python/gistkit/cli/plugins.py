@@ -19,15 +19,6 @@ BROUGHT = {
     "gistkit.evaluate": {"presses": "lab", "protocols": "lab"},
     "gistkit.stores": {"stores": "apps/serve"},
 }
-# {evaluation: {option: its default, which is never refused}}
-EVALUATIONS: dict[str, dict[str, str | None]] = {
-    "presses": dict.fromkeys(("--against", "--ratios", "--by", "--shares", "--fit")),
-    "protocols": {
-        **dict.fromkeys(("--documents", "--images", "--tau", "--segment")),
-        **dict.fromkeys(("--judge", "--judge-model", "--judge-prompt", "--judge-concurrency")),
-        "--prompt": "plain",
-    },
-}
 
 
 def add_plugins(commands: Any, group: str) -> None:
@@ -56,33 +47,22 @@ def stores() -> Any:
 def add_evaluations(parser: Any) -> list[Any]:
     """Adds the options of evaluations to `gistkit evaluate`; returns the modules that make them, those that are there.
 
-    Options of one that is not installed, or broken, are refused by name.
+    The error for an unknown option says what is missing.
     """
     found = {entry.name: entry for entry in entry_points(group="gistkit.evaluate")}
-    commands = []
+    commands, notes = [], []
     for name, folder in BROUGHT["gistkit.evaluate"].items():
-        error, note = missing("{}", folder), f"not installed: pip install ./{folder}"
-        if name in found:
-            try:
-                commands.append(found[name].load())
-                continue
-            except Exception as broken:
-                note = f"cannot be loaded: {one_line(broken)}"
-                error = ValueError(f"{{}}: {note}")
-        for flag, plain in EVALUATIONS[name].items():
-            parser.add_argument(flag, nargs="*", action=_refusal(error), default=plain, help=note)
+        if name not in found:
+            notes.append(f"pip install ./{folder} adds options")
+            continue
+        try:
+            commands.append(found[name].load())
+        except Exception as error:
+            notes.append(f"{name} cannot be loaded: {one_line(error)}")
     for command in commands:
         command.add(parser)
+    parser.set_defaults(more="; ".join(dict.fromkeys(notes)))
     return commands
-
-
-def _refusal(error: ValueError) -> type[argparse.Action]:
-    class Refuse(argparse.Action):
-        def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-            if values != [self.default]:
-                raise ValueError(str(error).format(option))
-
-    return Refuse
 
 
 def missing(name: str, folder: str) -> ValueError:

@@ -73,29 +73,6 @@ def read_tensors(
         return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
-def packed_tensors(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> bytes:
-    """The bytes of a safetensors file, as `write_tensors` writes them."""
-    from safetensors.torch import save
-
-    return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, dict(header))
-
-
-def unpacked_tensors(
-    path: str, file: bytes, content: str, broken: str = "a file that cannot be read"
-) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """`read_tensors` of a file's bytes; `path` names it in errors."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    try:
-        tensors = load(file)
-        # safetensors gives the header of files alone; `load` has checked its length.
-        header = json.loads(file[8 : 8 + int.from_bytes(file[:8], "little")]).get("__metadata__", {})
-    except (SafetensorError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
-        raise ValueError(f"{path}: expected {content}, got {broken} ({one_line(error)})") from error
-    return header, tensors
-
-
 def tensor_shapes(path: Path, content: str) -> Shapes:
     """{name: shape} of a file as in `read_tensors`, all of floating point, only from its header."""
     with _opened(path, content, "a file that cannot be read") as file:
@@ -163,14 +140,14 @@ def replacing(path: Path, size: int | None = None) -> Iterator[Path]:
         raise _write_error(error, path, size) from error
 
 
-class Appended:
-    """A file to which bytes are added at its end: after a write that fails it ends as it did before.
+class Lines:
+    """A file to which whole lines are added at its end, each at once: after a write that fails it ends as before.
 
     Args:
         path: made if there is none; its folder exists.
 
     Raises:
-        OSError: as `replacing`, here and when bytes are added.
+        OSError: as `replacing`, here and when a line is added.
     """
 
     def __init__(self, path: Path) -> None:
@@ -178,16 +155,11 @@ class Appended:
         with errors_told(self.path):
             self.file = path.open("ab", buffering=0)
 
-    @property
-    def size(self) -> int:
-        """Bytes of the file."""
-        return os.fstat(self.file.fileno()).st_size
-
-    def append(self, content: bytes) -> None:
-        """Adds bytes."""
-        rest = memoryview(content)
+    def write(self, line: str) -> None:
+        """Adds a line, given without its end."""
+        rest = memoryview(f"{line}\n".encode())
         with errors_told(self.path, len(rest)):
-            end = self.size
+            end = os.fstat(self.file.fileno()).st_size
             try:
                 while rest:
                     rest = rest[self.file.write(rest) :]
@@ -196,27 +168,9 @@ class Appended:
                     self.file.truncate(end)
                 raise
 
-    def cut(self, size: int) -> None:
-        """Removes what is after the first `size` bytes."""
-        with errors_told(self.path):
-            self.file.truncate(size)
-
-    def sync(self) -> None:
-        """Waits until all that was added is on the disk."""
-        with errors_told(self.path):
-            os.fsync(self.file.fileno())
-
     def close(self) -> None:
         """Closes the file."""
         self.file.close()
-
-
-class Lines(Appended):
-    """A file to which whole lines are added, each at once, see `Appended`."""
-
-    def write(self, line: str) -> None:
-        """Adds a line, given without its end."""
-        self.append(f"{line}\n".encode())
 
 
 @contextmanager

@@ -24,34 +24,24 @@ Choice = slice | Iterable[int] | None
 
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
-    """The attention weights of one call of `gistkit.attention`, whole or averaged over blocks, on the CPU.
+    """The attention weights of one call of `gistkit.attention`, on the CPU.
 
     Args:
-        weights: [B, H, R, K], float32 (float64 for float64 inputs), for the chosen sequences, heads (H is 1 for their
-            mean), blocks of query rows and blocks of keys. The share of attention: summed over the keys of a block, and
-            averaged over its rows that see a key. So each row of a head adds up to 1, or is 0 where no query sees a
-            key.
+        weights: [B, H, rows, keys], float32 (float64 for float64 inputs), for the chosen sequences, heads (H is 1 for
+            their mean) and query rows. Each row of a head adds up to 1, or is 0 where the query sees no key.
         lse: [B, heads, rows], natural logarithm of the softmax's denominator, of every chosen head and row.
-        call: number of the call since the recorder was entered.
-        layer: number of the call in its forward pass; see `AttentionRecorder`.
-        forward_pass: number of the forward pass since the recorder was entered.
+        layer: number of the call since the recorder was entered, see `AttentionRecorder`.
         batch: numbers of the chosen sequences.
         heads: numbers of the chosen query heads.
         rows: int64 [rows], numbers of the chosen query rows.
-        row_edges: int64 [R + 1]; row i of the map is for the query rows `rows[row_edges[i] : row_edges[i + 1]]`.
-        key_edges: int64 [K + 1]; column j of the map is for the keys from key_edges[j] to before key_edges[j + 1].
     """
 
     weights: Tensor
     lse: Tensor
-    call: int
     layer: int
-    forward_pass: int
     batch: tuple[int, ...]
     heads: tuple[int, ...]
     rows: Tensor
-    row_edges: Tensor
-    key_edges: Tensor
 
 
 class AttentionRecorder(TorchDispatchMode):
@@ -62,24 +52,21 @@ class AttentionRecorder(TorchDispatchMode):
     `gistkit.nn.GPT`, a transformers model under `gistkit.hf.attach` and a compressor, in training and evaluation, and
     does not change their results. The maps have no gradient.
 
-    Calls are numbered in order. A call's layer is its number in its forward pass, which has `layers_per_pass` calls.
-    Without `layers_per_pass`, all calls since entering belong to one pass, and the layers of a second pass continue the
-    count. Calls inside a backward pass (gradient checkpointing) and replays of a CUDA graph are neither recorded nor
-    counted. Entering again starts over.
+    A call's layer is its number since entering, so the layers of a second pass continue the count. Calls inside a
+    backward pass (gradient checkpointing) and replays of a CUDA graph are neither recorded nor counted. Entering again
+    starts over.
 
-        with AttentionRecorder(layers=[0, 5], reduce="mean", blocks=256) as recorder, attach(model):
+        with AttentionRecorder(layers=[0, 5], reduce="mean") as recorder, attach(model):
             model(ids)
-        recorder[5].weights  # [B, 1, 256, 256] for 16384 tokens
+        recorder[5].weights  # [B, 1, N, N]
 
     Args:
         layers: numbers of the layers to record, at least 0; None is all of them.
-        layers_per_pass: calls of attention in a forward pass: the model's number of layers.
         heads: query heads to record, as numbers or a slice; None is all of them.
         rows: query rows to record, as numbers or a slice such as slice(-8, None); None is all of them. Under a
             compiled layout rows and keys are in its plan's physical order.
         batch: sequences to record, as numbers or a slice; None is all of them.
         reduce: "none", or "mean" over the recorded heads.
-        blocks: maximum number of blocks per side, of equal size except the last; None: a map of every row and key.
 
     Raises:
         TypeError, ValueError: an argument is none of these; from a recorded call, if it lacks a chosen head, row or
@@ -91,23 +78,15 @@ class AttentionRecorder(TorchDispatchMode):
         self,
         layers: Iterable[int] | None = None,
         *,
-        layers_per_pass: int | None = None,
         heads: Choice = None,
         rows: Choice = None,
         batch: Choice = None,
         reduce: str = "none",
-        blocks: int | None = None,
     ) -> None:
         super().__init__()
         if reduce not in REDUCTIONS:
             raise ValueError(f"reduce: expected one of {', '.join(REDUCTIONS)}, got {reduce!r}")
-        self.layers_per_pass = None if layers_per_pass is None else check_int("layers_per_pass", layers_per_pass)
-        self.blocks = None if blocks is None else check_int("blocks", blocks)
         self.layers = None if layers is None else _numbers("layers", layers)
-        if self.layers and self.layers_per_pass is not None and max(self.layers) >= self.layers_per_pass:
-            raise ValueError(
-                f"layers: expected numbers below layers_per_pass, {self.layers_per_pass}, got {max(self.layers)}"
-            )
         self.reduce = reduce
         self._chosen = {
             name: choice if choice is None or isinstance(choice, slice) else _numbers(name, choice)
@@ -130,15 +109,11 @@ class AttentionRecorder(TorchDispatchMode):
         super().__exit__(*error)
 
     def __getitem__(self, layer: int) -> AttentionMap:
-        """The one map of a layer; a LookupError if there is none, or one for each of several passes (see `maps`)."""
-        maps = [recorded for recorded in self.maps if recorded.layer == layer]
-        if len(maps) != 1:
-            layers = ", ".join(map(str, sorted({recorded.layer for recorded in self.maps}))) or "none"
-            raise LookupError(
-                f"recorder: expected a layer recorded once (recorded layers: {layers}), got {layer!r}, recorded "
-                f"{len(maps)} times; all are in `maps`"
-            )
-        return maps[0]
+        """The map of a layer; a LookupError if there is none."""
+        maps = {recorded.layer: recorded for recorded in self.maps}
+        if layer not in maps:
+            raise LookupError(f"recorder: expected a recorded layer, one of {', '.join(map(str, maps))}, got {layer!r}")
+        return maps[layer]
 
     def take(self, found: AttentionMap) -> None:
         """Gets each map as it comes; a subclass may keep less than all of it."""
@@ -149,18 +124,16 @@ class AttentionRecorder(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         # Inside a backward pass only gradient checkpointing runs attention: a layer that was seen already.
         if func.name() == ATTENTION and getattr(torch._C, "_current_graph_task_id", lambda: -1)() < 0:
-            layer = self.calls if self.layers_per_pass is None else self.calls % self.layers_per_pass
-            if self.layers is None or layer in self.layers:
+            if self.layers is None or self.calls in self.layers:
                 # A plan's lists of tiles may come last.
                 query, key, _, spans, key_bias, scale, softcap, *_ = args
                 with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-                    self.take(self._record(layer, query, key, spans, key_bias, scale, softcap, result[1]))
+                    self.take(self._record(query, key, spans, key_bias, scale, softcap, result[1]))
             self.calls += 1
         return result
 
     def _record(
         self,
-        layer: int,
         query: Tensor,
         key: Tensor,
         spans: Tensor,
@@ -171,28 +144,22 @@ class AttentionRecorder(TorchDispatchMode):
     ) -> AttentionMap:
         sizes = {"batch": query.shape[0], "heads": query.shape[1], "rows": query.shape[2]}
         batch, heads, rows = (_choose(name, self._chosen[name], size) for name, size in sizes.items())
-        row_edges, key_edges = _edges(len(rows), self.blocks), _edges(key.shape[2], self.blocks)
-        shape = (len(batch), 1 if self.reduce == "mean" else len(heads), len(row_edges) - 1, len(key_edges) - 1)
+        shape = (len(batch), 1 if self.reduce == "mean" else len(heads), len(rows), key.shape[2])
         if shape[0] * shape[1] * shape[2] * shape[3] > LARGEST_MAP:
             raise ValueError(
-                f"blocks: expected a map of at most 2^28 weights, got {list(shape)} for sequences, heads, rows and "
-                "keys; choose fewer with blocks, reduce, heads, rows or batch"
+                f"rows: expected a map of at most 2^28 weights, got {list(shape)} for sequences, heads, rows and keys; "
+                "choose fewer with reduce, heads, rows or batch"
             )
         device, group = query.device, query.shape[1] // key.shape[1]
         index = torch.tensor(rows, dtype=torch.int64, device=device)
-        per_row, per_key = (int(edges[1]) if len(edges) > 1 else 1 for edges in (row_edges, key_edges))
         lse = lse[batch][:, heads][:, :, index]
         weights = torch.zeros(shape, dtype=lse.dtype, device=device)
         step = max(1, CHUNK // max(1, key.shape[2]))
         for b, sequence in enumerate(batch):
-            # Of a block's rows those without keys do not count.
-            block = torch.arange(len(rows), device=device) // per_row
-            seen = (lse[b] > -torch.inf).to(lse.dtype)
-            count = seen.new_zeros(len(heads), shape[2]).index_add_(1, block, seen).clamp_(min=1)
             for first in range(0, len(rows), step):
                 part = slice(first, first + step)
                 row_spans = spans[0 if len(spans) == 1 else sequence, index[part]]
-                low, high = _reach(row_spans, per_key)
+                low, high = _reach(row_spans)
                 if low >= high:
                     continue
                 hidden = _hidden(row_spans, low, high)
@@ -203,23 +170,10 @@ class AttentionRecorder(TorchDispatchMode):
                         bias = bias[low:high]
                     q, k = query[sequence, head, index[part]], key[sequence, head // group, low:high]
                     share = _weights(q, k, bias, lse[b, h, part], scale, softcap).masked_fill_(hidden, 0)
-                    share = _block_sums(share, per_key) / count[h, block[part], None]
-                    target = weights[b, 0 if self.reduce == "mean" else h]
-                    target[:, low // per_key :][:, : share.shape[1]].index_add_(0, block[part], share)
+                    weights[b, 0 if self.reduce == "mean" else h, part, low:high] += share
         if self.reduce == "mean":
             weights /= max(1, len(heads))
-        return AttentionMap(
-            weights.cpu(),
-            lse.cpu(),
-            self.calls,
-            layer,
-            0 if self.layers_per_pass is None else self.calls // self.layers_per_pass,
-            tuple(batch),
-            tuple(heads),
-            index.cpu(),
-            row_edges,
-            key_edges,
-        )
+        return AttentionMap(weights.cpu(), lse.cpu(), self.calls, tuple(batch), tuple(heads), index.cpu())
 
 
 def _numbers(name: str, values: Any) -> list[int]:
@@ -240,19 +194,13 @@ def _choose(name: str, choice: slice | list[int] | None, size: int) -> list[int]
     return choice
 
 
-def _edges(count: int, blocks: int | None) -> Tensor:
-    """int64 [at most blocks + 1], the bounds of equal blocks of `count` things, of which the last may be smaller."""
-    width = 1 if blocks is None else max(1, -(-count // blocks))
-    return torch.arange(0, count + width, width)[: -(-count // width) + 1].clamp_(max=count)
-
-
-def _reach(spans: Tensor, multiple: int) -> tuple[int, int]:
-    """The first key that rows with spans [rows, S, 2] see, rounded down to a multiple, and the end of the last."""
+def _reach(spans: Tensor) -> tuple[int, int]:
+    """The first key that rows with spans [rows, S, 2] see, and the end of the last."""
     start, end = spans.unbind(-1)
     filled = start < end
     if not bool(filled.any()):
         return 0, 0
-    return int(start[filled].min()) // multiple * multiple, int(end[filled].max())
+    return int(start[filled].min()), int(end[filled].max())
 
 
 def _hidden(spans: Tensor, low: int, high: int) -> Tensor:
@@ -271,11 +219,3 @@ def _weights(query: Tensor, key: Tensor, bias: Tensor | None, lse: Tensor, scale
     if bias is not None:
         logits += bias
     return logits.sub_(lse.masked_fill(lse == -torch.inf, torch.inf)[:, None]).exp_()
-
-
-def _block_sums(weights: Tensor, width: int) -> Tensor:
-    """Sums [rows, ceil(K / width)] of `width` neighbouring columns each."""
-    if width == 1:
-        return weights
-    spare = -weights.shape[1] % width
-    return (torch.nn.functional.pad(weights, (0, spare)) if spare else weights).unflatten(1, (-1, width)).sum(-1)

@@ -60,7 +60,7 @@ class PositionEncoding(nn.Module):
         return None
 
     def frozen(self, positions: Tensor | None = None) -> AbstractContextManager[None]:
-        """Inside the `with` block the encoding's weights must not change, and its results are cached; see `SeqPE`.
+        """Inside the `with` block the encoding's results are cached while its weights stay as they are; see `SeqPE`.
 
         Args:
             positions: encoded when the block begins.

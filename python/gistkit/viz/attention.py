@@ -36,7 +36,7 @@ def draw_attention(
     title: str | None = None,
     ax: Axes | None = None,
 ) -> FigureOrAxes:
-    """Draws one attention map, one row per query or block of queries; hidden keys are white.
+    """Draws one attention map, one row per query; hidden keys are white.
 
     On the linear scale the darkest colour starts at the 98% quantile of the weights above 0; the logarithmic scale goes
     down to 10^-4 of the largest weight.
@@ -62,14 +62,12 @@ def draw_attention(
     weights = recorded.weights[_place("sequence", sequence, recorded.batch), h].double().numpy()
     if not weights.size:
         raise ValueError(f"recorded: expected a map with queries and keys, got {list(weights.shape)}")
-    rows, keys = len(recorded.rows), int(recorded.key_edges[-1])
+    rows, keys = weights.shape
     result, ax = axes_of(ax, (6.2, 5.2))
     visible = np.ma.masked_equal(weights, 0)
     norm, extend = _norm(visible, scale)
-    # The last block may be smaller: it is cut off by the limits.
-    height, width = (int(edges[1]) * (len(edges) - 1) for edges in (recorded.row_edges, recorded.key_edges))
     image = ax.imshow(
-        visible, aspect="auto", cmap="magma_r", norm=norm, interpolation="nearest", extent=(0, width, height, 0)
+        visible, aspect="auto", cmap="magma_r", norm=norm, interpolation="nearest", extent=(0, keys, rows, 0)
     )
     ax.set(xlim=(0, keys), ylim=(rows, 0), xlabel="key", ylabel="query")
     present = {*_strip(ax, "x", "key_roles", key_roles, keys), *_strip(ax, "y", "query_roles", query_roles, rows)}
@@ -81,8 +79,7 @@ def draw_attention(
     ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     ax.yaxis.set_major_locator(MaxNLocator(8, integer=True))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: str(int(recorded.rows[int(y)])) if 0 <= y < rows else ""))
-    blocked = int(recorded.key_edges[1]) > 1 or int(recorded.row_edges[1]) > 1
-    ax.figure.colorbar(image, ax=ax, label="share of attention" if blocked else "attention weight", extend=extend)
+    ax.figure.colorbar(image, ax=ax, label="attention weight", extend=extend)
     head_name = f"mean of {len(recorded.heads)} heads" if mean else f"head {recorded.heads[h]}"
     heading = f"Layer {recorded.layer}, {head_name}" if title is None else title
     ax.set_title(heading, loc="left", pad=22 if present else None)

@@ -1,9 +1,18 @@
-"""Pages of layouts and attention maps: one HTML file each, which a browser shows without a network."""
+"""Pages of layouts and attention maps: one HTML file each, which a browser shows without a network.
+
+Their scripts are those of `browser/`, a file for each part.
+"""
 
 from __future__ import annotations
 
+import gzip
+import json
+import re
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -13,8 +22,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from gistkit.layouts.layout import Layout, physical_order
 from gistkit.layouts.relations import Role
+from gistkit.viz.browser import file_of
+from gistkit.viz.layout import ROLE_COLOURS
 from gistkit.viz.legible import legible
-from gistkit.viz.matrix_page import ROLE_COLOURS_ON, MatrixPage, Side
 
 __all__ = ["MOST_CELLS", "MOST_TOKENS", "Tokens", "attention_page", "layout_page"]
 MOST_TOKENS = 4096
@@ -28,6 +38,13 @@ OCTAVE = 12
 LIGHTEST = 1e-4
 # What a pair that is not seen has; that of dark pages is theirs.
 BLANK = {"light": "#FFFFFF", "dark": "#15171B"}
+# Of roles by the page's colours: black and dark blue would be lost on a dark page.
+ROLE_COLOURS_ON = {
+    "light": ROLE_COLOURS,
+    "dark": {**ROLE_COLOURS, Role.BOS: "#FFFFFF", Role.MEMORY: "#F07A2B", Role.TEXT: "#3D8FD6", Role.PAD: "#8A8A8A"},
+}
+# In their order, as they are defined before they are used.
+SCRIPTS = ("cells.js", "matrix.js", "text.js", "positions.js", "page.js")
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,26 +82,19 @@ def layout_page(layout: Layout, *, tokens: Sequence[str] | None = None, title: s
     layout_tokens = Tokens(tokens, layout.roles, layout.positions)
     side = _side("layout_page", "tokens", layout_tokens, len(layout), physical_order(layout))
     mask = layout.dense_mask()
-    return MatrixPage(
-        title=title or layout.name or "layout",
-        caption=(
-            f"Which of {len(layout)} tokens sees which: each row is a token that looks, and the columns that are "
-            f"coloured in it are the tokens that it sees, in the colour of their role. {mask.mean():.1%} of all pairs "
-            "are seen."
-        ),
-        hint="Click a token, drag over several, or use the arrow keys (with Shift for several).",
-        rows="what the chosen tokens see",
-        columns="what sees them",
-        queries=side,
-        keys=None,
-        cells=np.where(mask, SHADES * (layout.roles + 1), 0).astype(np.uint8)[None, None],
-        layers=[""],
-        heads=[""],
-        palettes={theme: _role_palette(theme) for theme in BLANK},
-        shades=SHADES,
-        mean=True,
-        ticks={},
-    ).html()
+    words = {
+        "title": title or layout.name or "layout",
+        "caption": f"Which of {len(layout)} tokens sees which: each row is a token that looks, and the columns that "
+        "are coloured in it are the tokens that it sees, in the colour of their role. "
+        f"{mask.mean():.1%} of all pairs are seen.",
+        "rows": "what the chosen tokens see",
+        "columns": "what sees them",
+    }
+    return _html(
+        words, np.where(mask, SHADES * (layout.roles + 1), 0).astype(np.uint8)[None, None], queries=side, keys=None,
+        layers=[""], heads=[""], opens=0, palettes={theme: _role_palette(theme) for theme in BLANK}, shades=SHADES,
+        mean=True, octave=0, ticks={},
+    )  # fmt: skip
 
 
 def attention_page(
@@ -134,27 +144,54 @@ def attention_page(
     cells = np.empty(maps.shape, np.uint8)
     for place in np.ndindex(*maps.shape[:2]):
         cells[place] = _levels(maps[place].astype(np.float32, copy=False))
-    return MatrixPage(
-        title=title,
-        caption=(
-            f"Where attention goes: each row is a token that looks, each column a token that it may look at; colours "
-            f"say how much of its attention goes there, by powers of ten ({rows} x {width} tokens)."
-        ),
-        hint="Click a token, drag over several, or use the arrow keys (with Shift for several).",
-        rows="what the chosen tokens look at",
-        columns="what looks at them",
-        queries=query_side,
-        keys=key_side,
-        cells=cells,
-        layers=_names("layers", layers, maps.shape[0]),
-        heads=_names("heads", heads, maps.shape[1]),
-        opens=int(np.argmax([_looks_back(layer[0]) for layer in maps])),
-        palettes={theme: _weight_palette(theme) for theme in BLANK},
-        shades=255,
-        mean=False,
-        octave=OCTAVE,
+    words = {
+        "title": title,
+        "caption": "Where attention goes: each row is a token that looks, each column a token that it may look at; "
+        f"colours say how much of its attention goes there, by powers of ten ({rows} x {width} tokens).",
+        "rows": "what the chosen tokens look at",
+        "columns": "what looks at them",
+    }
+    return _html(
+        words, cells, queries=query_side, keys=key_side, layers=_names("layers", layers, maps.shape[0]),
+        heads=_names("heads", heads, maps.shape[1]), opens=int(np.argmax([_looks_back(layer[0]) for layer in maps])),
+        palettes={theme: _weight_palette(theme) for theme in BLANK}, shades=255, mean=False, octave=OCTAVE,
         ticks={f"{100 * weight:g} %": _level(weight) for weight in (1e-4, 1e-3, 1e-2, 1e-1, 1.0)},
-    ).html()
+    )  # fmt: skip
+
+
+def _html(words: dict[str, str], cells: NDArray[np.uint8], **data: Any) -> str:
+    """A page.
+
+    Args:
+        words: its title and caption, and by what `rows` and `columns` colour the text.
+        cells: uint8 [layers, heads, Nq, Nk].
+        data: what the scripts read: queries and keys, see `_side`, keys None if they are the queries; names of the
+            layers and heads, and the layer that `opens`; palettes, colours of the cells from 0, on "light" and "dark"
+            pages. A cell is 0 or shades * group + shade, with a shade from 1: seen from afar several cells are one, the
+            largest, or with `mean` the group of the one with the largest shade, with the mean of their shades. With an
+            octave, a cell is 0, or 255 + octave * log2(weight). ticks: {label: cell} of the colour bar.
+    """
+    maps = [gzip.compress(one.tobytes(), 6, mtime=0) for one in cells.reshape(-1, *cells.shape[2:])]
+    data["maps"] = [b64encode(one).decode() for one in maps]
+    data["role_colours"] = {theme: [colours[role] for role in Role] for theme, colours in ROLE_COLOURS_ON.items()}
+    script = '"use strict";\n' + "\n".join(map(file_of, SCRIPTS))
+    sides = [side for side in (data["queries"], data["keys"]) if side is not None]
+    present = [role for role in Role if any(role in (side["roles"] or ()) for side in sides)]
+    names = [f'<span><b style="background:var(--role{role:d})"></b>{role.name}</span>' for role in present]
+    light, dark = ROLE_COLOURS_ON["light"], ROLE_COLOURS_ON["dark"]
+    variables = " ".join(f"--role{role:d}: light-dark({light[role]}, {dark[role]});" for role in Role)
+    words = words | {"picture": f"Map of queries and keys. {words['caption']}"}
+    parts = {
+        **{name: escape(legible(text)) for name, text in words.items()},
+        "hash": b64encode(sha256(script.encode()).digest()).decode(),
+        "style": f"{file_of('theme.css')}{file_of('page.css')}:root {{ {variables} }}",
+        "theme": file_of("theme.html"),
+        "legend": "Roles of tokens, below the text and along both sides: " + " ".join(names) if names else "",
+        # A script element ends where its text says so; nothing else in it is markup.
+        "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+        "script": script,
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda part: parts[part[1]], file_of("page.html"))
 
 
 def _looks_back(weights: NDArray[Any]) -> float:
@@ -213,8 +250,15 @@ def _check_count(function: str, name: str, count: int) -> None:
         raise ValueError(f"{function}: expected {name} of at most {MOST_TOKENS} tokens, got {count}; show a part of it")
 
 
-def _side(function: str, name: str, tokens: Tokens, count: int, physical: NDArray[np.int64] | None = None) -> Side:
-    """The tokens along one side, as `MatrixPage` takes them."""
+def _side(
+    function: str, name: str, tokens: Tokens, count: int, physical: NDArray[np.int64] | None = None
+) -> dict[str, Any]:
+    """The tokens along one side, in logical order, as the scripts read them.
+
+    `labels` are what the box beside the mouse says of each token, `names` each in a few characters, for sentences;
+    `texts` legible tokens, None: numbers stand in the text instead; `physical` the token at each place of the physical
+    order.
+    """
     parts: list[Iterable[str]] = [(f"#{place}" for place in range(count))]
     texts = roles = positions = None
     if tokens.texts is not None:
@@ -235,7 +279,7 @@ def _side(function: str, name: str, tokens: Tokens, count: int, physical: NDArra
         if positions.shape[1:] != (count,):
             raise ValueError(f"{function}: expected positions of {name}, [{count}], got shape {list(positions.shape)}")
         parts.append("position " + ", ".join(f"{id:.12g}" for id in ids) for ids in positions.T)
-    return Side(
+    return dict(
         labels=list(map(" ".join, zip(*parts, strict=True))),
         names=[f"#{place}" if texts is None else f"#{place} “{texts[place]}”" for place in range(count)],
         texts=texts,

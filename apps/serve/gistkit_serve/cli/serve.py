@@ -118,18 +118,15 @@ def _run(arguments: argparse.Namespace) -> int:
     device_name = device(arguments.device)
     key = _key(arguments)
 
-    from gistkit_serve.server.loading import loading
-
     with ExitStack() as stack:
         # An address that is taken is told before the model is loaded.
         listener = stack.enter_context(_listener(arguments.host, arguments.port))
-        with loading(listener):
-            app, repository, name = _application(arguments, device_name, key, _names(listener), stack)
+        app, repository, name = _application(arguments, device_name, key, _names(listener), stack)
         _greet(listener, name, repository, arguments, key)
 
         from gistkit_serve.server.running import run
 
-        run(app, listener, connections=2 * arguments.queue + arguments.batch)
+        run(app, listener)
     return 0
 
 
@@ -172,13 +169,14 @@ def _application(
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """A socket that has the address; uvicorn listens on it."""
+    """A socket that listens; who comes before uvicorn takes it over waits."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
+            listener.listen()
         except BaseException:
             listener.close()
             raise

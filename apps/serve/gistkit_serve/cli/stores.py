@@ -9,14 +9,14 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gistkit.cli.compress import Total, size
 from gistkit.cli.named import Named, other_memories, readable
+from gistkit.common.hub import check_name, loading
 from gistkit.options.messages import warn
 from gistkit.options.models import chosen_compressor, load_model, memory_dtype
 from gistkit.options.texts import read_text
-from gistkit_serve.cli.embedding import Embedder, load_embedder
 
 if TYPE_CHECKING:
     from gistkit.common.processes import Processes
@@ -101,25 +101,25 @@ class NearestMemories:
         store: with at least one document.
         count: how many are read.
         others: read after them.
-        embedder: what made the store's vectors; None: by words.
+        embedder: a SentenceTransformer, which made the store's vectors; None: by words.
 
     Raises:
         ValueError: if the store has no such index, or another model made its vectors.
     """
 
-    def __init__(self, store: Store, count: int, others: Named, embedder: Embedder | None = None) -> None:
+    def __init__(self, store: Store, count: int, others: Named, embedder: Any = None) -> None:
         self.store, self.count, self.others, self.embedder = store, count, others, embedder
         try:
             index = store.index("words" if embedder is None else "vectors")
         except FileNotFoundError as error:
-            what, option = ("", "--index") if embedder is None else (" of vectors", f"--embed {embedder.name}")
+            what, option = ("", "--index") if embedder is None else (" of vectors", "--embed MODEL")
             raise ValueError(
                 f"{store.folder}: expected an index{what} of its documents or a --document, got none; "
                 f"gistkit compress FOLDER -o STORE {option} adds one"
             ) from error
         if embedder is not None:
             try:
-                index.check(embedder.documents)
+                index.check(embedder.encode_document)
             except ValueError as error:
                 raise ValueError(f"--{error}") from error
         if (indexed := len(index.names)) < len(store):
@@ -139,7 +139,7 @@ class NearestMemories:
         Raises:
             ValueError: if no document has a word of the question, or a memory is damaged or of another compressor.
         """
-        embed = None if self.embedder is None else self.embedder.questions
+        embed = None if self.embedder is None else self.embedder.encode_query
         found = self.store.nearest(question, self.count, embed=embed)
         if not found:
             raise ValueError(f"QUESTION: expected one with a word of some document, got {question!r:.80}")
@@ -161,6 +161,26 @@ class NearestMemories:
     def _ready(self, compressor: Compressor, documents: list[str], read: dict[str, Memory]) -> Named:
         names = [f"{self.store.folder}, {name}" for name in documents] + self.others[0]
         return names, readable(compressor, names, [read[name] for name in documents] + self.others[1])
+
+
+def load_embedder(name: str, device: str) -> Any:
+    """The SentenceTransformer of `--embed`, which runs no code that comes with it.
+
+    Raises:
+        ImportError: if sentence-transformers is missing.
+        ValueError, FileNotFoundError: if there is no such model.
+    """
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise ImportError("sentence-transformers is missing; run pip install './apps/serve[embed]'") from error
+    check_name("--embed", name)
+    with loading("--embed", "a model that sentence-transformers loads", name, ImportError, AttributeError) as place:
+        model = SentenceTransformer(place, device=device)
+    # Language models often have none; what is padded counts for nothing.
+    if getattr(model.tokenizer, "pad_token", "") is None:
+        model.tokenizer.pad_token = model.tokenizer.eos_token or model.tokenizer.bos_token
+    return model
 
 
 def compress_folder(
@@ -195,7 +215,7 @@ def compress_folder(
             dtype=memory_dtype(arguments.memory_dtype, model),
         )  # fmt: skip
     ways = [None] if arguments.index else []
-    for embed in ways if embedder is None else [*ways, embedder.documents]:
+    for embed in ways if embedder is None else [*ways, embedder.encode_document]:
         name = "index" if embed is None else "embed"
         with tqdm(total=share, desc=name, unit="document", disable=not processes.is_first) as bar:
             index_documents(

@@ -45,6 +45,7 @@ def application(
     hosts: frozenset[str] | None = LOOPBACK,
     key: str | None = None,
     peer: int | None = None,
+    requests: int | None = None,
 ) -> FastAPI:
     """The ASGI application of `gistkit serve`.
 
@@ -59,6 +60,7 @@ def application(
         hosts: names that requests may call this server by; None: any.
         key: that requests have to have; None: none.
         peer: requests of one other machine at a time; None: half of the queue.
+        requests: of all at a time; None: as many as wait in both queues and are answered.
     """
     if key is not None and not key.strip():
         raise ValueError("key: expected one or None, got an empty one")
@@ -75,7 +77,8 @@ def application(
     # FastAPI's pages of documentation load scripts from a network.
     app = FastAPI(title="gistkit serve", lifespan=running, docs_url=None, redoc_url=None)
     peer = max(1, limits.queue // 2) if peer is None else peer
-    app.add_middleware(Guard, most=body_bytes, seconds=seconds, hosts=hosts, key=key, peer=peer)
+    requests = 2 * limits.queue + limits.batch if requests is None else requests
+    app.add_middleware(Guard, most=body_bytes, seconds=seconds, hosts=hosts, key=key, peer=peer, requests=requests)
     # The last one comes first.
     app.add_middleware(Access, metrics=metrics)
 

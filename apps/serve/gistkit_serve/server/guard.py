@@ -33,13 +33,22 @@ class Guard:
             leads to this address; None: any.
         key: that requests have as a bearer token; None: none is needed.
         peer: requests of one address at a time, but for those of this machine.
+        requests: of all addresses at a time.
     """
 
     def __init__(
-        self, app: Any, *, most: int, seconds: float, hosts: frozenset[str] | None, key: str | None, peer: int
+        self,
+        app: Any,
+        *,
+        most: int,
+        seconds: float,
+        hosts: frozenset[str] | None,
+        key: str | None,
+        peer: int,
+        requests: int,
     ) -> None:
         self.app, self.most, self.seconds, self.hosts = app, most, min(seconds, _BODY), hosts
-        self._key, self._peer = None if key is None else key.strip().encode(), peer
+        self._key, self._peer, self._all = None if key is None else key.strip().encode(), peer, requests
         self._requests = Counter[str]()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -64,6 +73,8 @@ class Guard:
         headers = dict(scope["headers"])
         self._check_host(headers.get(b"host", b"").decode("latin-1"))
         self._check_key(scope["path"], headers.get(b"authorization", b""))
+        if self._requests.total() > self._all:
+            raise Refused(503, f"expected at most {self._all} requests at a time", code="requests_full")
         if self._requests[address] > self._peer and not address.startswith("127.") and address != "::1":
             raise Refused(503, f"expected at most {self._peer} requests of {address} at a time", code="peer_limit")
         length = headers.get(b"content-length", b"0")

@@ -26,78 +26,57 @@ PART = 256
 _STEP = 256
 
 
-class Prompts:
-    """Prompts that are read together, some tokens of each in a pass, until their answers can go on in `Rows`.
+class Row:
+    """An answer: its prompt is read some tokens in a pass, and it then goes on in `Rows`.
 
     Args:
         compressor: reads, inside `generation.answering`.
-        memories: each of one row, or one that is None: the model reads its prompt with nothing before it.
-        prompts: token ids, at least one each.
+        memory: of one row; None: the model reads the prompt with nothing before it.
+        prompt: token ids, at least one.
         count: tokens to write, at most.
     """
 
-    def __init__(
-        self, compressor: Compressor, memories: Sequence[Memory | None], prompts: Sequence[Sequence[int]], count: int
-    ) -> None:
-        lm, texts = compressor.lm, pad(prompts, compressor.lm.device)
-        given = [memory for memory in memories if memory is not None]
-        if given:
-            memory = Memory.stack(given) if len(given) > 1 else given[0]
-            reading = Reading(compressor, memory, texts, "qa", count)
-            self._lead, self.plan, self.cache = reading.lead, reading.plan, reading.cache
+    def __init__(self, compressor: Compressor, memory: Memory | None, prompt: Sequence[int], count: int) -> None:
+        lm = self._lm = compressor.lm
+        text = pad([prompt], lm.device)
+        if memory is None:
+            self._lead = lm.embedded(compressor.reader, text.ids)
+            widths = len(prompt), count
+            rows = (ReadingRow(0, b"", b"", 0, 0, widths),)
+            self._plan = decoder_plan(rows, 0, widths, False, lm.windows, str(lm.device))
+            self._cache = hf.empty_cache(lm.config.num_hidden_layers, 0)
         else:
-            self._lead = lm.embedded(compressor.reader, texts.ids)
-            # The answer of a shorter prompt goes on where it ends, and sees no padding.
-            lengths = tuple(ReadingRow(0, b"", b"", 0, 0, (length, count)) for length in texts.lengths)
-            widths = texts.ids.shape[1], count
-            self.plan = decoder_plan(lengths, 0, widths, False, lm.windows, str(lm.device))
-            self.cache = hf.empty_cache(lm.config.num_hidden_layers, 0)
-        self._lm, self._passes, self.memories = lm, Passes(compressor, self.cache), memories
-        # The last token of each prompt.
-        self._last = [self._lead.shape[1] - texts.ids.shape[1] + length - 1 for length in texts.lengths]
-        self._states: list[Tensor] = [self._lead[0, 0]] * len(prompts)
-        self.read = 0
-        """Rows of the plan that are read."""
-
-    def part(self) -> Tensor | None:
-        """Reads the next part; at the end the logits [B, V] of the first tokens of the answers."""
-        # Frequencies that change depend on how long a pass is.
-        size = self._lead.shape[1] if self._lm.changing_rope else max(1, PART // len(self._lead))
-        lead = self._lead[:, self.read : self.read + size]
-        nothing = torch.zeros(len(lead), 0, dtype=torch.int64, device=lead.device)
-        states = self._passes.read(nothing, self.plan, self.read, lead)
-        for row, last in enumerate(self._last):
-            if self.read <= last < self.read + lead.shape[1]:
-                self._states[row] = states[row, last - self.read]
-        self.read += lead.shape[1]
-        return self._lm.logits(torch.stack(self._states)) if self.read == self._lead.shape[1] else None
-
-
-class Row:
-    """An answer that goes on: how many of its keys are read, where its next tokens stand and what they see.
-
-    Args:
-        prompts: which are read.
-        index: of this one.
-    """
-
-    def __init__(self, prompts: Prompts, index: int) -> None:
-        plan = prompts.plan
-        self.end = plan.num_keys
+            reading = Reading(compressor, memory, text, "qa", count)
+            self._lead, self._plan, self._cache = reading.lead, reading.plan, reading.cache
+        self._passes, self._read = Passes(compressor, self._cache), 0
+        self.end = self._plan.num_keys
         """Keys of the whole answer."""
-        self._read, self._first = prompts.read, plan.num_keys - plan.num_queries
-        # A plan may be that of all rows.
-        plans = {0: plan, **plan.windowed}
-        self._spans = {width: one.spans[min(index, len(one.spans) - 1)].cpu() for width, one in plans.items()}
-        positions = torch.atleast_2d(cast(Tensor, plan.positions))
-        self._positions = positions[min(index, len(positions) - 1)].cpu()
-        self.layers = [tuple(tensor[min(index, len(tensor) - 1)] for tensor in layer) for layer in prompts.cache.held]
-        """Keys and values [H, keys, D] of each layer."""
-        memory = prompts.memories[index]
+        self._first = self.end - self._plan.num_queries
+        self._spans = {width: one.spans[0].cpu() for width, one in {0: self._plan, **self._plan.windowed}.items()}
+        self._positions = torch.atleast_2d(cast(Tensor, self._plan.positions))[0].cpu()
         self.memory = None if memory is None or memory.counts is None else memory
         """What is read beside `layers`, if it is packed."""
-        biases = prompts.cache.key_biases
-        self.biases = None if biases is None else [bias[min(index, len(bias) - 1)] for bias in biases]
+        biases = self._cache.key_biases
+        self.biases = None if biases is None else [bias[0] for bias in biases]
+
+    def part(self) -> Tensor | None:
+        """Reads the next part of the prompt; at its end the logits [V] of the answer's first token."""
+        # Frequencies that change depend on how long a pass is.
+        size = self._lead.shape[1] if self._lm.changing_rope else PART
+        lead = self._lead[:, self._read : self._read + size]
+        nothing = torch.zeros(1, 0, dtype=torch.int64, device=lead.device)
+        states = self._passes.read(nothing, self._plan, self._read, lead)
+        self._read += lead.shape[1]
+        return self._lm.logits(states[:, -1])[0] if self._read == self._lead.shape[1] else None
+
+    @property
+    def layers(self) -> list[tuple[Tensor, ...]]:
+        """Keys and values [H, keys, D] of each layer, until `Rows` has them."""
+        return [tuple(tensor[0] for tensor in layer) for layer in self._cache.held]
+
+    def joined(self) -> None:
+        """`Rows` has all keys and values."""
+        del self._cache, self._passes, self._lead, self._plan
 
     @property
     def keys(self) -> int:
@@ -212,12 +191,12 @@ class Rows:
 
     def join(self, row: Row) -> None:
         """Takes a row whose first token is known."""
-        self._layers = self._layers or [_Layer(*layer) for layer in row.layers]
+        layers = row.layers
+        self._layers = self._layers or [_Layer(*layer) for layer in layers]
         self._make_room(len(self) + 1, max(self.longest, row.end))
-        for layer, (key, value) in zip(self._layers, row.layers, strict=True):
+        for layer, (key, value) in zip(self._layers, layers, strict=True):
             layer.put(len(self), key, value)
-        # The block has them.
-        row.layers = []
+        row.joined()
         self._rows.append(row)
         self._bias = self._packed = None
 

@@ -26,7 +26,7 @@ from gistkit.compress.memory import Memory
 from gistkit.compress.tokens import text_ids
 from gistkit_serve.server.errors import Refused, storage_failed
 from gistkit_serve.server.repository import MemoryRepository
-from gistkit_serve.server.rows import Prompts, Row, Rows
+from gistkit_serve.server.rows import Row, Rows
 from gistkit_serve.server.writing import Writing
 
 log = logging.getLogger("gistkit_serve")
@@ -148,8 +148,6 @@ class _Answer:
     ) -> None:
         self.job, self.memory, self.prompt, self.start = job, memory, prompt, start
         self.writing = Writing(decode, job.stops)
-        self.alone = False
-        """Whether its prompt is read by itself."""
         sampling, self._processors = job.sampling, list[LogitsProcessor]()
         if sampling.temperature > 0:
             # As transformers' loop has them.
@@ -169,11 +167,9 @@ class _Answer:
         return 0 if self.memory is None or self.memory.counts is None else self.memory.sizes[0]
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        """Tokens of each other part, of which one that is read with others is as wide as theirs."""
-        memory = self.memory
-        before = (0, 0) if memory is None else (0 if self.packed else memory.lengths[0], len(memory.rest[0]))
-        return *before, len(self.prompt), self.job.new_tokens
+    def width(self) -> int:
+        """Tokens of all other parts, which rows beside it are padded to."""
+        return self.held - self.packed + len(self.prompt) + self.job.new_tokens
 
     def choose(self, logits: Tensor) -> int:
         """The next token, of logits [V]."""
@@ -233,9 +229,10 @@ class Worker:
         self._questions: deque[Question] = deque()
         self._texts: deque[Text] = deque()
         self._changed = threading.Condition()
-        self._next = deque[_Answer]()
+        # Taken from the queue, and waits for room.
+        self._next: _Answer | None = None
         # What questions read now, by ids: those about the same memories read the same tensors.
-        self._read = WeakValueDictionary[tuple[str, ...], Memory]()
+        self._known = WeakValueDictionary[tuple[str, ...], Memory]()
         self._closing = False
         self.running: list[Job] = []
         self.done = 0
@@ -351,48 +348,38 @@ class Worker:
                 with answering(self.compressor, self.limits.new_tokens):
                     self._answer_all()
             except BaseException as error:
-                self._next.clear()
+                self._next = None
                 jobs = [job for job in self.running if isinstance(job, Question)]
                 for job in jobs or [self._take(self._questions)]:
                     if job is not None:
                         self._finish(job, error)
 
     def _answer_all(self) -> None:
-        """Answers questions until none waits: between two tokens others join, a part of their prompts at a time."""
-        rows, together = Rows(self.compressor, self.limits.batch_tokens), list[_Answer]()
-        joining, prompts = list[_Answer](), None
+        """Answers questions until none waits: between two tokens others join, a part of a prompt at a time."""
+        rows, together, joining = Rows(self.compressor, self.limits.batch_tokens), list[_Answer](), None
         while True:
-            if prompts is None:
-                joining = self._joining(rows)
-                prompts = self._prompts(joining)
-            if prompts is not None and self._join(joining, prompts, rows, together):
-                prompts = None
+            joining = joining or self._joining(rows)
+            if joining is not None and self._read(*joining, rows, together):
+                joining = None
             self._step(rows, together)
-            if prompts is None and not together and not self._next and not self._questions:
+            if joining is None and not together and self._next is None and not self._questions:
                 return
 
-    def _joining(self, rows: Rows) -> list[_Answer]:
-        """The questions that join next and are read together, as far as there is room."""
-        taken = list[_Answer]()
-        while len(rows) + len(taken) < self._batch:
-            if not self._next and (answer := self._ready()) is not None:
-                self._next.append(answer)
-            if not self._next or not self._fit([*taken, self._next[0]], rows):
-                break
-            taken.append(self._next.popleft())
-        return taken
-
-    def _fit(self, taken: Sequence[_Answer], rows: Rows) -> bool:
-        """Whether questions may be read together, and answered beside those that run."""
-        last = taken[-1]
-        if len(taken) > 1 and (last.alone or taken[0].alone or (last.memory is None) != (taken[0].memory is None)):
-            return False
-        width = sum(max(sizes) for sizes in zip(*(answer.sizes for answer in taken), strict=True))
-        end = max(answer.start for answer in taken) + max(answer.job.new_tokens for answer in taken)
-        count = len(rows) + len(taken)
-        packed = rows.packed + sum(answer.packed for answer in taken)
-        room = count * max(rows.longest, width) + packed <= self.limits.batch_tokens
-        return count == 1 or (room and end <= self._positions)
+    def _joining(self, rows: Rows) -> tuple[_Answer, Row] | None:
+        """The question that joins next, if there is room for it."""
+        self._next = self._next or (self._ready() if len(rows) < self._batch else None)
+        answer = self._next
+        if answer is None or len(rows) >= self._batch:
+            return None
+        width, packed = max(rows.longest, answer.width), rows.packed + answer.packed
+        if len(rows) and (len(rows) + 1) * width + packed > self.limits.batch_tokens:
+            return None
+        self._next = None
+        try:
+            return answer, Row(self.compressor, answer.memory, answer.prompt, answer.job.new_tokens)
+        except BaseException as error:
+            self._finish(answer.job, error)
+        return None
 
     def _ready(self) -> _Answer | None:
         """The next question with its memory and tokens; None: there is none."""
@@ -403,49 +390,20 @@ class Worker:
                 self._finish(job, error)
         return None
 
-    def _prompts(self, joining: Sequence[_Answer]) -> Prompts | None:
-        """The prompts of questions that join, of which none is read yet; None: there is none."""
-        if not joining:
-            return None
+    def _read(self, answer: _Answer, row: Row, rows: Rows, together: list[_Answer]) -> bool:
+        """Reads a part of a prompt; whether the question has joined, or is done with."""
         try:
-            memories, count = [one.memory for one in joining], max(one.job.new_tokens for one in joining)
-            return Prompts(self.compressor, memories, [one.prompt for one in joining], count)
+            if not answer.job.cancelled:
+                if (logits := row.part()) is None:
+                    return False
+                self.tokens += 1
+                if not answer.over(answer.choose(logits), self._ends):
+                    rows.join(row)
+                    together.append(answer)
+                    return True
+            self._finish(answer.job)
         except BaseException as error:
-            self._fail(joining, error)
-        return None
-
-    def _fail(self, joining: Sequence[_Answer], error: BaseException) -> None:
-        """What fails together is read again, each by itself."""
-        if len(joining) == 1:
-            self._finish(joining[0].job, error)
-            return
-        for answer in joining:
-            answer.alone = True
-        self._next.extendleft(reversed(joining))
-
-    def _join(self, joining: Sequence[_Answer], prompts: Prompts, rows: Rows, together: list[_Answer]) -> bool:
-        """Reads a part of prompts; whether these questions have joined, or are done with."""
-        try:
-            if all(answer.job.cancelled for answer in joining):
-                for answer in joining:
-                    self._finish(answer.job)
-                return True
-            logits = prompts.part()
-        except BaseException as error:
-            self._fail(joining, error)
-            return True
-        if logits is None:
-            return False
-        self.tokens += len(joining)
-        for index, answer in enumerate(joining):
-            try:
-                if answer.job.cancelled or answer.over(answer.choose(logits[index]), self._ends):
-                    self._finish(answer.job)
-                    continue
-                rows.join(Row(prompts, index))
-                together.append(answer)
-            except BaseException as error:
-                self._finish(answer.job, error)
+            self._finish(answer.job, error)
         return True
 
     def _step(self, rows: Rows, together: list[_Answer]) -> None:
@@ -524,12 +482,12 @@ class Worker:
             raise Refused(503, "the memory cannot be read", "memory", code="storage_failed") from error
         if not memories:
             return None
-        if (memory := self._read.get(tuple(names))) is None:
+        if (memory := self._known.get(tuple(names))) is None:
             try:
                 memory = self.compressor.join(memories) if len(memories) > 1 else memories[0]
             except ValueError as error:
                 raise Refused(400, f"memory: {str(error).removeprefix('memories: ')}", "memory") from error
-            memory = self._read[tuple(names)] = memory.to(dtype=self.compressor.embed.weight.dtype)
+            memory = self._known[tuple(names)] = memory.to(dtype=self.compressor.embed.weight.dtype)
         return memory
 
     def _tokens(self, turns: Sequence[str]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Stores: the memories of a corpus in a few files, made by any number of processes.
+"""Stores: the memories of a corpus by name, made by any number of processes.
 
     from gistkit_serve.store import Document, Store, compress_documents, index_documents
 
@@ -14,6 +14,6 @@
 
 from gistkit_serve.store.documents import Document, compress_documents
 from gistkit_serve.store.indexing import index_documents
-from gistkit_serve.store.store import Entry, Store, StoreWriter
+from gistkit_serve.store.store import Entry, Store
 
-__all__ = ["Document", "Entry", "Store", "StoreWriter", "compress_documents", "index_documents"]
+__all__ = ["Document", "Entry", "Store", "compress_documents", "index_documents"]

@@ -14,7 +14,7 @@ import torch
 from gistkit.common.checks import at_least, check_int
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.tokens import batches, text_ids
-from gistkit_serve.store.store import Entry, StoreWriter
+from gistkit_serve.store.store import Entry, Store
 
 # Documents of about the same size whose texts are in memory at a time, and sorted by their number of tokens.
 WINDOW = 512
@@ -65,32 +65,34 @@ def compress_documents(
 
     Raises:
         ValueError: if a document is empty, too long for the compressor, or not the text that the store has under its
-            name, if there is no such part, or as `StoreWriter`.
+            name, if there is no such part, or as `Store.of`.
     """
     batch_tokens = at_least("compress_documents", "batch_tokens", batch_tokens, 1)
     own = share(documents, part, parts)
-    count = 0
-    with StoreWriter(folder, compressor, part=part) as writer, torch.no_grad():
-        stored = dict(writer.entries)
-        if on_batch is not None:
-            on_batch([stored[document.name] for document in own if document.name in stored])
-        for start in range(0, len(own), WINDOW):
-            window = own[start : start + WINDOW]
-            texts = [checked_text(document, stored.get(document.name)) for document in window]
-            if all(document.name in stored for document in window):
+    count, store = 0, Store.of(folder, compressor)
+    stored = dict(store.entries)
+    if on_batch is not None:
+        on_batch([stored[document.name] for document in own if document.name in stored])
+    for start in range(0, len(own), WINDOW):
+        window = own[start : start + WINDOW]
+        texts = [checked_text(document, stored.get(document.name)) for document in window]
+        if all(document.name in stored for document in window):
+            continue
+        rows = [_row(document, text, compressor, tokenizer) for document, text in zip(window, texts, strict=True)]
+        for batch in batches([len(row) for row in rows], batch_tokens):
+            # A batch of which the store has a part is encoded whole: other rows would round otherwise.
+            missing = [place for place, index in enumerate(batch) if window[index].name not in stored]
+            if not missing:
                 continue
-            rows = [_row(document, text, compressor, tokenizer) for document, text in zip(window, texts, strict=True)]
-            for batch in batches([len(row) for row in rows], batch_tokens):
-                # A batch of which the store has a part is encoded whole: other rows would round otherwise.
-                missing = [place for place, index in enumerate(batch) if window[index].name not in stored]
-                if not missing:
-                    continue
+            with torch.no_grad():
                 memory = compressor.encode([rows[index].tolist() for index in batch]).to(dtype=dtype)
-                new = [(window[i].name, texts[i], len(rows[i])) for i in (batch[place] for place in missing)]
-                added = writer.add(new, memory[missing])
-                count += len(added)
-                if on_batch is not None:
-                    on_batch(added)
+            added = []
+            for place in missing:
+                index = batch[place]
+                added.append(store.add(window[index].name, texts[index], len(rows[index]), memory[place]))
+            count += len(added)
+            if on_batch is not None:
+                on_batch(added)
     return count
 
 

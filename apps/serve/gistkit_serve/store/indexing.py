@@ -56,10 +56,10 @@ def index_documents(
     """
     folder, kind = Path(folder), "words" if embed is None else "vectors"
     entries = Store(folder).entries
-    files = [read_file(path) for path in index_files(folder, kind)]
-    known = {name for names, _ in files for name in names}
+    files = [read_file(path, kind) for path in index_files(folder, kind)]
+    known = {name for file in files for name in file.names}
     if embed is not None:
-        check_embed(embed, [arrays for _, arrays in files], folder)
+        check_embed(embed, files, folder)
     del files
     own = share(documents, part, parts)
     missing = [document for document in own if document.name not in known]

@@ -11,7 +11,7 @@ import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -27,10 +27,25 @@ WINDOW = 50
 TERMS = 2**20
 # Its vector says whether what embeds is what made an index: at most as far from it as rounding in half precision.
 PROBE, FAR = "Who wrote this report, and when was it finished?", 0.2
-INSTALL = "run pip install './apps/serve[index]'"
 
 # Vectors [N, D] of N texts, an array or what NumPy makes one of, such as `SentenceTransformer(...).encode`.
 Embed = Callable[[list[str]], Any]
+
+
+class File(NamedTuple):
+    """A file of an index.
+
+    Args:
+        names: of documents.
+        documents: [N], which of them each window is of.
+        windows: a row each: the counts of their words, sparse, or vectors of length 1, [N, D].
+        probe: the vector of PROBE; None: by words, or of a file without one.
+    """
+
+    names: list[str]
+    documents: np.ndarray
+    windows: Any
+    probe: np.ndarray | None
 
 
 def windows(text: str) -> list[str]:
@@ -55,13 +70,13 @@ def vector_tensors(texts: Sequence[str], embed: Embed) -> dict[str, Tensor]:
     return {"vectors": torch.from_numpy(vectors), "probe": torch.from_numpy(unit_vectors([PROBE], embed)[0])}
 
 
-def check_embed(embed: Embed, files: Sequence[Mapping[str, np.ndarray]], folder: Path) -> None:
+def check_embed(embed: Embed, files: Sequence[File], folder: Path) -> None:
     """Compares what embeds documents with what made the files of an index; those without a probe have any.
 
     Raises:
         ValueError: if it is another.
     """
-    probes = [file["probe"] for file in files if "probe" in file]
+    probes = [file.probe for file in files if file.probe is not None]
     if not probes:
         return
     (found,) = unit_vectors([PROBE], embed)
@@ -101,11 +116,12 @@ def write_file(folder: Path, kind: str, names: Sequence[str], documents: Tensor,
     write_tensors(folder / f"{kind}-{zlib.crc32(listed.encode()):08x}-{len(names)}.safetensors", content, header)
 
 
-def read_file(path: Path) -> tuple[list[str], dict[str, np.ndarray]]:
-    """The names and the arrays of a file of an index.
+def read_file(path: Path, kind: str) -> File:
+    """A file of an index of "words" or "vectors".
 
     Raises:
-        ValueError: if it is damaged or of another version.
+        ValueError: if it is damaged, of another version or of another kind.
+        ImportError: if scikit-learn is needed and not installed.
     """
     header, tensors = read_tensors(path, "a file of a store's index", "one that is damaged")
     if (header.get("format"), header.get("version")) != (FORMAT, VERSION):
@@ -113,15 +129,32 @@ def read_file(path: Path) -> tuple[list[str], dict[str, np.ndarray]]:
         raise ValueError(f"{path}: expected format {FORMAT}, version {VERSION}, got {found}")
     if header.get("checksum") != _checksum(header.get("names", ""), tensors):
         raise ValueError(f"{path}: expected contents of their checksum, got a file that is damaged; delete it")
-    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     try:
-        names = json.loads(header["names"])
-        right = _is_right(names, arrays)
-    except (ValueError, LookupError, TypeError, RecursionError):
-        right = False
-    if not right:
-        raise ValueError(f"{path}: expected windows of documents, got arrays that are none; delete it")
-    return names, arrays
+        return _file(json.loads(header["names"]), {name: tensor.numpy() for name, tensor in tensors.items()}, kind)
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path}: expected windows of documents, got arrays that are none; delete it") from error
+
+
+def _file(names: Any, arrays: Mapping[str, np.ndarray], kind: str) -> File:
+    documents, probe = arrays["documents"], arrays.get("probe")
+    named = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if not named or documents.dtype != np.int32 or documents.min() < 0 or documents.max() >= len(names):
+        raise ValueError("documents that have no name")
+    if kind == "words":
+        # Whether it is there.
+        word_counter()
+        from scipy.sparse import csr_matrix
+
+        parts = arrays["counts"].astype(np.float32), arrays["terms"], arrays["starts"]
+        windows = csr_matrix(parts, (len(documents), TERMS))
+        windows.check_format(full_check=True)
+    else:
+        windows = arrays["vectors"]
+        if windows.ndim != 2 or {windows.dtype, windows.dtype if probe is None else probe.dtype} != {np.dtype("f4")}:
+            raise ValueError("vectors that are none")
+    if windows.shape[0] != len(documents) or (probe is not None and probe.shape != windows.shape[1:]):
+        raise ValueError("windows of no document")
+    return File(names, documents, windows, probe)
 
 
 class Nearest:
@@ -136,109 +169,63 @@ class Nearest:
     Raises:
         FileNotFoundError: if there is no such index.
         ValueError: if a file is damaged, or vectors have other sizes than those of another.
-        ImportError: if scikit-learn, or FAISS for vectors, is not installed.
+        ImportError: if scikit-learn is needed and not installed.
     """
 
     def __init__(self, folder: Path, kind: str) -> None:
         paths = index_files(folder, kind)
         if not paths:
             raise FileNotFoundError(f"{folder}: expected an index of {kind}, got a store without one")
-        parts = [read_file(path) for path in paths]
-        for path, (_, arrays) in zip(paths, parts, strict=True):
-            if ("vectors" in arrays) != (kind == "vectors"):
-                raise ValueError(f"{path}: expected {kind}, got a file of another index")
+        self._folder, self._files = folder, [read_file(path, kind) for path in paths]
         # Several files may have a document, of processes that ran at a time: it is the same in all.
-        listed = np.array([name for names, _ in parts for name in names], object)
+        listed = np.array([name for file in self._files for name in file.names], object)
         unique, places = np.unique(listed, return_inverse=True)
         self.names: list[str] = unique.tolist()
-        starts = np.cumsum([0, *(len(names) for names, _ in parts)])
+        starts = np.cumsum([0, *(len(file.names) for file in self._files)])
         self._documents = places[
-            np.concatenate([arrays["documents"] + start for (_, arrays), start in zip(parts, starts, strict=False)])
+            np.concatenate([file.documents + start for file, start in zip(self._files, starts, strict=False)])
         ]
-        files = [arrays for _, arrays in parts]
-        self._search = _word_search(files) if kind == "words" else _vector_search(paths, files)
-        self._probes = [{"probe": arrays["probe"]} for arrays in files if "probe" in arrays]
-        self._folder = folder
+        windows, self._weights = [file.windows for file in self._files], None
+        if kind == "words":
+            from scipy.sparse import vstack
+            from sklearn.feature_extraction.text import TfidfTransformer
+
+            # Log counts of words, rare words more; by terms, so that a search reads those of its text alone.
+            self._weights = TfidfTransformer(sublinear_tf=True)
+            self._windows = self._weights.fit_transform(vstack(windows, "csr")).T.tocsr()
+            return
+        for path, own in zip(paths, windows, strict=True):
+            if own.shape[1] != windows[0].shape[1]:
+                raise ValueError(
+                    f"{path}: expected vectors of {windows[0].shape[1]} numbers as in {paths[0].name}, got "
+                    f"{own.shape[1]}"
+                )
+        self._windows = np.concatenate(windows)
 
     def check(self, embed: Embed) -> None:
         """A ValueError if `embed`, of documents, is not what made the vectors."""
-        check_embed(embed, self._probes, self._folder)
+        check_embed(embed, self._files, self._folder)
 
     def nearest(self, text: str, k: int, embed: Embed | None) -> list[tuple[str, float]]:
         """At most k documents and their scores, best first; those of words leave out who has none of the text's."""
-        rows = min(4 * k, len(self._documents))
-        while True:
-            found, scores = self._search(text, embed, rows)
-            best: dict[int, float] = {}
-            for document, score in zip(self._documents[found].tolist(), scores.tolist(), strict=True):
-                best[document] = max(best.get(document, score), score)
-            # Other windows of the same documents may have come first.
-            if len(best) >= k or len(found) < rows or rows == len(self._documents):
-                break
-            rows = min(4 * rows, len(self._documents))
-        ranked = sorted(best, key=lambda document: (-best[document], document))[:k]
-        return [(self.names[document], best[document]) for document in ranked]
+        places, scores = self._scores(text, embed)
+        best = np.full(len(self.names), -np.inf, np.float32)
+        np.maximum.at(best, self._documents[places], scores)
+        ranked = np.argsort(-best, kind="stable")[:k]
+        return [(self.names[document], float(best[document])) for document in ranked if best[document] > -np.inf]
 
-
-# The rows nearest to a text, by what embeds it, at most so many, and their scores.
-_Search = Callable[[str, "Embed | None", int], tuple[np.ndarray, np.ndarray]]
-
-
-def _word_search(files: Sequence[Mapping[str, np.ndarray]]) -> _Search:
-    """Cosines of tf-idf: log counts of words, rare words more, as scikit-learn has them."""
-    counter = word_counter()
-    from scipy.sparse import csr_matrix, vstack
-    from sklearn.feature_extraction.text import TfidfTransformer
-
-    counts = vstack(
-        [
-            csr_matrix(
-                (file["counts"].astype(np.float32), file["terms"], file["starts"]),
-                shape=(len(file["documents"]), TERMS),
-            )
-            for file in files
-        ],
-        "csr",
-    )
-    weights = TfidfTransformer(sublinear_tf=True)
-    # By terms, so that a search reads those of its text alone.
-    by_term = weights.fit_transform(counts).T.tocsr()
-
-    def search(text: str, embed: Embed | None, most: int) -> tuple[np.ndarray, np.ndarray]:
-        scores = weights.transform(counter.transform([text]).astype(np.float32)) @ by_term
-        order = np.lexsort((scores.indices, -scores.data))[:most]
-        return scores.indices[order], scores.data[order]
-
-    return search
-
-
-def _vector_search(paths: Sequence[Path], files: Sequence[Mapping[str, np.ndarray]]) -> _Search:
-    """Cosines of vectors, all compared: 100,000 of 384 take some 40 ms."""
-    try:
-        import faiss
-    except ImportError as error:
-        raise ImportError(f"faiss is missing; {INSTALL}") from error
-    width = files[0]["vectors"].shape[1]
-    index = faiss.IndexFlatIP(width)
-    for path, file in zip(paths, files, strict=True):
-        if file["vectors"].shape[1] != width:
+    def _scores(self, text: str, embed: Embed | None) -> tuple[Any, np.ndarray]:
+        """The windows that have something of a text, and their cosines."""
+        if self._weights is not None:
+            scores = self._weights.transform(word_counter().transform([text]).astype(np.float32)) @ self._windows
+            return scores.indices, scores.data
+        (query,) = unit_vectors([text], cast(Embed, embed))
+        if len(query) != self._windows.shape[1]:
             raise ValueError(
-                f"{path}: expected vectors of {width} numbers as in {paths[0].name}, got {file['vectors'].shape[1]}"
+                f"embed: expected vectors of {self._windows.shape[1]} numbers, as in the index, got {len(query)}, from "
+                "another model"
             )
-        index.add(np.ascontiguousarray(file["vectors"]))
-
-    def search(text: str, embed: Embed | None, most: int) -> tuple[np.ndarray, np.ndarray]:
-        query = unit_vectors([text], cast(Embed, embed))
-        if query.shape[1] != width:
-            raise ValueError(
-                f"embed: expected vectors of {width} numbers, as in the index, got {query.shape[1]}, from another model"
-            )
-        # FAISS has an OpenMP of its own, which knows nothing of torch's threads.
-        faiss.omp_set_num_threads(torch.get_num_threads())
-        scores, found = index.search(query, most)
-        return found[0], scores[0]
-
-    return search
+        return slice(None), self._windows @ query
 
 
 def word_counter() -> Any:
@@ -246,7 +233,7 @@ def word_counter() -> Any:
     try:
         from sklearn.feature_extraction.text import HashingVectorizer
     except ImportError as error:
-        raise ImportError(f"scikit-learn is missing; {INSTALL}") from error
+        raise ImportError("scikit-learn is missing; run pip install './apps/serve[index]'") from error
     return HashingVectorizer(n_features=TERMS, norm=None, alternate_sign=False)
 
 
@@ -255,25 +242,3 @@ def _checksum(names: str, tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         check = zlib.crc32(tensors[name].contiguous().numpy().tobytes(), zlib.crc32(name.encode(), check))
     return f"crc32:{check:08x}"
-
-
-def _is_right(names: Any, arrays: Mapping[str, np.ndarray]) -> bool:
-    """Whether the arrays of a file are windows of the named documents."""
-    documents = arrays["documents"]
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        return False
-    if documents.dtype != np.int32 or documents.ndim != 1 or not len(documents):
-        return False
-    if documents.min() < 0 or documents.max() >= len(names):
-        return False
-    if "vectors" in arrays:
-        if not {"documents", "vectors"} <= arrays.keys() <= {"documents", "vectors", "probe"}:
-            return False
-        vectors, probe = arrays["vectors"], arrays.get("probe", arrays["vectors"][:1].reshape(-1))
-        shapes = vectors.ndim == 2 and len(vectors) == len(documents) and probe.shape == vectors.shape[1:]
-        return shapes and vectors.dtype == probe.dtype == np.float32
-    starts, terms, counts = (arrays[name] for name in ("starts", "terms", "counts"))
-    kinds = (starts.dtype, terms.dtype, counts.dtype) == (np.int64, np.int32, np.uint8)
-    shapes = starts.shape == (len(documents) + 1,) and terms.shape == counts.shape == (starts[-1],)
-    ordered = shapes and starts[0] == 0 and bool((np.diff(starts) >= 0).all())
-    return kinds and ordered and bool(((terms >= 0) & (terms < TERMS)).all())

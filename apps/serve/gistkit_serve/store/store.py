@@ -1,81 +1,94 @@
-"""Store: the memories of many documents in a few files, by name, opened without reading them.
+"""Store: the memories of many documents by name, a folder with a memory file for each and a store.json.
 
-A folder: store.json says what made the memories. Each process that writes has a shard, memory files end to end, and an
-index of JSON lines, which says where in the shard each document's memory is. A line is written when its memory is on
-the disk, so that a process killed at any point leaves whole memories, and perhaps an end that no line names; `Store`
-passes over it, and `StoreWriter` removes it.
+store.json says what made the memories. That of the document a/b.txt is a/b.txt.gist, as `Memory.save` writes it; its
+header has the CRC-32 of the text too. A file is whole or not there, so a process killed at any point leaves whole ones.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
-import mmap
-import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from gistkit.common.checks import check_int
-from gistkit.common.files import Appended, Lines, packed_tensors, read_json, unpacked_tensors, write_text
+from gistkit.common.files import read_json, remove_partials, write_tensors, write_text
 from gistkit.common.messages import one_line, shown
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.memory import Memory
-from gistkit.compress.memory_files import packed, unpacked
+from gistkit.compress.memory_files import packed
 from gistkit_serve.store.nearest import Embed, Nearest
 
-FORMAT = "gistkit-store"
-VERSION = 1
-HEADER = "store.json"
-SHARD, INDEX = "shard-{:05d}.gists", "shard-{:05d}.jsonl"
-CHECKSUM = "checksum"
+FORMAT, VERSION = "gistkit-store", 2
+HEADER, SUFFIX = "store.json", ".gist"
 # Which compressor made a store.
 _MAKER = ("source", "fingerprint", "maker")
+# Of a memory's file, beside what every one has.
+_DOCUMENT = "document"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Where the memory of a document is, and its size.
+    """What the header of a document's memory file says.
 
     Args:
         name: of the document.
-        offset, nbytes: of the memory file within the shard.
         tokens: of the document.
         memory_tokens: of the memory.
         text: CRC-32 of the document's text in UTF-8.
-        shard: number of the shard; not in the index, whose name has it.
+        nbytes: of the file.
     """
 
     name: str
-    offset: int
-    nbytes: int
     tokens: int
     memory_tokens: int
     text: int
-    shard: int = 0
+    nbytes: int
 
 
 class Store(Mapping[str, Memory]):
     """The memories of documents by name; each is read, and its checksum compared, when it is asked for.
 
     Args:
-        folder: what `gistkit compress FOLDER -o STORE` or a `StoreWriter` wrote, or still writes: what the store has
-            at this moment is what there is.
+        folder: what `gistkit compress FOLDER -o STORE` wrote, or still writes: what it has at this moment is what there
+            is.
         verify: as in `Memory.load`.
 
     Raises:
         FileNotFoundError: if there is no store.
-        ValueError: if its header or an index is damaged, or of another version, or a document is there twice.
+        ValueError: if its header is damaged, or of another version.
     """
 
     def __init__(self, folder: str | Path, *, verify: bool = True) -> None:
         self.folder, self.verify = Path(folder), verify
         self.header = _read_header(self.folder)
-        self.entries = _read_entries(self.folder)
-        self._shards: dict[int, mmap.mmap] = {}
+        files = (path for path in self.folder.rglob(f"*{SUFFIX}") if not path.is_symlink())
+        names = {path.relative_to(self.folder).as_posix().removesuffix(SUFFIX): path for path in files}
+        # Hidden ones are being written.
+        self._paths = {name: names[name] for name in sorted(names) if not _hidden(name)}
         self._indexes: dict[str, Nearest] = {}
+
+    @classmethod
+    def of(cls, folder: str | Path, compressor: Compressor) -> Store:
+        """The store that a compressor began, or a new one in a new or empty folder.
+
+        Raises:
+            ValueError: if the folder holds something else, or another compressor's store.
+            OSError: if it cannot be written.
+        """
+        fingerprint, maker = compressor.fingerprints()
+        source = asdict(compressor.source)
+        made = {"format": FORMAT, "version": VERSION, "source": source, "fingerprint": fingerprint, "maker": maker}
+        _begin(Path(folder), made)
+        store = cls(folder)
+        for place in {store.folder, *(path.parent for path in store._paths.values())}:
+            remove_partials(place)
+        return store
 
     def __getitem__(self, name: str) -> Memory:
         """The memory of one document, on the CPU.
@@ -84,26 +97,47 @@ class Store(Mapping[str, Memory]):
             KeyError: if there is no such document.
             ValueError: if the memory is damaged.
         """
-        entry = self.entries[name]
-        shard, where = self._shard(entry.shard), f"{self.folder / SHARD.format(entry.shard)}, {name}"
-        content = shard[entry.offset : entry.offset + entry.nbytes]
-        if len(content) < entry.nbytes:
-            raise ValueError(f"{where}: expected a memory of {entry.nbytes} bytes, got {len(content)}")
-        header, tensors = unpacked_tensors(where, content, "a memory file", "one that is damaged")
-        return unpacked(Memory, where, header, tensors, verify=self.verify)
+        return Memory.load(self._paths[name], verify=self.verify)
 
     def __contains__(self, name: object) -> bool:
         # A mapping's own would read the memory.
-        return name in self.entries
+        return name in self._paths
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
+        return iter(self._paths)
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return len(self._paths)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.folder)!r}: {len(self):,} documents)"
+
+    @cached_property
+    def entries(self) -> dict[str, Entry]:
+        """What is known of each document, by name; read from the headers of all files.
+
+        Raises:
+            ValueError: if one is damaged.
+        """
+        return {name: _entry(name, path) for name, path in self._paths.items()}
+
+    def add(self, name: str, text: str, tokens: int, memory: Memory) -> Entry:
+        """Writes the memory of a document of `tokens` tokens; when it returns it is on the disk.
+
+        Raises:
+            ValueError: if the store has the document, or the name is no relative path or a hidden one.
+            OSError: if the disk is full; what was there before stays.
+        """
+        if name in self:
+            raise ValueError(f"name: expected none that is in the store, got {shown(name)}")
+        if _hidden(name) or PurePosixPath(name).is_absolute() or str(PurePosixPath(name)) != name:
+            raise ValueError(f"name: expected a relative path without hidden folders, got {shown(name)}")
+        path = self.folder / f"{name}{SUFFIX}"
+        about = {"tokens": tokens, "memory_tokens": memory.sizes[0], "text": zlib.crc32(text.encode())}
+        tensors, header = packed(memory)
+        write_tensors(path, tensors, header | {_DOCUMENT: json.dumps(about)})
+        self._paths[name] = path
+        return self.entries.setdefault(name, _entry(name, path))
 
     def nearest(self, text: str, k: int = 1, *, embed: Embed | None = None) -> list[tuple[str, float]]:
         """The k documents nearest to a text, such as a question: their names and scores, best first.
@@ -119,7 +153,7 @@ class Store(Mapping[str, Memory]):
         Raises:
             FileNotFoundError: if the store has no such index; `index_documents` or `gistkit compress --index` adds it.
             ValueError: if the index is damaged, or `embed` gives other vectors than it has.
-            ImportError: if scikit-learn, or FAISS for vectors, is not installed.
+            ImportError: if scikit-learn is needed, for words, and not installed.
         """
         return self.index("words" if embed is None else "vectors").nearest(text, check_int("k", k), embed)
 
@@ -128,113 +162,6 @@ class Store(Mapping[str, Memory]):
         if kind not in self._indexes:
             self._indexes[kind] = Nearest(self.folder, kind)
         return self._indexes[kind]
-
-    def _shard(self, number: int) -> mmap.mmap:
-        if number not in self._shards:
-            path = self.folder / SHARD.format(number)
-            try:
-                with path.open("rb") as file:
-                    self._shards[number] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except (OSError, ValueError) as error:
-                reason = getattr(error, "strerror", None) or one_line(error)
-                raise ValueError(f"{path}: expected the memories of its index, got {reason}") from error
-        return self._shards[number]
-
-
-class StoreWriter:
-    """Adds memories to a store, one that is new or one that the same compressor began; a context manager.
-
-    Args:
-        folder: of the store; a new or empty folder, or a store.
-        compressor: what makes the memories.
-        part: number of this process: each of those that write at a time has its own.
-
-    `entries`: what the store had at the start, by name, from all processes.
-
-    Raises:
-        ValueError: if the folder holds something else, another compressor's store, or one that a process of the same
-            number is writing to.
-        OSError: if it cannot be written.
-    """
-
-    def __init__(self, folder: str | Path, compressor: Compressor, *, part: int = 0) -> None:
-        self.folder, self.part = Path(folder), part
-        fingerprint, maker = compressor.fingerprints()
-        header = {
-            "format": FORMAT,
-            "version": VERSION,
-            "source": asdict(compressor.source),
-            "fingerprint": fingerprint,
-            "maker": maker,
-        }
-        _begin(self.folder, header)
-        self._index = Lines(self.folder / INDEX.format(part))
-        try:
-            _lock(self._index)
-            self.entries = _read_entries(self.folder)
-            own = [entry for entry in self.entries.values() if entry.shard == part]
-            self._end = max((entry.offset + entry.nbytes for entry in own), default=0)
-            self._shard = Appended(self.folder / SHARD.format(part))
-            try:
-                self._remove_rest()
-            except BaseException:
-                self._shard.close()
-                raise
-        except BaseException:
-            self._index.close()
-            raise
-
-    def add(self, documents: Sequence[tuple[str, str, int]], memories: Memory) -> list[Entry]:
-        """Writes the memories of some documents; when it returns they are on the disk.
-
-        Args:
-            documents: name, text and number of tokens of each; no name twice.
-            memories: a row for each.
-
-        Raises:
-            ValueError: if a document is in the store.
-            OSError: if the disk is full; what was there before stays.
-        """
-        added = []
-        for row, (name, text, tokens) in enumerate(documents):
-            if name in self.entries:
-                raise ValueError(f"documents: expected none that is in the store, got {shown(name)}")
-            memory = memories[row]
-            content = packed_tensors(*packed(memory))
-            self._shard.append(content)
-            check = zlib.crc32(text.encode())
-            entry = Entry(name, self._end, len(content), tokens, memory.sizes[0], check, self.part)
-            self._end += len(content)
-            self.entries[name] = entry
-            added.append(entry)
-        # The memories before the lines that name them.
-        self._shard.sync()
-        for entry in added:
-            self._index.write(_line(entry))
-        return added
-
-    def close(self) -> None:
-        """Waits until the index is on the disk."""
-        try:
-            self._index.sync()
-        finally:
-            self._shard.close()
-            self._index.close()
-
-    def __enter__(self) -> StoreWriter:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def _remove_rest(self) -> None:
-        """Removes what a killed process left behind the last memory and the last line that are whole."""
-        if self._shard.size < self._end:
-            raise ValueError(
-                f"{self._shard.path}: expected the {self._end} bytes that its index names, got {self._shard.size}"
-            )
-        self._shard.cut(self._end)
-        self._index.cut(self._index.path.read_bytes().rfind(b"\n") + 1)
 
 
 def is_store(path: Path) -> bool:
@@ -272,55 +199,16 @@ def _read_header(folder: Path) -> dict[str, Any]:
     return header
 
 
-def _read_entries(folder: Path) -> dict[str, Entry]:
-    """What all indexes say, by the document's name; a line without an end is not there yet."""
-    entries: dict[str, Entry] = {}
-    for path in sorted(folder.glob("shard-*.jsonl")):
-        if (number := re.fullmatch(r"shard-(\d{5,})", path.stem)) is None:
-            continue
-        end = 0
-        for count, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
-            entry = _entry(path, count, line, int(number[1]))
-            if entry.name in entries:
-                raise ValueError(f"{path}, line {count}: expected each document once, got {shown(entry.name)} again")
-            if entry.offset != end:
-                raise ValueError(f"{path}, line {count}: expected a memory at {end}, got one at {entry.offset}")
-            end += entry.nbytes
-            entries[entry.name] = entry
-    return entries
+def _hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in PurePosixPath(name).parts)
 
 
-def _line(entry: Entry) -> str:
-    values = asdict(entry)
-    del values["shard"]
-    return json.dumps(values | {CHECKSUM: _checksum(values)})
-
-
-def _entry(path: Path, count: int, line: bytes, shard: int) -> Entry:
-    """A line of an index."""
-    where = f"{path}, line {count}"
+def _entry(name: str, path: Path) -> Entry:
+    """What the header of a document's file says."""
     try:
-        values = json.loads(line)
-        check = values.pop(CHECKSUM, None)
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{where}: expected a document as JSON, got {shown(line.decode(errors='replace'))}") from error
-    kinds = {field.name: {"str": str, "int": int}[str(field.type)] for field in fields(Entry) if field.name != "shard"}
-    if {name: type(value) for name, value in values.items()} != kinds or check != _checksum(values):
-        raise ValueError(f"{where}: expected a document and its checksum, got a line that is damaged")
-    return Entry(**values, shard=shard)
-
-
-def _checksum(values: dict[str, Any]) -> int:
-    """The CRC-32 of a line's other values."""
-    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
-
-
-def _lock(index: Lines) -> None:
-    """Holds an index until it is closed, however the process ends."""
-    try:
-        fcntl.flock(index.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ValueError(f"{index.path}: expected one process that writes here, got another one already") from error
-    except OSError:
-        # Some network disks have no locks.
-        return
+        with safe_open(path, "pt") as file:
+            about = json.loads(file.metadata()[_DOCUMENT])
+        numbers = (int(about[key]) for key in ("tokens", "memory_tokens", "text"))
+        return Entry(name, *numbers, path.stat().st_size)
+    except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path}: expected the memory of a document, got {one_line(error)}") from error

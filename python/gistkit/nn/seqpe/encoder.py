@@ -153,7 +153,7 @@ class SeqPE(nn.Module):
                     f"wait=True it is copied, which waits for the device"
                 )
             positions = positions.cpu()
-        if self._kept and not self.training:
+        if self._kept:
             kept = self._look_up(positions)
             if kept is not None:
                 return kept
@@ -161,36 +161,28 @@ class SeqPE(nn.Module):
 
     @contextmanager
     def frozen(self, positions: Tensor | None = None) -> Iterator[None]:
-        """Inside the `with` block the weights must not change, and each position is encoded once.
+        """Inside the `with` block each position is encoded once.
 
-        In eval mode without gradients, embeddings are cached until the block ends, at most 512 MiB of them: those
-        requested, and as many following ones if positions come one by one. In training, with gradients, or with other
-        weights (torch.func.functional_call) the encoder runs as outside. A block belongs to its thread; nested blocks
-        share a cache. Copies of the encoder are not frozen.
+        In eval mode without gradients, embeddings are kept until the block ends or the weights change: those requested,
+        and some following ones, as positions may come one by one. In training or with gradients the encoder runs as
+        outside, and what was kept goes. A change that torch does not count, such as one through a weight's `.data`, is
+        not noticed. A block belongs to its thread; nested blocks share what is kept. Copies of the encoder are not
+        frozen.
 
         Args:
             positions: encoded when the block begins; as in `forward`.
-
-        Raises:
-            ValueError: at the end of the block, if weights have changed since the first embedding was cached.
         """
         thread = threading.get_ident()
         outer = self._kept.get(thread)
-        kept = self._keep() if outer is None else outer
-        if positions is not None:
-            numbers = self._numbers(positions.cpu())
-            if numbers is not None and not self.training:
-                kept.add(numbers)
-        if outer is not None:
-            yield
-            return
-        self._kept[thread] = kept
+        self._kept[thread] = self._keep() if outer is None else outer
         try:
+            if positions is not None:
+                with torch.no_grad():
+                    self._look_up(positions.cpu())
             yield
         finally:
-            del self._kept[thread]
-        if changed := kept.changed():
-            raise ValueError(f"frozen: expected weights that stay as they are inside the block, got other {changed}")
+            if outer is None:
+                del self._kept[thread]
 
     def trie(self, positions: Tensor) -> DigitTrie:
         """The plan of what positions on the CPU share, on the encoder's device; for `encode`, which torch.compile takes
@@ -255,37 +247,27 @@ class SeqPE(nn.Module):
     def _keep(self) -> KeptEmbeddings:
         def encode(numbers: Tensor) -> Tensor:
             positions = numbers if self.axes == 1 else as_position(numbers, self.limit, self.axes)
-            # What is kept serves calls under autocast and others.
-            with torch.autocast(self.cls.device.type, enabled=False):
-                return self.encode(self.trie(positions))
+            return self.encode(self.trie(positions))
 
-        last = min(self.limit**self.axes, 1 << 63) - 1
         # Images ask for all their positions at once.
-        row_bytes = self.out_dim * self.out.weight.element_size()
-        return KeptEmbeddings(self, encode, last, row_bytes, ahead=self.axes == 1)
-
-    def _numbers(self, positions: Tensor) -> Tensor | None:
-        """Each position as one number, int64 [P]; None if int64 does not have them all. Checks positions."""
-        DigitTrie.check(positions, axes=self.axes, base=self.base, digits=self.digits)
-        if self.axes > 1 and self.limit**self.axes > 1 << 63:
-            return None
-        return as_number(positions.reshape(-1, self.axes).long(), self.limit)
+        return KeptEmbeddings(self, encode, min(self.limit**self.axes, 1 << 63) - 1, ahead=self.axes == 1)
 
     # Like torch.compiler.disable, but torch's compiler, which takes as long to load as torch, waits for the first call.
     @torch._disable_dynamo
     def _look_up(self, positions: Tensor) -> Tensor | None:
         """What `frozen` keeps of positions on the CPU; None where the encoder has to run."""
         kept = self._kept.get(threading.get_ident())
-        if kept is None or not kept.serves() or not positions.numel():
+        # int64 does not have all positions of many axes as one number.
+        whole = self.axes == 1 or self.limit**self.axes <= 1 << 63
+        if kept is not None and (self.training or torch.is_grad_enabled()):
+            # A fused optimizer that follows changes weights without a count.
+            kept.forget()
             return None
-        numbers = self._numbers(positions)
-        rows = None if numbers is None else kept.look_up(numbers)
-        if rows is None:
+        if kept is None or not positions.numel() or not whole:
             return None
-        # Outside, autocast decides the dtype of the last map's output.
-        if torch.is_autocast_enabled(rows.device.type) and rows.dtype != torch.float64:
-            rows = rows.to(torch.get_autocast_dtype(rows.device.type))
-        return rows.view(*self._shape(positions), self.out_dim)
+        DigitTrie.check(positions, axes=self.axes, base=self.base, digits=self.digits)
+        numbers = as_number(positions.reshape(-1, self.axes).long(), self.limit)
+        return kept.look_up(numbers).view(*self._shape(positions), self.out_dim)
 
     def _shape(self, positions: Tensor) -> torch.Size:
         return positions.shape if self.axes == 1 else positions.shape[:-1]

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-Form = Literal["paper", "reference"]
-
-
-def check_form(form: str) -> None:
-    """Refuses anything but a `Form`."""
-    if form not in get_args(Form):
-        raise ValueError(f"form: expected one of {', '.join(get_args(Form))}, got {form!r}")
 
 
 def nearest_candidate(pivots: Tensor, candidates: Tensor) -> Tensor:
@@ -39,16 +29,13 @@ def nearest_candidate(pivots: Tensor, candidates: Tensor) -> Tensor:
     return (squares if pivots.dim() == 1 else squares.sum(-1)).argmin(1)
 
 
-def contrastive_loss(
-    pivots: Tensor, candidates: Tensor, positive: Tensor, *, scale: float = 1.0, label_smoothing: float = 0.0
-) -> Tensor:
+def contrastive_loss(pivots: Tensor, candidates: Tensor, positive: Tensor) -> Tensor:
     """L_delta: cross-entropy of dot products of a pivot's embedding with its candidates', mean over pivots.
 
     Args:
         pivots: embeddings [B, D].
         candidates: embeddings [B, C, D].
         positive: int64 [B], each pivot's nearest candidate, see `nearest_candidate`.
-        scale, label_smoothing: of the reference's code; the paper has neither.
 
     Returns:
         A scalar, float32 or float64.
@@ -64,40 +51,25 @@ def contrastive_loss(
         raise ValueError(f"positive: expected [{pivots.shape[0]}] as pivots has rows, got {list(positive.shape)}")
     with torch.autocast(pivots.device.type, enabled=False):
         logits = torch.einsum("bd,bcd->bc", _precise(pivots), _precise(candidates))
-        return F.cross_entropy(logits * scale, positive, label_smoothing=label_smoothing)
+        return F.cross_entropy(logits, positive)
 
 
-def ood_loss(
-    teacher: Tensor,
-    student: Tensor,
-    heads: int,
-    *,
-    form: Form = "paper",
-    beta: float = 1.0,
-    scale: float = 1.0,
-) -> Tensor:
+def ood_loss(teacher: Tensor, student: Tensor, heads: int) -> Tensor:
     """L_OOD: similarities among shifted positions should equal those among training positions, in each head.
 
-    P and S are softmaxes over the rows of each head's similarity matrix X X^T, without a temperature.
+    It is KL(P || S), P without gradient, the mean over windows, heads and rows. P and S are softmaxes over the rows of
+    each head's similarity matrix X X^T, without a temperature.
 
     Args:
         teacher: embeddings [W, m, D] of positions in training's range.
         student: embeddings [W, m, D] of the same positions, shifted by one shift a window.
         heads: D is split into so many.
-        form: "paper": KL(P || S), P without gradient, mean over windows, heads and rows. "reference": the public
-            code's, beta (KL(P || S) + KL(S || P)) with P without gradient and, below 1, (1 - beta) of the same with
-            S without gradient instead, each a mean over all elements of the matrices.
-        beta: of the form "reference", 0 to 1; 1 in the runs that were published.
-        scale: of the similarities, in the reference's code; the paper has none.
 
     Returns:
         A scalar, float32 or float64.
 
     Paper: SeqPE, Equation 10 and Appendix A.3.
     """
-    check_form(form)
-    if not 0 <= beta <= 1 or (beta != 1 and form == "paper"):
-        raise ValueError(f"beta: expected 0 to 1, and 1 with the paper's form, got {beta!r}")
     if teacher.dim() != 3 or student.shape != teacher.shape:
         raise ValueError(
             f"student: expected [W, m, D] as teacher has, got {list(student.shape)} beside {list(teacher.shape)}"
@@ -105,29 +77,14 @@ def ood_loss(
     if heads < 1 or teacher.shape[2] % heads:
         raise ValueError(f"heads: expected a divisor of the embeddings' width {teacher.shape[2]}, got {heads}")
     with torch.autocast(teacher.device.type, enabled=False):
-        frozen = _similarities(teacher.detach(), heads, scale)
-        learning = _similarities(student, heads, scale)
-        if form == "paper":
-            return _divergence(frozen, learning).sum(-1).mean()
-        loss = beta * _both_ways(frozen, learning)
-        if beta < 1:
-            loss = loss + (1 - beta) * _both_ways(_similarities(teacher, heads, scale), learning.detach())
-        return loss
+        target, estimate = _similarities(teacher.detach(), heads), _similarities(student, heads)
+        return (target.exp() * (target - estimate)).sum(-1).mean()
 
 
-def _similarities(embeddings: Tensor, heads: int, scale: float) -> Tensor:
+def _similarities(embeddings: Tensor, heads: int) -> Tensor:
     """[W, m, D] -> log-softmax over rows of each head's similarities, [W, heads, m, m]."""
     split = _precise(embeddings).unflatten(-1, (heads, -1)).transpose(1, 2)
-    return (split @ split.transpose(-1, -2) * scale).log_softmax(-1)
-
-
-def _divergence(target: Tensor, estimate: Tensor) -> Tensor:
-    """The terms of KL(target || estimate), from log-probabilities."""
-    return target.exp() * (target - estimate)
-
-
-def _both_ways(first: Tensor, second: Tensor) -> Tensor:
-    return _divergence(first, second).mean() + _divergence(second, first).mean()
+    return (split @ split.transpose(-1, -2)).log_softmax(-1)
 
 
 def _precise(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gistkit.nn.seqpe.encoder import SeqPE
-from gistkit.nn.seqpe.losses import Form, contrastive_loss, nearest_candidate, ood_loss
+from gistkit.nn.seqpe.losses import contrastive_loss, nearest_candidate, ood_loss
 from gistkit.nn.seqpe.samplers import ContrastiveSampler, StartSampler, WindowSampler, as_number, as_position
 
 
@@ -76,11 +76,7 @@ class SeqPERegularizer:
         pivots, candidates: of the contrastive loss, see `ContrastiveSampler`.
         windows, window_positions: of the loss on shifted windows, see `WindowSampler`; None: 32 positions, or all of a
             smaller shape.
-        form: "paper", or "reference" for the public code's mixture of candidates, windows and loss, whole batches
-            shifted at once, and no loss on windows then.
         seed: of all that is drawn; the draws of one loss do not depend on whether the other is on.
-        confusions, local_window: of `ContrastiveSampler`.
-        reference_beta: of `ood_loss`.
 
     Paper: SeqPE, Equation 15 and Appendix A.
     """
@@ -99,11 +95,7 @@ class SeqPERegularizer:
         candidates: int = 32,
         windows: int = 32,
         window_positions: int | None = None,
-        form: Form = "paper",
         seed: int = 0,
-        confusions: int | None = None,
-        local_window: int = 256,
-        reference_beta: float = 1.0,
     ) -> None:
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
         if len(sizes) != encoder.axes:
@@ -118,25 +110,19 @@ class SeqPERegularizer:
         for name, weight in (("contrastive_weight", contrastive_weight), ("ood_weight", ood_weight)):
             if not 0 <= weight < math.inf:
                 raise ValueError(f"{name}: expected a number of at least 0, got {weight!r}")
-        self.axes, self.max_position, self.heads, self.form = encoder.axes, max_position, heads, form
+        self.axes, self.max_position, self.heads = encoder.axes, max_position, heads
         self.contrastive_weight, self.ood_weight = contrastive_weight, ood_weight
-        self.reference_beta = reference_beta
         if window_positions is None:
             window_positions = min(32, math.prod(sizes))
         seeds = [int(value) for value in np.random.SeedSequence(seed).generate_state(3, np.uint64) >> np.uint64(1)]
-        self.starts = StartSampler(sizes, max_position, rate=shift_rate, seed=seeds[0], form=form)
+        self.starts = StartSampler(sizes, max_position, rate=shift_rate, seed=seeds[0])
         self.contrastive = (
-            ContrastiveSampler(
-                pivots, candidates, max_position, axes=encoder.axes, base=encoder.base, seed=seeds[1], form=form,
-                confusions=confusions, window=local_window,
-            )
+            ContrastiveSampler(pivots, candidates, max_position, axes=encoder.axes, base=encoder.base, seed=seeds[1])
             if contrastive_weight
             else None
-        )  # fmt: skip
+        )
         self.windows = (
-            WindowSampler(windows, window_positions, sizes, max_position, seed=seeds[2], form=form)
-            if ood_weight
-            else None
+            WindowSampler(windows, window_positions, sizes, max_position, seed=seeds[2]) if ood_weight else None
         )
         self._grid = torch.cartesian_prod(*(torch.arange(size) for size in sizes)).view(-1, encoder.axes)
 
@@ -158,9 +144,7 @@ class SeqPERegularizer:
             uses["pivots"], uses["candidates"] = self.contrastive.draw()
             positive = nearest_candidate(uses["pivots"], uses["candidates"])
         if self.windows is not None:
-            windows = self.windows.draw()
-            if not (self.form == "reference" and any_shifted):
-                uses["teacher"], uses["student"] = windows
+            uses["teacher"], uses["student"] = self.windows.draw()
         numbers = {
             name: positions if self.axes == 1 and name != "main" else as_number(positions, self.max_position)
             for name, positions in uses.items()
@@ -181,13 +165,7 @@ class SeqPERegularizer:
                 step.positive.to(encoded.device),
             )
         if step.teacher is not None and step.student is not None:
-            ood = ood_loss(
-                step.embeddings(encoded, step.teacher),
-                step.embeddings(encoded, step.student),
-                self.heads,
-                form=self.form,
-                beta=self.reference_beta,
-            )
+            ood = ood_loss(step.embeddings(encoded, step.teacher), step.embeddings(encoded, step.student), self.heads)
         return SeqPELosses(contrastive, ood, self.contrastive_weight * contrastive + self.ood_weight * ood)
 
     def _samplers(self) -> dict[str, ContrastiveSampler | StartSampler | WindowSampler]:

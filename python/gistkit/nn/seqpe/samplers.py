@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from gistkit.common.checks import check_int
-from gistkit.nn.seqpe.losses import Form, check_form
 
 # Confusions that are tried for each that is wanted: some are the pivot, out of range, or nearer than a uniform draw.
 TRIES = 4
@@ -65,8 +64,6 @@ class WindowSampler(Sampler):
         shape: L of training, the positions on each axis; training's range is [0, L) on each.
         max_position: L_max; shifts are uniform in [0, L_max - L) on each axis.
         seed: of the generator.
-        form: "paper", or "reference", where windows begin at L / 4 at least (one axis), or beyond training's range on
-            at least one axis (several axes).
 
     Paper: SeqPE, Section 3.4.
     """
@@ -79,33 +76,20 @@ class WindowSampler(Sampler):
         max_position: int,
         *,
         seed: int = 0,
-        form: Form = "paper",
     ) -> None:
         super().__init__(len(shape), max_position, seed)
         check_int("windows", windows, 1)
-        check_form(form)
         _check_shape(shape, max_position)
         if not 2 <= positions <= math.prod(shape):
             raise ValueError(f"positions: expected 2 to {math.prod(shape)}, all of training's range, got {positions}")
-        self.windows, self.positions, self.shape, self.form = windows, positions, tuple(shape), form
-        if form == "reference" and all(max_position - size <= self._least(size) for size in shape):
-            raise ValueError(
-                f"max_position: expected room for windows outside of training's range {list(shape)}, got {max_position}"
-            )
+        self.windows, self.positions, self.shape = windows, positions, tuple(shape)
 
     def draw(self) -> tuple[Tensor, Tensor]:
         """Teacher's positions and the student's, [W, m] or [W, m, axes] both."""
         index = self._distinct(self.windows, self.positions, math.prod(self.shape))
         teacher = torch.stack(torch.unravel_index(index, self.shape), -1)
         shift = self._shifts(self.shape, self.windows)
-        if self.form == "reference":
-            least = torch.tensor([self._least(size) for size in self.shape])
-            while (inside := (shift < least).all(1)).any():
-                shift[inside] = self._shifts(self.shape, int(inside.sum()))
         return self._shaped(teacher), self._shaped(teacher + shift[:, None])
-
-    def _least(self, size: int) -> int:
-        return size // 4 if self.axes == 1 else size
 
 
 class StartSampler(Sampler):
@@ -116,7 +100,6 @@ class StartSampler(Sampler):
         max_position: L_max; random starts are uniform in [0, L_max - L) on each axis.
         rate: share of the sequences that begin at a random start.
         seed: of the generator.
-        form: "paper": each sequence is shifted at this rate. "reference": each batch is, all of its sequences at once.
 
     Paper: SeqPE, Appendix A.5.
     """
@@ -128,20 +111,18 @@ class StartSampler(Sampler):
         *,
         rate: float = 0.1,
         seed: int = 0,
-        form: Form = "paper",
     ) -> None:
         super().__init__(len(shape), max_position, seed)
-        check_form(form)
         _check_shape(shape, max_position)
         if not 0 <= rate <= 1:
             raise ValueError(f"rate: expected 0 to 1, got {rate!r}")
-        self.shape, self.rate, self.form = tuple(shape), rate, form
+        self.shape, self.rate = tuple(shape), rate
 
     def draw(self, batch_size: int) -> tuple[Tensor, Tensor]:
         """Starts [B, axes], 0 where a sequence is not shifted, and bool [B], whether it is."""
         check_int("batch_size", batch_size, 1)
         starts = self._shifts(self.shape, batch_size)
-        shifted = self._chance(self.rate, 1 if self.form == "reference" else batch_size).expand(batch_size)
+        shifted = self._chance(self.rate, batch_size)
         return starts.where(shifted[:, None], 0), shifted
 
 
@@ -162,8 +143,6 @@ class ContrastiveSampler(Sampler):
         axes: of a position.
         base: of the digits.
         seed: of the generator.
-        form: "paper", or "reference" for the public code's mixture: 40% instead of half are global, confusions are one
-            to three edits, substitutions among them, and a window has max(window, 5 C) positions.
         confusions: of a global pivot; None: a quarter of C, as in the public code (the paper leaves it open).
         window: positions of a window, with at least one more than C; on several axes it is a cube of as many.
 
@@ -179,7 +158,6 @@ class ContrastiveSampler(Sampler):
         axes: int = 1,
         base: int = 10,
         seed: int = 0,
-        form: Form = "paper",
         confusions: int | None = None,
         window: int = 256,
     ) -> None:
@@ -188,7 +166,6 @@ class ContrastiveSampler(Sampler):
         check_int("candidates", candidates, 2)
         check_int("base", base, 2)
         check_int("window", window, 1)
-        check_form(form)
         confusions = candidates // 4 if confusions is None else confusions
         if not 0 <= confusions < candidates:
             raise ValueError(f"confusions: expected 0 to {candidates - 1} of {candidates} candidates, got {confusions}")
@@ -197,21 +174,16 @@ class ContrastiveSampler(Sampler):
                 f"max_position: expected more than {candidates} positions besides the pivot, "
                 f"got {max_position} on {axes} axes"
             )
-        self.pivots, self.candidates, self.base, self.form = pivots, candidates, base, form
-        self.confusions = confusions
-        wanted = max(window, candidates + 1, 5 * candidates if form == "reference" else 0)
-        self.side = min(_root(wanted, axes), max_position)
-        self.global_share, self.edits, self.kinds = (0.4, 3, 4) if form == "reference" else (0.5, 1, 3)
-        # Each edit may add a digit.
-        self.powers = torch.tensor([base**place for place in range(_length(max_position - 1, base) + self.edits + 1)])
+        self.pivots, self.candidates, self.base, self.confusions = pivots, candidates, base, confusions
+        self.side = min(_root(max(window, candidates + 1), axes), max_position)
+        # An edit may add a digit.
+        self.powers = torch.tensor([base**place for place in range(_length(max_position - 1, base) + 2)])
 
     def draw(self) -> tuple[Tensor, Tensor]:
         """Pivots [P] and candidates [P, C], or [P, axes] and [P, C, axes]."""
         pivots = self._below(self.max_position, self.pivots, self.axes)
         everywhere = self._global(pivots)
-        candidates = torch.where(
-            self._chance(self.global_share, self.pivots)[:, None, None], everywhere, self._local(pivots)
-        )
+        candidates = torch.where(self._chance(0.5, self.pivots)[:, None, None], everywhere, self._local(pivots))
         return self._shaped(pivots), self._shaped(candidates)
 
     def _local(self, pivots: Tensor) -> Tensor:
@@ -244,14 +216,13 @@ class ContrastiveSampler(Sampler):
         """[P, count, axes]: each pivot with the digits of one axis edited, into anything."""
         shape = (len(pivots), count)
         axis = self._below(self.axes, *shape)
-        number = pivots.gather(1, axis)
-        edits = 1 + self._below(self.edits, *shape)
-        for edit in range(self.edits):
-            number = torch.where(edit < edits, self._edited(number), number)
+        # Unused: without these the seeds of earlier results would draw others.
+        self._below(1, *shape)
+        number = self._edited(pivots.gather(1, axis))
         return pivots[:, None].expand(*shape, -1).scatter(2, axis[..., None], number[..., None])
 
     def _edited(self, number: Tensor) -> Tensor:
-        """One edit of each number: a swap of digits, a removal, an insertion or, the fourth kind, a substitution."""
+        """One edit of each number: a swap of digits, a removal or an insertion."""
         places = (number[..., None] >= self.powers).sum(-1).clamp(min=1)
         first, second = (self._place(places) for _ in range(2))
         low, high = self.powers[first], self.powers[second]
@@ -261,9 +232,8 @@ class ContrastiveSampler(Sampler):
         new = self._below(self.base, *number.shape)
         at = self.powers[self._place(places + 1)]
         added = (number // at * self.base + new) * at + number % at
-        replaced = number + (new - low_digit) * low
-        kind = self._below(self.kinds, *number.shape)[None]
-        return torch.stack([swapped, dropped, added, replaced]).gather(0, kind)[0]
+        kind = self._below(3, *number.shape)[None]
+        return torch.stack([swapped, dropped, added]).gather(0, kind)[0]
 
     def _place(self, places: Tensor) -> Tensor:
         """Uniform below `places`."""
