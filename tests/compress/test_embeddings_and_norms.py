@@ -277,39 +277,6 @@ def test_norms_of_a_bfloat16_model_train_in_float32():
     assert compressor.encode(ids).embeddings.dtype == torch.bfloat16
 
 
-REFUSED = [
-    ("icae", {"lora": None, "embedding_lora": 5}, r"embedding_lora: expected it only with a rank .* lora=None"),
-    ("dodo", {"lora": None, "train_norms": True}, r"train_norms: expected it only with a rank .* got True"),
-    ("gist", {"lora": "plain", "embedding_lora": 5}, r"embedding_lora: .* LoraConfig, .* by target_modules"),
-    ("gist", {"lora": "plain", "train_norms": True}, r"train_norms: .* sets it by modules_to_save, got True"),
-    ("x500", {"embedding_lora": 0}, r"embedding_lora: expected a whole number >= 1.*got 0"),
-    ("x500", {"train_norms": 1}, r"train_norms: expected True or False, got 1"),
-    ("icae", {"lora": "head"}, r"lora: expected no adapter on the output embedding, .* got one on lm_head"),
-    ("gist", {"lora": "saved head"}, r"lora: expected no adapter on the output embedding, .* got one on lm_head"),
-    ("gistpool copy", {"lora": "saved map"}, r"lora: expected no modules_to_save of linear .*, got \['mlp'\]"),
-    ("gistpool", {"lora": "saved map"}, r"lora: expected plain LoRA .* that are norms .* got ModulesToSave"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "settings", "message"), REFUSED)
-def test_what_cannot_train_is_refused(name, settings, message):
-    plain = {"r": 2, "target_modules": ["q_proj"]}
-    made = {
-        "plain": plain,
-        "head": plain | {"target_modules": ["q_proj", "lm_head"]},
-        "saved head": plain | {"modules_to_save": ["lm_head"]},
-        "saved map": plain | {"modules_to_save": ["mlp"]},
-    }
-    if settings.get("lora"):
-        settings = settings | {"lora": LoraConfig(**made[settings["lora"]])}
-    model = tiny_llama()
-    names = [module for module, _ in model.named_modules()]
-    with pytest.raises((ValueError, TypeError), match=message):
-        make(name, model, **settings)
-    assert [module for module, _ in model.named_modules()] == names
-    assert all(parameter.requires_grad for parameter in model.parameters())
-
-
 def test_norms_beside_another_active_adapter_are_refused():
     import peft
 

@@ -84,13 +84,3 @@ def test_joined_documents_are_one_text():
     joined = compressor.join([compressor.encode([contexts[0]]), compressor.encode([contexts[1]])])
     together = compressor.encode([contexts[0] + contexts[1]])
     torch.testing.assert_close(compressor.decode(joined, "lm", text), compressor.decode(together, "lm", text))
-
-
-def test_what_it_cannot_do_is_refused_by_name():
-    for options, match in [
-        ({"layout": "dpl"}, "layout: expected one of epl"),
-        ({"ratio": 2.4}, "ratio: expected a whole number, as anchors are tokens, got 2.4"),
-        ({"losses": ("compression",)}, "losses: expected some of ae, lm, qa, kl, reverse_kl, hidden for sac"),
-    ]:
-        with pytest.raises(ValueError, match=match):
-            made(**options)

@@ -408,17 +408,3 @@ def test_checkpointing_by_the_model_alone_is_refused():
     compressor = made(checkpoint(tiny_llama()))
     with pytest.raises(ValueError, match="gradient checkpointing to be off, or enabled by the compressor's own"):
         compressor.train()(tokens(1, 8), continuation_ids=tokens(1, 3))
-
-
-def test_what_it_cannot_do_is_refused_by_name():
-    for options, error, match in [
-        ({"pool": "max"}, ValueError, "pool: expected one of means, tokens, got 'max'"),
-        ({"layout": "upl"}, ValueError, "layout: expected one of dpl, epl, got 'upl'"),
-        ({"losses": ("compression",)}, ValueError, "losses: expected some of ae, .*, hidden for separate_encoder"),
-        ({"lora": None}, ValueError, "lora: expected a rank if the model itself encodes"),
-        ({"encoder": nn.Linear(2, 2)}, TypeError, "encoder: expected a transformers"),
-        ({"encoder": 7}, TypeError, "encoder: expected a model or its name, got int"),
-        ({"encoder": "no/such/model"}, ValueError, "encoder: expected a decoder model that transformers can load"),
-    ]:
-        with pytest.raises(error, match=match):
-            SeparateEncoder(tiny_llama(), **options)

@@ -341,25 +341,6 @@ def test_other_models_are_refused_by_name():
         VoCo(model)
 
 
-@pytest.mark.parametrize(
-    ("family", "options", "message"),
-    [
-        ("llava", {"memory_tokens": 0}, "memory_tokens: expected a whole number >= 1, got 0"),
-        ("llava", {"layout": "abc"}, "layout: expected one of dpl, upl, cpl, epl, got 'abc'"),
-        ("llava", {"gap": -1}, "gap: expected a whole number >= 0, got -1"),
-        ("llava", {"separators": [3, IMAGE]}, "separators: expected token ids other than the image token's, 55"),
-        ("llava", {"separators": 3}, "separators: expected token ids .* got 3"),
-        ("gemma3", {"gap": 1}, "gap: expected none for gemma3, whose image tokens see each other, got 1"),
-        ("gemma3", {"separators": [3]}, "separators: expected none for gemma3"),
-        ("llava", {"losses": ("ae",)}, "losses: expected some of lm, qa for voco, got ae"),
-        ("llava", {"lora": 0}, "lora: expected a rank >= 1, got 0"),
-    ],
-)
-def test_bad_options_are_refused(family, options, message):
-    with pytest.raises(ValueError, match=message):
-        build(family, **options)
-
-
 @pytest.fixture(scope="module")
 def llava():
     return build("llava", lora=2)
