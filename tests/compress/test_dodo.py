@@ -75,13 +75,6 @@ def test_a_model_with_a_table_of_positions():
     assert compressor.decode(memory, "lm", tokens(1, 4)).isfinite().all()
 
 
-def test_a_token_that_begins_the_context_as_bos_is_not_given_another():
-    compressor = make()
-    ids = tokens(1, 9)
-    with_bos = torch.cat([torch.tensor([[BOS]]), ids], 1)
-    assert torch.equal(compressor.encode(ids).layers[1][0], compressor.encode(with_bos).layers[1][0])
-
-
 def test_the_scores_change_no_value_to_the_bit():
     compressor = make().float()
     ids, text = tokens(2, 13), tokens(2, 6)
@@ -228,15 +221,6 @@ def test_another_selection_for_a_while():
             pass
 
 
-def test_a_long_context_is_compressed_in_its_first_tokens():
-    compressor = make(window=9)
-    ids = tokens(1, 14)
-    memory = compressor.encode(ids)
-    assert memory.context_lengths == (9,)
-    assert memory.rest == (tuple(ids[0, 9:].tolist()),)
-    assert memory.positions[0, -1] == 9
-
-
 @pytest.mark.parametrize("bos", [(), (BOS,)])
 def test_nuggets_of_joined_documents_stand_for_their_own_tokens(bos):
     compressor = make()
@@ -257,14 +241,6 @@ def test_nuggets_of_ones_own_choice():
     memory, _ = compressor.encode_nuggets(rows, chosen)
     ours = compressor.decode(memory, "lm", text)[0]
     torch.testing.assert_close(ours, read(compressor, behind_bos(ids[0]), [0, 2, 7, 9], text[0].tolist()), **TOLERANCE)
-
-
-def test_an_empty_context_is_refused():
-    compressor = make()
-    with pytest.raises(ValueError, match="input_ids: expected at least 1 token, got 0"):
-        compressor.encode([[BOS, 3], []])
-    with pytest.raises(ValueError, match="input_ids: expected at least 1 token after the first one, got 0"):
-        compressor.encode([[BOS]])
 
 
 def test_nan_scores_are_named():

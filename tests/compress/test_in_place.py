@@ -220,14 +220,6 @@ def test_avgpool_at_ratio_1_is_the_model_that_reads_the_whole_context(family, po
     torch.testing.assert_close(ours, expected.float(), rtol=1e-5, atol=1e-5)
 
 
-def test_a_context_with_its_own_first_token_gets_no_other():
-    compressor, ids = make("gistpool"), tokens(2, 9)
-    plain, given = compressor.encode(ids), compressor.encode(torch.cat([torch.full((2, 1), BOS), ids], 1))
-    for a, b in zip(plain.tensors, given.tensors, strict=True):
-        torch.testing.assert_close(a, b)
-    assert given.context_lengths == (10, 10) and given.starts == plain.starts
-
-
 def test_a_window_leaves_the_rest_as_tokens():
     compressor, ids, text = make("gistpool", window=9), tokens(1, 14), tokens(1, 4)
     ours = compressor.decode(compressor.encode(ids), "lm", text)[0]
@@ -284,21 +276,6 @@ def test_copies_say_that_the_model_was_moved_alone():
         with pytest.raises(ValueError, match=r"model: expected torch.float64 on cpu, as the gists' copies"):
             compressor.encode(tokens(1, 9))
     assert not any("forward" in vars(module) for module in compressor.model.modules())
-
-
-def test_each_role_is_a_peft_adapter_by_itself(tmp_path):
-    from peft import PeftModel
-
-    compressor, ids = make("gistpool"), tokens(2, 9)
-    compressor.save_pretrained(tmp_path)
-    folders = sorted(path.parent.name for path in tmp_path.glob("*/adapter_config.json"))
-    assert folders == sorted(compressor.adapters.names.values()) and len(folders) == 2
-    for role, name in compressor.adapters.names.items():
-        alone = PeftModel.from_pretrained(tiny_llama(), str(tmp_path / name)).eval()
-        with compressor.using(role):
-            expected = compressor.model(ids).logits
-        with double_angles(alone.get_base_model()):
-            torch.testing.assert_close(alone(ids).logits, expected, **TOLERANCE)
 
 
 def test_beside_a_full_copy_the_text_alone_has_an_adapter(tmp_path):
@@ -391,17 +368,6 @@ def test_gists_have_a_learning_rate_of_their_own():
     assert any("memory_embeddings" in names[id(p)] for p in own["params"])
     copied = make("gistpool", lora=None)
     assert sum(p.numel() for p in copied.parameter_groups(1.0)[1]["params"]) > 10_000
-
-
-def test_the_base_model_is_as_it_was():
-    model, ids = tiny_llama(), tokens(2, 9)
-    with double_angles(model):
-        before = model(ids).logits
-    compressor = make("gistpool", model)
-    compressor.encode(ids)
-    with compressor.using(None):
-        torch.testing.assert_close(model(ids).logits, before, **TOLERANCE)
-    assert not any("forward" in vars(module) for module in model.modules())
 
 
 def test_a_layout_whose_text_reads_other_than_decoding_is_refused():
