@@ -10,7 +10,6 @@ from gistkit.nn import Nuggets
 from tests.helpers.dodo_oracle import best, read, scores_of
 from tests.helpers.in_place_oracle import unsettle
 from tests.helpers.models import tiny, tiny_llama
-from tests.helpers.tiers import tiers
 
 BOS = 1
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -30,20 +29,6 @@ def behind_bos(ids):
     return [BOS, *ids.tolist()]
 
 
-@pytest.mark.parametrize(
-    ("lora", "separate", "layer"), [(2, True, 1), (2, False, 2), (None, True, 2), (None, False, 1)]
-)
-def test_reading_nuggets_equals_the_method_written_out(lora, separate, layer):
-    compressor = make(lora=lora, separate=separate, layer=layer)
-    ids, text = tokens(1, 13), tokens(1, 6)
-    memory = compressor.encode(ids)
-    kept = best(scores_of(compressor, behind_bos(ids[0])), 3)
-    assert memory.positions.tolist() == [kept]
-    assert (memory.lengths, memory.starts) == ((6,), (14,))
-    ours = compressor.decode(memory, "lm", text)[0]
-    torch.testing.assert_close(ours, read(compressor, behind_bos(ids[0]), kept, text[0].tolist()), **TOLERANCE)
-
-
 @pytest.mark.parametrize(("scorer_norm", "layer"), [(True, 1), (False, 1), (True, 2), (False, 2)])
 def test_the_scorer_reads_the_layers_states_as_they_are_or_behind_the_norm(scorer_norm, layer):
     model = tiny_llama()
@@ -54,15 +39,6 @@ def test_the_scorer_reads_the_layers_states_as_they_are_or_behind_the_norm(score
     wanted = scores_of(compressor, rows.ids[0].tolist())
     torch.testing.assert_close(compressor.whole_scores(rows)[0], wanted, **TOLERANCE)
     assert model.model.norm._forward_hooks == model.model._forward_hooks == {}
-
-
-@pytest.mark.parametrize("family", tiers(["qwen2", "qwen3", "gemma2", "gemma3", "mistral"]))
-def test_families_with_norms_softcaps_and_sliding_windows(family):
-    compressor = make(tiny(family))
-    ids, text = tokens(1, 17), tokens(1, 9)
-    kept = best(scores_of(compressor, behind_bos(ids[0])), 3)
-    ours = compressor.decode(compressor.encode(ids), "qa", text)[0]
-    torch.testing.assert_close(ours, read(compressor, behind_bos(ids[0]), kept, text[0].tolist()), **TOLERANCE)
 
 
 def test_a_model_with_a_table_of_positions():
