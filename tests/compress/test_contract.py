@@ -12,6 +12,7 @@ from tests.helpers.tiers import tiers
 BOS = 1
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 CHUNKS, IN_PLACE = {"chunk": 6, "ratio": 3, "lora": 2}, {"ratio": 3, "bos_token": BOS, "lora": 2}
+PARTS = {"embedding_lora": 5, "train_norms": True}
 CASES = {
     "icae": ("icae", CHUNKS | {"match_embeddings": True, "end_token": 9}),
     "icae, own weights": ("icae", CHUNKS | {"lora": None, "layout": "dpl"}),
@@ -27,6 +28,9 @@ CASES = {
     "gistpool, copied": ("gistpool", IN_PLACE | {"full_copy": True}),
     "gistpool, own weights": ("gistpool", IN_PLACE | {"lora": None, "copy_norms": True}),
     "dodo": ("dodo", IN_PLACE | {"layer": 1, "threshold": 0.25}),
+    "icae, embeddings and norms": ("icae", CHUNKS | PARTS),
+    "gistpool, embeddings and norms": ("gistpool", IN_PLACE | PARTS),
+    "dodo, embeddings and norms": ("dodo", IN_PLACE | PARTS | {"layer": 1}),
     "dodo, own weights": ("dodo", IN_PLACE | {"layer": 1, "lora": None}),
     "kv-distill": ("kv_distill", IN_PLACE | {"layer": 1}),
     "select": ("select", IN_PLACE | {"by": "key_norm"}),
@@ -77,7 +81,10 @@ def test_rows_are_as_they_are_alone(name):
         for found in (compressor.encode(ids, mask), compressor.encode({"input_ids": ids, "attention_mask": mask})):
             assert found.lengths == memory.lengths and all(map(torch.equal, found.tensors, memory.tensors))
     together = {task: compressor.decode(memory, task, texts) for task in ("ae", "lm", "qa")}
+    before = [tensor.clone() for tensor in memory.tensors]
     answers = compressor.generate(memory, texts, task="qa", max_new_tokens=4)
+    assert torch.equal(compressor.generate(memory, texts, task="qa", max_new_tokens=4), answers)
+    assert all(map(torch.equal, before, memory.tensors))
     has_bos = isinstance(compressor, InPlace)
     for row, (context, text) in enumerate(zip(contexts, texts, strict=True)):
         alone = compressor.encode([context])
@@ -133,7 +140,10 @@ def test_files_of_compressor_and_memory_lose_nothing(name, tmp_path):
     assert loaded.settings == compressor.settings and loaded.source == compressor.source
     ours, theirs = (dict(each.named_parameters()) for each in (compressor, loaded))
     assert {n for n in ours if "base_layer" not in n and "gistkit_" not in n} <= theirs.keys()
-    memory = compressor.encode([tokens(17).tolist(), tokens(5).tolist(), tokens(1).tolist()])
+    contexts = [tokens(length).tolist() for length in (17, 5, 1)]
+    memory = compressor.encode(contexts)
+    assert memory.context_lengths == (12 if window else 17, 5, 1)
+    assert memory.rest == (tuple(contexts[0][12:] if window else ()), (), ())
     path = tmp_path / "folder" / "report.gist"
     memory.save(path)
     assert [file.name for file in path.parent.iterdir()] == ["report.gist"]

@@ -10,7 +10,6 @@ from gistkit.nn import Nuggets
 from tests.helpers.dodo_oracle import best, read, scores_of
 from tests.helpers.in_place_oracle import unsettle
 from tests.helpers.models import tiny, tiny_llama
-from tests.helpers.tiers import tiers
 
 BOS = 1
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -30,20 +29,6 @@ def behind_bos(ids):
     return [BOS, *ids.tolist()]
 
 
-@pytest.mark.parametrize(
-    ("lora", "separate", "layer"), [(2, True, 1), (2, False, 2), (None, True, 2), (None, False, 1)]
-)
-def test_reading_nuggets_equals_the_method_written_out(lora, separate, layer):
-    compressor = make(lora=lora, separate=separate, layer=layer)
-    ids, text = tokens(1, 13), tokens(1, 6)
-    memory = compressor.encode(ids)
-    kept = best(scores_of(compressor, behind_bos(ids[0])), 3)
-    assert memory.positions.tolist() == [kept]
-    assert (memory.lengths, memory.starts) == ((6,), (14,))
-    ours = compressor.decode(memory, "lm", text)[0]
-    torch.testing.assert_close(ours, read(compressor, behind_bos(ids[0]), kept, text[0].tolist()), **TOLERANCE)
-
-
 @pytest.mark.parametrize(("scorer_norm", "layer"), [(True, 1), (False, 1), (True, 2), (False, 2)])
 def test_the_scorer_reads_the_layers_states_as_they_are_or_behind_the_norm(scorer_norm, layer):
     model = tiny_llama()
@@ -56,15 +41,6 @@ def test_the_scorer_reads_the_layers_states_as_they_are_or_behind_the_norm(score
     assert model.model.norm._forward_hooks == model.model._forward_hooks == {}
 
 
-@pytest.mark.parametrize("family", tiers(["qwen2", "qwen3", "gemma2", "gemma3", "mistral"]))
-def test_families_with_norms_softcaps_and_sliding_windows(family):
-    compressor = make(tiny(family))
-    ids, text = tokens(1, 17), tokens(1, 9)
-    kept = best(scores_of(compressor, behind_bos(ids[0])), 3)
-    ours = compressor.decode(compressor.encode(ids), "qa", text)[0]
-    torch.testing.assert_close(ours, read(compressor, behind_bos(ids[0]), kept, text[0].tolist()), **TOLERANCE)
-
-
 def test_a_model_with_a_table_of_positions():
     compressor = make(
         tiny("gpt2"), lora=LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True), separate=False
@@ -73,13 +49,6 @@ def test_a_model_with_a_table_of_positions():
     memory = compressor.encode(ids)
     assert memory.lengths == (5,)
     assert compressor.decode(memory, "lm", tokens(1, 4)).isfinite().all()
-
-
-def test_a_token_that_begins_the_context_as_bos_is_not_given_another():
-    compressor = make()
-    ids = tokens(1, 9)
-    with_bos = torch.cat([torch.tensor([[BOS]]), ids], 1)
-    assert torch.equal(compressor.encode(ids).layers[1][0], compressor.encode(with_bos).layers[1][0])
 
 
 def test_the_scores_change_no_value_to_the_bit():
@@ -228,15 +197,6 @@ def test_another_selection_for_a_while():
             pass
 
 
-def test_a_long_context_is_compressed_in_its_first_tokens():
-    compressor = make(window=9)
-    ids = tokens(1, 14)
-    memory = compressor.encode(ids)
-    assert memory.context_lengths == (9,)
-    assert memory.rest == (tuple(ids[0, 9:].tolist()),)
-    assert memory.positions[0, -1] == 9
-
-
 @pytest.mark.parametrize("bos", [(), (BOS,)])
 def test_nuggets_of_joined_documents_stand_for_their_own_tokens(bos):
     compressor = make()
@@ -257,39 +217,6 @@ def test_nuggets_of_ones_own_choice():
     memory, _ = compressor.encode_nuggets(rows, chosen)
     ours = compressor.decode(memory, "lm", text)[0]
     torch.testing.assert_close(ours, read(compressor, behind_bos(ids[0]), [0, 2, 7, 9], text[0].tolist()), **TOLERANCE)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"ratio": 0}, "ratio: expected a whole number >= 1, got 0"),
-        ({"ratio": 2.5}, "ratio: expected a whole number >= 1, got 2.5"),
-        ({"selection": "best"}, "selection: expected one of learned, strided, .*, got 'best'"),
-        ({"layer": 0}, "layer: expected a whole number >= 1"),
-        ({"layer": 3}, "layer: expected 1 to 2, got 3"),
-        ({"threshold": "0.5"}, "threshold: expected a number or None, got '0.5'"),
-        ({"threshold": float("nan")}, "threshold: expected a number or None, got nan"),
-        ({"scorer_norm": 1}, "scorer_norm: expected True or False, got 1"),
-        ({"train_scorer": "no"}, "train_scorer: expected True or False, got 'no'"),
-        ({"delimiters": [3]}, "delimiters: expected token ids only for selection='delimiters'"),
-        ({"selection": "delimiters"}, "delimiters: expected token ids only for selection='delimiters'"),
-        ({"losses": ("compression",)}, "losses: expected some of ae, lm, qa, kl, reverse_kl, hidden for dodo"),
-    ],
-)
-def test_bad_settings_are_named_and_leave_the_model_as_it_was(options, message):
-    model = tiny_llama()
-    names = [name for name, _ in model.named_parameters()]
-    with pytest.raises((ValueError, TypeError), match=message):
-        make(model, **options)
-    assert [name for name, _ in model.named_parameters()] == names
-
-
-def test_an_empty_context_is_refused():
-    compressor = make()
-    with pytest.raises(ValueError, match="input_ids: expected at least 1 token, got 0"):
-        compressor.encode([[BOS, 3], []])
-    with pytest.raises(ValueError, match="input_ids: expected at least 1 token after the first one, got 0"):
-        compressor.encode([[BOS]])
 
 
 def test_nan_scores_are_named():

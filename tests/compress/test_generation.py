@@ -25,21 +25,6 @@ def step_by_step(compressor, memory, task, prompt, count):
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize(("method", "scheme"), [(ICAE, "epl"), (FiveHundredX, "dpl")])
-def test_ragged_prompts_and_memories_equal_each_row_step_by_step(method, scheme):
-    compressor = method(tiny_llama(), chunk=8, ratio=4, layout=scheme, window=16, lora=None)
-    contexts = [torch.randint(0, 50, (n,)).tolist() for n in (16, 4, 21, 9)]
-    prompts = [torch.randint(0, 50, (n,)).tolist() for n in (3, 1, 0, 5)]
-    memory = compressor.encode(contexts)
-    before = [tensor.clone() for tensor in memory.tensors]
-    for task in ("ae", "lm"):
-        answer = compressor.generate(memory, prompts, task=task, max_new_tokens=5)
-        for row, prompt in enumerate(prompts):
-            assert answer[row].tolist() == step_by_step(compressor, memory[row], task, prompt, 5)
-        assert torch.equal(compressor.generate(memory, prompts, task=task, max_new_tokens=5), answer)
-    assert all(map(torch.equal, before, memory.tensors))
-
-
 READERS = {
     "icae": lambda model, scheme: ICAE(model, chunk=8, ratio=4, layout=scheme, window=16, lora=4),
     "x500": lambda model, scheme: FiveHundredX(model, chunk=8, ratio=4, layout=scheme, window=16, lora=4),

@@ -150,8 +150,6 @@ def test_encoder_and_decoder_share_an_adapter(method, tmp_path):
     again = method.from_pretrained(tmp_path, tiny_llama()).double().eval()
     torch.testing.assert_close(again.decode(again.encode(ids), "lm", tokens), ours, rtol=1e-4, atol=1e-4)
     assert again.settings["shared_lora"] and not method(tiny_llama(), **options).settings["shared_lora"]
-    with pytest.raises(ValueError, match="shared_lora: expected False without LoRA"):
-        method(tiny_llama(), chunk=6, ratio=3, lora=None, shared_lora=True)
 
 
 def test_matched_embeddings(tmp_path):
@@ -173,8 +171,6 @@ def test_matched_embeddings(tmp_path):
     again = ICAE.from_pretrained(tmp_path / "new", tiny_llama())
     assert again.settings == compressor.settings
     torch.testing.assert_close(again.gain.double(), compressor.gain, rtol=1e-6, atol=0)
-    with pytest.raises(TypeError, match="match_embeddings: expected True or False, got 1"):
-        ICAE(tiny_llama(), match_embeddings=1)
 
 
 @pytest.mark.parametrize("task", ["ae", "lm"])
@@ -371,34 +367,7 @@ def test_a_window_that_a_method_does_not_have():
         AvgPool(tiny_llama(), ratio=5, bos_token=0).set_window(4)
 
 
-def test_settings_say_what_was_expected():
-    model = tiny_llama()
-    for settings, message in [
-        ({"chunk": 0}, "chunk: expected a whole number >= 1, got 0"),
-        ({"chunk": 2.5}, "chunk: expected a whole number >= 1, got 2.5"),
-        ({"ratio": 0.5}, "ratio: expected a number >= 1, got 0.5"),
-        ({"ratio": float("nan")}, "ratio: expected a number >= 1, got nan"),
-        ({"ratio": float("inf")}, "ratio: expected a number >= 1, got inf"),
-        ({"ratio": "5"}, "ratio: expected a number >= 1, got '5'"),
-        ({"ratio": 4}, "ratio: expected one that divides chunk 510 into whole memory tokens, such as 3 or 5, got 4"),
-        (
-            {"losses": ("ae", "bleu")},
-            r"losses: expected some of ae, lm, compression, qa, kl, reverse_kl, hidden, got \('ae', 'bleu'\)",
-        ),
-        ({"losses": None}, "losses: expected some of"),
-        ({"losses": {"ae": 0.0}}, r"losses: expected weights > 0, got \{'ae': 0.0\}"),
-        ({"losses": {"ae": "1"}}, "losses: expected weights > 0"),
-        ({"losses": {"ae": float("inf")}}, "losses: expected weights > 0"),
-        ({"layout": "EPL"}, "layout: expected one of dpl, upl, cpl, epl, got 'EPL'"),
-        ({"window": 0}, "window: expected a whole number >= 1, got 0"),
-        ({"window": 2.5}, "window: expected a whole number >= 1, got 2.5"),
-        ({"end_token": 50}, r"end_token: expected a token id in \[0, 50\), got 50"),
-        ({"end_token": 2.5}, "end_token: expected a token id"),
-        ({"lora": 0}, "lora: expected a rank >= 1, got 0"),
-        ({"lora": "128"}, "lora: expected a rank, a peft.LoraConfig or None, got '128'"),
-    ]:
-        with pytest.raises(TypeError if settings == {"lora": "128"} else ValueError, match=message):
-            ICAE(model, **settings)
+def test_models_say_what_was_expected():
     with pytest.raises(TypeError, match="model: expected a transformers causal language model, got str"):
         ICAE("llama")
     with pytest.raises(TypeError, match="model: expected one with a language model head, got LlamaModel"):

@@ -6,37 +6,17 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from gistkit.compress import (
-    ICAE,
-    AvgPool,
-    Compressive,
-    Dodo,
-    FiveHundredX,
-    Gist,
-    GistPool,
-    Memory,
-    MixedResolution,
-    Recent,
-)
+from gistkit.compress import Compressive, Memory, MixedResolution, Recent
 from gistkit.evaluate import FullContext
+from tests.compress.test_contract import CASES, QUICK, make
 from tests.helpers.models import tiny_llama
 from tests.helpers.tiers import tiers
 
-METHODS = {
-    "icae": lambda model: ICAE(model, chunk=6, ratio=3, lora=2),
-    "500x": lambda model: FiveHundredX(model, chunk=6, ratio=3, lora=2),
-    "gist": lambda model: Gist(model, ratio=3, lora=2, bos_token=1),
-    "gistpool": lambda model: GistPool(model, ratio=3, lora=2, bos_token=1),
-    "avgpool": lambda model: AvgPool(model, ratio=3, lora=2, bos_token=1),
-    "dodo": lambda model: Dodo(model, ratio=3, lora=2, bos_token=1, layer=1),
-    "full context": FullContext,
-}
 CONTEXTS = [list(range(2, 15)), list(range(20, 27))]
 
 
-def make(name, **changes):
-    torch.manual_seed(0)
-    return METHODS[name](tiny_llama(**changes))
+def encode(name):
+    return (FullContext(tiny_llama()) if name == "full context" else make(name)).encode(CONTEXTS)
 
 
 def all_tensors(memory):
@@ -44,7 +24,7 @@ def all_tensors(memory):
     return found + [tensor for tensor in (memory.last, memory.key_bias) if tensor is not None]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", tiers(CASES, QUICK))
 def test_encode_saves_nothing_for_a_backward_pass(name):
     compressor, saved = make(name), []
     with saved_tensors_hooks(lambda tensor: saved.append(tensor.shape), lambda packed: None):
@@ -56,7 +36,7 @@ def test_encode_saves_nothing_for_a_backward_pass(name):
         assert tensor.untyped_storage().nbytes() == tensor.nbytes, tensor.shape
 
 
-@pytest.mark.parametrize("name", tiers(METHODS, ["icae", "gistpool"]))
+@pytest.mark.parametrize("name", tiers(CASES, ["icae", "gistpool"]))
 def test_a_kept_memory_is_a_constant_of_a_later_backward_pass(name):
     compressor = make(name)
     memory = compressor.encode(CONTEXTS)
@@ -66,9 +46,7 @@ def test_a_kept_memory_is_a_constant_of_a_later_backward_pass(name):
     assert bool(prompt.grad.abs().sum() > 0)
 
 
-@pytest.mark.parametrize(
-    "name", tiers([name for name in METHODS if name != "full context"], ["icae", "avgpool", "dodo"])
-)
+@pytest.mark.parametrize("name", tiers(CASES, ["icae", "avgpool", "dodo"]))
 def test_a_memory_with_gradient_equals_one_without_and_reaches_the_weights(name):
     compressor = make(name)
     plain, memory = compressor.encode(CONTEXTS), compressor.encode(CONTEXTS, gradient=True)
@@ -85,7 +63,7 @@ def test_a_memory_with_gradient_equals_one_without_and_reaches_the_weights(name)
 
 @pytest.mark.parametrize("name", ["icae", "dodo", "full context"])
 def test_a_memory_is_copied_deeply(name):
-    memory = make(name).encode(CONTEXTS)
+    memory = encode(name)
     for original in (memory, memory[1], memory[:1].repeat(3), Memory.stack([memory[0]])):
         copied = copy.deepcopy(original)
         assert (type(copied), copied.source, copied.lengths) == (type(original), original.source, original.lengths)
@@ -95,7 +73,7 @@ def test_a_memory_is_copied_deeply(name):
 
 @pytest.mark.parametrize("name", ["icae", "dodo", "full context"])
 def test_a_memory_is_shown_in_a_line(name):
-    memory = make(name).encode(CONTEXTS)
+    memory = encode(name)
     shown = repr(memory)
     assert shown == str(memory) and "\n" not in shown and len(shown) < 160
     kind = type(memory).__name__

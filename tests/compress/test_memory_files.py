@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from gistkit.compress import ICAE, FiveHundredX, Memory
 from gistkit.compress.memory_files import _checksum
+from tests.helpers.fuzz import rounds
 from tests.helpers.hostile import changed_json
 from tests.helpers.models import tiny_llama
 
@@ -65,16 +66,6 @@ def test_flipped_bits_of_a_sample_are_refused(memory, tmp_path):
             assert refused(path), bit
         path.write_bytes(whole)
         Memory.load(path)
-
-
-@pytest.mark.nightly
-def test_every_third_bit_of_the_header_is_refused(memory, tmp_path):
-    path = tmp_path / "m.gist"
-    memory.save(path)
-    whole = path.read_bytes()
-    for bit in range(0, 8 * (8 + int.from_bytes(whole[:8], "little")), 3):
-        path.write_bytes(flipped(whole, bit))
-        assert refused(path), bit
 
 
 def test_the_checksum_is_the_crc_of_what_the_file_holds(memory, tmp_path):
@@ -145,13 +136,14 @@ def is_whole(value):
     return isinstance(value, int) and 0 <= value < 2**31
 
 
+@pytest.mark.fuzz
 def test_forged_contents_are_refused_or_a_legal_memory(memory, tmp_path):
     """With the checksum of what was forged."""
     path, content = tmp_path / "m.gist", tmp_path / "content.json"
     memory.save(path)
     header, tensors = parts(path)
     loaded = 0
-    for seed in range(60):
+    for seed in rounds(60):
         content.write_text(header["memory"])
         what = changed_json(content, random.Random(seed))
         forged = content.read_bytes().decode("utf-8", "replace")
@@ -168,7 +160,7 @@ def test_forged_contents_are_refused_or_a_legal_memory(memory, tmp_path):
         assert [sum(row) for row in found.documents] == [*found.context_lengths], what
         assert all(map(is_whole, (token for row in found.rest for token in row))), what
         assert all(value is None or isinstance(value, str) for value in (found.fingerprint, found.maker)), what
-    assert 0 < loaded < 30
+    assert 0 < loaded < seed / 2
 
 
 def test_of_concurrent_saves_to_one_path_the_last_wins(memory, tmp_path):

@@ -507,26 +507,6 @@ def test_a_users_adapter_stays_active():
     assert made("key_norm", model).adapters is None
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"by": "best"}, "by: expected one of kvzip, .* got 'best'"),
-        ({"by": {"name": "snapkv", "width": 3}}, "by: expected arguments of snapkv, got .*width"),
-        ({"by": 3}, "by: expected one of"),
-        ({"positions": "both"}, "positions: expected one of kept, closed, got 'both'"),
-        ({"budget": 0}, "budget: expected"),
-        ({"by": "even", "question": "Who?"}, "question: expected by kvzip, snapkv, which reads it, got by even"),
-        ({"shares": "layers"}, "shares: expected one of equal, heads, all, pyramid, got 'layers'"),
-        ({"question": ""}, "question: expected a text, got ''"),
-        ({"losses": ("kl",)}, "losses: expected LoRA with 'kl'"),
-        ({"own_reader": True}, "lora: expected a rank or a peft.LoraConfig with own_reader, got None"),
-    ],
-)
-def test_wrong_settings_are_named(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Select(model_of(), **settings)
-
-
 def test_wrong_scores_are_named():
     for wrong, message in (
         (lambda: SnapKV(kernel=4), "kernel: expected an odd number, got 4"),

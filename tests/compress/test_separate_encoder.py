@@ -100,19 +100,11 @@ def test_reading_equals_the_two_models_own_forwards(encoder, pool, layout, lora,
 
 
 @pytest.mark.parametrize(("encoder", "pool", "layout", "lora"), CASES)
-def test_gradients_are_those_of_the_two_models_and_the_reader_has_none(encoder, pool, layout, lora):
+def test_the_encoder_trains_and_the_reader_does_not(encoder, pool, layout, lora):
     compressor = made(encoder and small(), pool=pool, layout=layout, lora=lora)
-    ids, text, upstream = tokens(1, 16), tokens(1, 5), torch.randn(1, 6, 48, dtype=torch.float64)
-    parameters = {name: p for name, p in compressor.trainable() if name != "task_embeddings.ae"}
-    ours = compressor.decode(compressor.encode(ids, gradient=True), "lm", text)
-    found = torch.autograd.grad((ours * upstream).sum(), parameters.values(), materialize_grads=True)
-    states, _ = plain_decode(compressor, ids, text, pool, layout)
-    expected = torch.autograd.grad((states * upstream).sum(), parameters.values(), materialize_grads=True)
-    for name, a, b in zip(parameters, found, expected, strict=True):
-        torch.testing.assert_close(a, b, msg=lambda m, n=name: f"{n}: {m}", rtol=1e-6, atol=1e-7)
     frozen = [p for name, p in compressor.model.named_parameters() if "lora_" not in name]
     assert frozen and not any(p.requires_grad for p in frozen)
-    parts = {name.split(".")[0] for name in parameters}
+    parts = {name.split(".")[0] for name, _ in compressor.trainable()}
     assert parts == {"projector", "task_embeddings", "encoder" if encoder else "model"} | (
         {"memory_embeddings"} if pool == "tokens" else set()
     )
@@ -408,17 +400,3 @@ def test_checkpointing_by_the_model_alone_is_refused():
     compressor = made(checkpoint(tiny_llama()))
     with pytest.raises(ValueError, match="gradient checkpointing to be off, or enabled by the compressor's own"):
         compressor.train()(tokens(1, 8), continuation_ids=tokens(1, 3))
-
-
-def test_what_it_cannot_do_is_refused_by_name():
-    for options, error, match in [
-        ({"pool": "max"}, ValueError, "pool: expected one of means, tokens, got 'max'"),
-        ({"layout": "upl"}, ValueError, "layout: expected one of dpl, epl, got 'upl'"),
-        ({"losses": ("compression",)}, ValueError, "losses: expected some of ae, .*, hidden for separate_encoder"),
-        ({"lora": None}, ValueError, "lora: expected a rank if the model itself encodes"),
-        ({"encoder": nn.Linear(2, 2)}, TypeError, "encoder: expected a transformers"),
-        ({"encoder": 7}, TypeError, "encoder: expected a model or its name, got int"),
-        ({"encoder": "no/such/model"}, ValueError, "encoder: expected a decoder model that transformers can load"),
-    ]:
-        with pytest.raises(error, match=match):
-            SeparateEncoder(tiny_llama(), **options)

@@ -21,9 +21,9 @@ from gistkit.ops import reference
 from gistkit.ops._library import CUDA_LIBRARY
 from tests.helpers import nonfinite
 from tests.helpers.devices import assert_as_good, gpu, grid, moved, on
-from tests.helpers.rounding import rounded_weights
+from tests.helpers.rounding import check, rounded_weights
 from tests.helpers.views import as_slice_of_wider, as_token_major
-from tests.ops.test_attention import EPSILON, SHAPES, Case, causal_plan, check
+from tests.ops.test_attention import EPSILON, SHAPES, Case, causal_plan
 from tests.ops.test_rope import SHAPES as ROPE_SHAPES
 from tests.ops.test_rope import error, frequencies, heads_of, oracle
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-from dataclasses import replace
-
 import pytest
 import torch
-from attention_cases import Case, Device, Forward, Rows
-from emulation import SHARED_LIMIT, configure
-from test_attention_forward import AMPERE, BF16, FP16, HOPPER, check_forward, forward, library
+from attention_cases import Case
+from attention_kernels import AMPERE, HOPPER, MMA, WGMMA, check_forward, forward, other, path
 from test_attention_pairwise import spoil
 
 from tests.helpers import nonfinite
 
 pytestmark = pytest.mark.usefixtures("build")
-MMA, WGMMA = 0, 1
+BF16, FP16 = torch.bfloat16, torch.float16
 TRIALS = {"default": (), "sums": ("GISTKIT_TRIALS",)}
 
 
@@ -25,16 +21,6 @@ def defines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if TRIALS[request.param]:
         monkeypatch.setenv("GISTKIT_HOPPER", request.param)
     return TRIALS[request.param]
-
-
-def path(case: Case, *, splits: int = 1, capability: int = HOPPER, shared_limit: int = SHARED_LIMIT) -> int:
-    """Who takes a case, by the launcher's own word."""
-    params, out = Forward(), case.empty(case.heads, case.queries, case.value_dim)
-    case.fill(params)
-    params.out = Rows.of(out)
-    configure(capability=capability)
-    choose = library(capability).function("gistkit::cuda::attention_forward_path")
-    return choose(ctypes.byref(params), ctypes.byref(Device(splits=splits, shared_limit=shared_limit)))
 
 
 PLAIN = Case(130, 70, dim=64, dtype=BF16)
@@ -60,22 +46,19 @@ LEFT = {
 }
 
 
-def other(**changes: object) -> Case:
-    return replace(PLAIN, tensors={}, **{"value_dim": None, **changes})
-
-
 @pytest.mark.parametrize("build", ["plain"], indirect=True)
 def test_who_takes_what(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, changes in TAKEN.items():
-        assert path(other(**changes)) == WGMMA, name
+        assert path("forward", other(PLAIN, **changes)) == WGMMA, name
     for name, changes in LEFT.items():
-        assert path(other(**changes)) == MMA, name
-    assert path(PLAIN, splits=2) == path(PLAIN, capability=AMPERE) == path(PLAIN, shared_limit=99 * 1024) == MMA
-    expanded = other(key_heads=2)
+        assert path("forward", other(PLAIN, **changes)) == MMA, name
+    for device in ({"splits": 2}, {"capability": AMPERE}, {"shared_limit": 99 * 1024}):
+        assert path("forward", PLAIN, **device) == MMA
+    expanded = other(PLAIN, key_heads=2)
     expanded.tensors["key"] = expanded.tensors["key"][:, :1].expand(-1, 2, -1, -1)
-    assert path(expanded) == MMA
+    assert path("forward", expanded) == MMA
     monkeypatch.setenv("GISTKIT_HOPPER", "0")
-    assert path(PLAIN) == MMA
+    assert path("forward", PLAIN) == MMA
 
 
 @pytest.mark.parametrize("dim", [8, 24, 40, 56, 64, 72, 96, 112, 120, 128])

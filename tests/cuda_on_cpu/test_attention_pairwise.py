@@ -6,11 +6,9 @@ import math
 from itertools import product
 
 import pytest
-import test_attention_backward as half_backward
-import test_attention_forward as half_forward
-import test_attention_fp32 as fp32
 import torch
 from attention_cases import Case
+from attention_kernels import AMPERE, FP32, backward, forward
 from emulation import ORDERS
 from torch import Tensor
 
@@ -40,12 +38,9 @@ def expected(case: Case) -> list[Tensor]:
 
 
 def found(case: Case, *, splits: int = 1) -> list[Tensor]:
-    if case.dtype == torch.float32:
-        results = fp32.forward(case)
-        return results + fp32.backward(case, *results)
-    results = half_forward.forward(case, splits=splits)
-    out = case.empty(case.heads, case.queries, case.value_dim).copy_(results[0])
-    return [*results, *half_backward.backward(case, results=(out, results[1]))]
+    capability = FP32 if case.dtype == torch.float32 else AMPERE
+    results = forward(case, capability, splits=splits)
+    return results + backward(case, capability, results=tuple(results))
 
 
 CASES = {

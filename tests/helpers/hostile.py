@@ -31,7 +31,7 @@ def _change(folder: Path, generator: random.Random) -> str:
     path = generator.choice(files)
     if generator.random() < 0.1:
         return _whole_file(path, files, generator)
-    return changed_json(path, generator) if path.suffix == ".json" else _tensors(path, generator)
+    return changed_json(path, generator) if path.suffix == ".json" else changed_tensors(path, generator)
 
 
 def _whole_file(path: Path, files: list[Path], generator: random.Random) -> str:
@@ -102,7 +102,8 @@ def changed_json(path: Path, generator: random.Random) -> str:
     return f"{path.name}: {kind} {place} {str(value)[:40]!r}"
 
 
-def _tensors(path: Path, generator: random.Random) -> str:
+def changed_tensors(path: Path, generator: random.Random) -> str:
+    """Changes bits, the length or the header of a safetensors file."""
     data = bytearray(path.read_bytes())
     if len(data) < 9:
         return f"{path.name} is too short"

@@ -70,15 +70,6 @@ def test_scaled_rope_types_equal_the_models_own(rope):
     torch.testing.assert_close(ours, expected, **TOLERANCE)
 
 
-def test_head_dim_256():
-    model = tiny("gemma3", head_dim=256, num_attention_heads=2, num_key_value_heads=1)
-    ids = tokens(2)
-    with eager(model):
-        expected = model(ids, attention_mask=torch.ones_like(ids)).logits
-    with attach(model):
-        torch.testing.assert_close(model(ids, plan=causal(LENGTH, model)).logits, expected, **TOLERANCE)
-
-
 @pytest.mark.parametrize("family", tiers(EVERY))
 def test_disordered_position_ids_are_not_read_as_packed_sequences(family):
     positions = torch.tensor([1, 2, 3, 4, 5, 6, 2, 5, 0])[None]

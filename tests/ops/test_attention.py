@@ -15,6 +15,7 @@ from gistkit.ops import reference
 from tests.helpers.isas import BEYOND, ISAS
 from tests.helpers.memory import peak_bytes
 from tests.helpers.nonfinite import random_spans
+from tests.helpers.rounding import check, plain_attention
 from tests.helpers.threads import assert_same_for_any_number_of_threads
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -78,39 +79,6 @@ class Case:
         first = 2 if matrix_unit else 5
         errors[first:] = self.run(plain_attention, **options)[first:]
         return errors
-
-
-def plain_attention(
-    query: Tensor, key: Tensor, value: Tensor, plan: Plan, *, softcap: Any = None, key_bias: Any = None, **_: Any
-) -> tuple[Tensor, Tensor]:
-    group = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-    scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if key_bias is not None:
-        scores = scores + key_bias[:, :, None].to(scores.dtype)
-    mask = reference.dense_mask(plan)[:, None]
-    scores = scores.masked_fill(~mask, -torch.inf)
-    alive = (scores > -torch.inf).any(-1, keepdim=True)
-    scores = scores.masked_fill(~alive, 0)
-    weights = scores.softmax(-1) * alive
-    lse = scores.float().logsumexp(-1, keepdim=True) if scores.dtype != torch.float64 else scores.logsumexp(-1, True)
-    return weights @ value, lse.masked_fill(~alive, -torch.inf).squeeze(-1)
-
-
-def check(got: list[Tensor], low: list[Tensor], exact: list[Tensor], epsilon: float) -> None:
-    """No error beyond twice that of the same-precision torch form, where both are measured against fp64."""
-    for name, mine, torchs, true in zip(NAMES, got, low, exact, strict=False):
-        assert mine.shape == true.shape, name
-        if mine.numel() == 0:
-            continue
-        empty = true == -torch.inf
-        assert torch.equal(mine == -torch.inf, empty), name
-        mine, torchs, true = (t.double().masked_fill(empty, 0) for t in (mine, torchs, true))
-        assert not mine.isnan().any(), name
-        error, allowed = (mine - true).abs().max(), 2 * (torchs - true).abs().max() + epsilon * (1 + true.abs().max())
-        assert error <= allowed, f"{name}: error {error:.2e}, allowed {allowed:.2e}"
 
 
 # fp32: lse, up to 8 here, waits for the backward rounded to fp32, an error of up to 5e-7 in a row's weights, which meet
