@@ -373,7 +373,7 @@ def test_schedules_are_the_papers():
     assert changed(recipe, {"max_length": 600}) == dataclasses.replace(recipe, max_length=600)
 
 
-def test_sets_of_questions_are_a_mixture_and_each_has_its_own_held_out_part(tmp_path):
+def test_sets_of_questions_are_a_mixture_and_each_has_its_own_held_out_part():
     def examples(name, count):
         return (
             Example(f"{name} {number // 2}.", question=f"Which {number}?", answers=(f"{name}", "other"))
@@ -382,12 +382,6 @@ def test_sets_of_questions_are_a_mixture_and_each_has_its_own_held_out_part(tmp_
 
     sets = {"a": 40, "b": 24}
     plain = QuestionAnswering({name: examples(name, count) for name, count in sets.items()}, None, 4, seed=1)
-    mapped = QuestionAnswering(
-        {name: examples(name, count) for name, count in sets.items()}, None, 4, seed=1, folder=tmp_path / "ids"
-    )
-    assert list((tmp_path / "ids").iterdir()) == [] and plain.identity == mapped.identity
-    for step in (9, 0, 3):
-        assert all(torch.equal(plain(step)[name], mapped(step)[name]) for name in plain(step))
 
     def contexts(batches):
         return [bytes(token for token in row if token) for batch in batches for row in batch["input_ids"].tolist()]

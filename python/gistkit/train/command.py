@@ -151,7 +151,7 @@ def run(
     elif images is not None:
         batches = _image_questions(new_compressor, tokenizer, sources, images, schedule)
     else:
-        batches = _questions(sources, split, held_out_sources, weights, tokenizer, schedule, out, progress)
+        batches = _questions(sources, split, held_out_sources, weights, tokenizer, schedule, progress)
     schedule = schedule.for_rows(batches.rows)
     stages = _stages(new_compressor, schedule.steps, random_steps, ratios, scorer_rests)
     # A resumed run has its maps in the checkpoint.
@@ -224,12 +224,11 @@ def _questions(
     weights: Sequence[float] | None,
     tokenizer: Any,
     recipe: Recipe,
-    folder: str | Path,
     progress: bool,
 ) -> Batches:
     """The questions of one or more sets: all of them, or sets with shares of their own."""
     sets = _examples("questions", sources, split)
-    options: dict[str, Any] = {"max_context": recipe.max_length, "folder": folder, "progress": progress}
+    options: dict[str, Any] = {"max_context": recipe.max_length, "progress": progress}
     if weights is None:
         held_out = _examples("validation", validation, "validation")
         return QuestionAnswering(sets, tokenizer, recipe.batch, recipe.seed, validation=held_out or None, **options)
