@@ -158,7 +158,7 @@ def test_texts_beside_rows_are_refused(tmp_path):
 def test_a_file_is_the_same_in_pieces_of_any_size(tmp_path, monkeypatch, piece, compress):
     content = ("äb\n☃ 😀 cdefg\n" * 9 + "ä" * 10 + "z").encode()
     (tmp_path / "a.txt").write_bytes(compress(content))
-    monkeypatch.setattr("gistkit.train.document_files.PIECE", piece)
+    monkeypatch.setattr("gistkit.train.documents.BLOCK", piece)
     cut = int(len(content) * 0.9)
     corpus = load_corpus(tmp_path / "a.txt")
     assert (bytes(corpus.train), bytes(corpus.held_out)) == (content[:cut], content[cut:])

@@ -12,35 +12,49 @@ from gistkit.formats import hub
 
 HELD_OUT = 0.1
 TRAIN, HELD, TEST = "train", "held_out", "test"
+# Bytes of a document that are read at a time.
+BLOCK = 1 << 22
 # The title of an article of WikiText, whose rows are lines; titles of its sections have more of these signs.
 TITLE = re.compile(r" = [^=\n](?:.*[^=\n])? = \n?")
 
 
 class Document(NamedTuple):
-    """A document, or what is trained on or held out of one: `part` is TRAIN, HELD or TEST, `source` names it.
+    """A document, or what is trained on or held out of one: the bytes from `start` to `end` of its content.
 
-    `divided` is the rest of a character within which the document was cut: the held-out content begins with it, and as
-    text it belongs to the training content. A long document comes in pieces, of which all but the first `continue` it.
+    `part` is TRAIN, HELD or TEST, and `source` names it. As text, a character that is divided by such a place is all
+    before it.
     """
 
     part: str
     source: str
-    content: bytes
-    divided: bytes = b""
-    continues: bool = False
+    content: bytes | memoryview
+    start: int = 0
+    end: int | None = None
+
+    def blocks(self) -> Iterator[tuple[bytes | memoryview, bytes]]:
+        """The bytes in blocks, each as it is and as text."""
+        end = len(self.content) if self.end is None else self.end
+        for low in range(self.start, end, BLOCK):
+            high = min(low + BLOCK, end)
+            yield self.content[low:high], bytes(self.content[self._whole(low) : self._whole(high)])
+
+    def _whole(self, at: int) -> int:
+        """The first place from there on that divides no character."""
+        while 0 < at < len(self.content) and self.content[at] & 0xC0 == 0x80:
+            at += 1
+        return at
 
 
 class Documents(NamedTuple):
     """A text's name and documents, of which those to hold out come before those to train on.
 
-    `size` is in bytes, None if it is not known, and `about` is a guess of it. `key` is equal only for equal texts, and
-    known before they are read; None: nothing is.
+    `size` is in bytes; None if it is not known. `key` is equal only for equal texts, and known before they are read;
+    None: nothing is.
     """
 
     name: str
     documents: Iterator[Document]
     size: int | None
-    about: int | None = None
     key: str | None = None
 
 
@@ -55,9 +69,8 @@ def topics() -> Documents:
     from pydoc_data.topics import topics as texts
 
     documents = [(key, texts[key].encode()) for key in sorted(texts)]
-    cut = chain.from_iterable(_cut(key, document) for key, document in documents)
-    size = sum(len(document) for _, document in documents)
-    return Documents("pydoc_data.topics", cut, size, size)
+    parts = chain.from_iterable(cut(key, document) for key, document in documents)
+    return Documents("pydoc_data.topics", parts, sum(len(document) for _, document in documents))
 
 
 def dataset_documents(
@@ -160,13 +173,11 @@ def row_documents(
     return _hold_out_first(name, splits[TRAIN], enough, streaming=streaming)
 
 
-def _cut(source: str, document: bytes) -> Iterator[Document]:
+def cut(source: str, content: bytes | memoryview) -> Iterator[Document]:
     """The last tenth of a document, held out, and the rest."""
-    cut = end = int(len(document) * (1 - HELD_OUT))
-    while end < len(document) and document[end] & 0xC0 == 0x80:
-        end += 1
-    yield Document(HELD, source, document[cut:], document[cut:end])
-    yield Document(TRAIN, source, document[:cut], document[cut:end])
+    at = int(len(content) * (1 - HELD_OUT))
+    yield Document(HELD, source, content, at)
+    yield Document(TRAIN, source, content, 0, at)
 
 
 def _official(name: str, splits: Any, official: list[str], enough: Enough) -> Iterator[Document]:
@@ -185,7 +196,7 @@ def _hold_out_first(name: str, rows: Any, enough: Enough, *, streaming: bool) ->
     first, content = next(found, (0, b""))
     following = next(found, None)
     if following is None:
-        yield from _cut(f"{name}[{first}]", content)
+        yield from cut(f"{name}[{first}]", content)
         return
     while following is not None:
         yield Document(HELD, f"{name}[{first}]", content)
