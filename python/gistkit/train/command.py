@@ -17,7 +17,7 @@ from gistkit.train import checkpoints
 from gistkit.train.batches import CONTEXT, MASK, Batches, Packed, Pretraining
 from gistkit.train.conversations import ConversationQuestions, load_conversations
 from gistkit.train.data import CACHE, Corpus, load_corpus
-from gistkit.train.documents import Table
+from gistkit.train.documents import Table, name_of
 from gistkit.train.images import ImageQuestions
 from gistkit.train.mixture import Mixture
 from gistkit.train.prepare import prepare
@@ -114,7 +114,7 @@ def run(
         ValueError, FileNotFoundError, ImportError: naming the argument, what was expected and what came.
     """
     sources, held_out_sources = _several("questions", questions), _several("validation", validation)
-    asked = ", ".join(map(_name, sources)) or None
+    asked = ", ".join(map(name_of, sources)) or None
     chosen = find_preset(preset).method if method is None else method
     if gists_as_means is not None and (start is not None or chosen != "gistpool"):
         combination = f"{gists_as_means} with {chosen if start is None else f'the start {start}'}"
@@ -141,7 +141,8 @@ def run(
     batches: Batches
     if asked is None:
         cache = Path(out) / CACHE
-        windows = _windows(made.preset.longer_than if longer_than is None else longer_than, schedule, packed)
+        longer = made.preset.longer_than if longer_than is None else longer_than
+        windows = Windows(longer, schedule.max_length, schedule.seed) if longer and not packed else None
         corpus = load_corpus(
             text, dataset=dataset, tokenizer=tokenizer, limit=limit, cache=cache, windows=windows, progress=progress
         )
@@ -173,10 +174,6 @@ def _several(name: str, sources: Questions | Sequence[Questions] | None) -> tupl
     return (cast(Questions, sources),)
 
 
-def _name(source: Questions) -> str:
-    return str(source) if isinstance(source, str | Path) else type(source).__name__
-
-
 def _examples(name: str, sources: Sequence[Questions], split: str) -> dict[str, Iterator[Example]]:
     """The examples of each set by its name; rows have the argument's, with their number where sets are several."""
     found: dict[str, Iterator[Example]] = {}
@@ -204,10 +201,6 @@ def _stages(
     if ratios and ratios[-1] != compressor.chunk:
         raise ValueError(f"ratios: expected the compressor's, {compressor.chunk}, as the last one, got {joined}")
     return growing(steps, random_steps, ratios, scorer_rests=scorer_rests)
-
-
-def _windows(longer_than: int | None, recipe: Recipe, packed: bool) -> Windows | None:
-    return None if packed or not longer_than else Windows(longer_than, recipe.max_length, recipe.seed)
 
 
 def _passages(corpus: Corpus, recipe: Recipe, packed: bool) -> Batches:
@@ -249,7 +242,7 @@ def _image_questions(
         raise ValueError(f"questions: expected one file with images, got {len(sources)}")
     (source,) = sources
     if not isinstance(source, str | Path):
-        raise ValueError(f"questions: expected a file with images, got {_name(source)}")
+        raise ValueError(f"questions: expected a file with images, got {name_of(source)}")
     examples = ConversationQuestions(load_conversations(source, images), compressor, processor)
     return ImageQuestions(examples, recipe.batch, examples.digest, recipe.seed, examples.held_out)
 

@@ -7,14 +7,15 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from functools import cached_property
+from itertools import chain
 from mmap import ACCESS_READ, mmap
 from os import SEEK_END
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 from gistkit.formats import files, parquet
-from gistkit.train.documents import HELD, HELD_OUT, TRAIN, Document, Documents, Enough, cut, row_documents, text_row
+from gistkit.train.documents import HELD, HELD_OUT, TRAIN, Document, Documents, Enough, Rows, cut, row_documents
 
 SUFFIXES = (".txt", ".md", ".rst")
 JSON_LINES, WIKITEXT = (".jsonl", ".ndjson"), (".raw", ".tokens")
@@ -80,26 +81,15 @@ def _state(file: Path) -> tuple[int, int]:
     return state.st_size, state.st_mtime_ns
 
 
-class Rows:
-    """The rows {"text"} of JSON lines or Parquet, or the lines of WikiText, one at a time, as often as asked for."""
+def file_rows(chosen: Sequence[Path]) -> Rows:
+    """The rows of JSON lines or Parquet, or the lines of WikiText."""
+    return Rows(lambda: chain.from_iterable(map(_rows, chosen)), lambda: sum(map(_rows_of, chosen)))
 
-    def __init__(self, chosen: Sequence[Path]) -> None:
-        self.files = list(chosen)
 
-    def __iter__(self) -> Iterator[dict[str, str]]:
-        for file in self.files:
-            if files.suffix_of(file) in WIKITEXT:
-                yield from ({"text": line} for _, line in files.lines(file))
-            else:
-                rows = parquet.rows if file.suffix == parquet.SUFFIX else files.json_lines
-                yield from (text_row(where, values) for where, values in rows(file))
-
-    def __len__(self) -> int:
-        return self._count
-
-    @cached_property
-    def _count(self) -> int:
-        return sum(map(_rows_of, self.files))
+def _rows(file: Path) -> Iterator[tuple[str, Any]]:
+    if files.suffix_of(file) in WIKITEXT:
+        return ((str(file), {"text": line}) for _, line in files.lines(file))
+    return parquet.rows(file) if file.suffix == parquet.SUFFIX else files.json_lines(file)
 
 
 def _rows_of(file: Path) -> int:
@@ -117,8 +107,8 @@ def _splits(path: Path, chosen: Sequence[Path], split: str | None) -> dict[str, 
         name = matched.group(1) if matched else ""
         found.setdefault(SPLITS.get(name, name), []).append(file)
     if "" in found or not found.keys() & {TRAIN, split}:
-        return {TRAIN: Rows(chosen)}
-    return {name: Rows(each) for name, each in found.items()}
+        return {TRAIN: file_rows(chosen)}
+    return {name: file_rows(each) for name, each in found.items()}
 
 
 def _read_files(chosen: Sequence[Path], sizes: Sequence[int], enough: Enough) -> Iterator[Document]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from gistkit.formats import hub
@@ -89,46 +90,53 @@ def dataset_documents(
         splits = dataset if isinstance(dataset, Mapping) else {TRAIN: dataset}
     if TRAIN not in splits:
         raise ValueError(f"dataset: expected a split 'train' in {name}, got {', '.join(splits)}")
-    tables = {split: TextRows(name if split == TRAIN else f"{name}, {split}", rows) for split, rows in splits.items()}
+    tables = {part: table_rows(name if part == TRAIN else f"{name}, {part}", rows) for part, rows in splits.items()}
     return Documents(name, row_documents(name, tables, enough, streaming=streaming, split=split), None)
 
 
-def name_of(dataset: object) -> str:
-    """The name of a dataset in messages: its own, or its kind."""
-    return dataset if isinstance(dataset, str) else type(dataset).__name__
+def name_of(source: object) -> str:
+    """What data are called in messages: by their name, or their kind."""
+    return str(source) if isinstance(source, str | Path) else type(source).__name__
 
 
-class TextRows:
-    """The rows {"text"} of a table, as often as asked for.
+class Rows:
+    """The rows {"text"} of a text, as often as asked for.
 
     Args:
-        name: in messages.
-        rows: such as a `datasets.Dataset` or `IterableDataset`.
+        read: gives (where it stands, row) of each.
+        count: gives their number; None: they are read once more.
 
     Raises:
-        ValueError: if the table is known to have no column "text", or can be read only once; when a row is read, if
-            that has no text.
+        ValueError: when a row is read that has no text.
     """
 
-    def __init__(self, name: str, rows: Any) -> None:
-        columns = getattr(rows, "column_names", None)
-        if columns is not None and "text" not in columns:
-            raise ValueError(f"dataset: expected a column 'text' in {name}, got {', '.join(columns)}")
-        if not isinstance(rows, Iterable) or isinstance(rows, Iterator | str | bytes):
-            raise ValueError(f"dataset: expected rows that can be read more than once, got {type(rows).__name__}")
-        self._name, self._rows = name, rows
+    def __init__(self, read: Callable[[], Iterable[tuple[str, object]]], count: Callable[[], int] | None) -> None:
+        self._read, self._counted = read, count
 
     def __iter__(self) -> Iterator[dict[str, str]]:
-        for index, values in enumerate(self._rows):
-            yield text_row(f"{self._name}[{index}]", values)
+        return (text_row(where, values) for where, values in self._read())
 
     def __len__(self) -> int:
         return self._count
 
     @cached_property
     def _count(self) -> int:
-        # A stream does not know how many rows it has: they are read once more.
-        return len(self._rows) if isinstance(self._rows, Sized) else sum(1 for _ in self._rows)
+        return sum(1 for _ in self._read()) if self._counted is None else self._counted()
+
+
+def table_rows(name: str, rows: Any) -> Rows:
+    """The rows of a table, such as a `datasets.Dataset` or `IterableDataset`; `name` stands in messages.
+
+    Raises:
+        ValueError: if the table is known to have no column "text", or can be read only once.
+    """
+    columns = getattr(rows, "column_names", None)
+    if columns is not None and "text" not in columns:
+        raise ValueError(f"dataset: expected a column 'text' in {name}, got {', '.join(columns)}")
+    if not isinstance(rows, Iterable) or isinstance(rows, Iterator | str | bytes):
+        raise ValueError(f"dataset: expected rows that can be read more than once, got {type(rows).__name__}")
+    count = partial(len, rows) if isinstance(rows, Sized) else None
+    return Rows(lambda: ((f"{name}[{index}]", values) for index, values in enumerate(rows)), count)
 
 
 def text_row(where: str, values: object) -> dict[str, str]:
