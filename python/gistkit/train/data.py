@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,7 +162,8 @@ def load_corpus(
         documents = file_documents(Path(text), reading.enough, streaming=limit is not None, split=split)
     sizes = [size for size in (documents.size, limit and 4 * limit) if size is not None]
     folder = None if cache is None or (sizes and min(sizes) < LARGE) else Path(cache)
-    values, keys = None, (documents.key, tokenizer_key(tokenizer))
+    values: object = None
+    keys = documents.key, tokenizer_key(tokenizer)
     if None not in keys:
         # Earlier releases had no windows and no split.
         values = (*keys, limit, held_out_only, *[each for each in (windows, split) if each is not None])
@@ -217,7 +218,7 @@ class _Reading:
                 stream = streams[document.part]
                 if document.part == TRAIN and self.held_out_only:
                     break
-                write = digest.update if document.part == TRAIN else waiting[document.part].write
+                write: Callable[[Any], Any] = digest.update if document.part == TRAIN else waiting[document.part].write
                 separator = stream.begin()
                 write(separator)
                 stream.add(document.source, separator)
