@@ -131,9 +131,9 @@ def load_corpus(
         tokenizer: a transformers tokenizer, or a function of a string that returns token ids; None: UTF-8 bytes.
         limit: training ids to keep; reading stops soon after them, a dataset is streamed, and of held-out documents so
             many are read as make a tenth of all. None: all.
-        cache: folder for the ids of texts from about 64 MiB on, or of an unknown size, which are written once: the same
-            files with the same tokenizer of transformers are not read again. Ids are mapped, and not in memory; others
-            than these, and all without a folder, are in temporary files without a name.
+        cache: folder for the ids of texts from about 64 MiB on, or of an unknown size, which are then mapped and not in
+            memory. They are written once: the same files with the same tokenizer of transformers are not read again;
+            others are in files without a name. None: memory.
         held_out_only: whether nothing of files and datasets is read but what is held out, which the digest is then of.
         windows: which passages of the documents are the corpus; None: the whole text.
         split: "validation" or "test", the official split that is held out, of rows that have one; a file that is named

@@ -8,6 +8,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from io import BytesIO
 from os import SEEK_END
 from pathlib import Path
 from typing import IO, Any
@@ -42,7 +43,7 @@ def kept(
     """Streams of ids that were written before, or else are written now; of several processes one writes them.
 
     Args:
-        folder: of all that is kept, made if there is none; None: the system's for temporary files.
+        folder: of all that is kept, made if there is none; None: memory.
         values: what the ids are made from, equal only for equal ids, with a `repr` that is the same in every process.
             None: nothing tells, so the files have no name, and go when nothing maps them.
         names: of the streams.
@@ -53,7 +54,10 @@ def kept(
         folder.mkdir(parents=True, exist_ok=True)
     if folder is None or values is None:
         with ExitStack() as stack:
-            files = {name: stack.enter_context(tempfile.TemporaryFile(dir=folder)) for name in names}
+            files: dict[str, IO[bytes]] = {
+                name: BytesIO() if folder is None else stack.enter_context(tempfile.TemporaryFile(dir=folder))
+                for name in names
+            }
             about = read(files)
             return about, {name: _mapped(file, about, name) for name, file in files.items()}
     place = folder / hashlib.sha256(repr((VERSION, values)).encode()).hexdigest()[:16]
@@ -77,6 +81,8 @@ def _mapped(file: IO[bytes] | Path, about: Mapping[str, Any], name: str) -> np.n
     size = file.stat().st_size if isinstance(file, Path) else file.seek(0, SEEK_END)
     if size != count * dtype.itemsize:
         raise ValueError(f"{file}: expected {count} token ids, got {size} bytes")
+    if count and isinstance(file, BytesIO):
+        return np.frombuffer(file.getbuffer(), dtype)
     # "c" and not "r": torch warns of arrays that cannot be written.
     return np.memmap(file, dtype, "c", shape=(count,)) if count else np.empty(0, dtype)
 
