@@ -241,32 +241,6 @@ def test_questions_of_a_file(tmp_path):
     assert (example.context, example.question) == ("Read It rained {much}.", "! Q: Did it {rain}? A:")
 
 
-def test_questions_of_a_file_of_mrqa(tmp_path):
-    path = tmp_path / "mrqa.jsonl"
-    items = [
-        {"header": {"dataset": "SQuAD", "split": "train"}},
-        {
-            "id": "",
-            "context": "Paris is in France .",
-            "qas": [
-                {"qid": "1", "question": "Where is Paris ?", "answers": ["France"], "detected_answers": []},
-                {"qid": "2", "question": "What is in France ?", "answers": ["Paris", "the city"]},
-            ],
-        },
-        {"context": "No question .", "qas": []},
-        {"context": "Rome is in Italy .", "qas": [{"question": "Where is Rome ?", "answers": ["Italy"]}]},
-    ]
-    path.write_text("\n".join(map(json.dumps, items)) + "\n")
-    assert load_questions(path, template="Q: {question} A:") == [
-        Example("Paris is in France .", question="Q: Where is Paris ? A:", answers=("France",)),
-        Example("Paris is in France .", question="Q: What is in France ? A:", answers=("Paris", "the city")),
-        Example("Rome is in Italy .", question="Q: Where is Rome ? A:", answers=("Italy",)),
-    ]
-    path.write_text(json.dumps(items[0]) + "\n")
-    with pytest.raises(ValueError, match="expected at least one question, got none"):
-        load_questions(path)
-
-
 def test_an_empty_question_asks_what_the_template_says(tmp_path):
     path = tmp_path / "cnn.jsonl"
     path.write_text(json.dumps({"context": "Long article.", "question": "", "answers": ["Summary."]}) + "\n")
@@ -279,32 +253,6 @@ def test_an_empty_question_asks_what_the_template_says(tmp_path):
         ValueError, match="line 1, 'question': expected a text, because the template has no other, got ''"
     ):
         load_questions(path, template="{context}{question}")
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"context": "c", "question": "q"', "line 2: expected a JSON object, got text that is not JSON"),
-        ('["c", "q"]', "line 2: expected a JSON object, got list"),
-        ('{"question": "q", "answers": ["a"]}', "line 2, 'context': expected a text that is not empty, got None"),
-        ('{"context": "c", "answers": ["a"]}', "line 2, 'question': expected a text, got None"),
-        ('{"header": {}, "question": "q", "answers": ["a"]}', "line 2, 'context': expected a text that is not empty"),
-        ('{"context": "c", "qas": {}}', r"line 2, 'qas': expected a list of objects, got \{\}"),
-        ('{"context": "c", "qas": ["q"]}', r"line 2, 'qas': expected a list of objects, got \['q'\]"),
-        (
-            '{"context": "c", "qas": [{"question": "q", "answers": ["a"]}, {"question": "q"}]}',
-            r"line 2, 'qas'\[1\], 'answers': expected a list .* got None",
-        ),
-        ('{"context": "c", "question": "q", "answers": "a"}', "line 2, 'answers': expected a list .* got 'a'"),
-        ('{"context": "c", "question": "q", "answers": []}', r"line 2, 'answers': expected a list .* got \[\]"),
-        ('{"context": "c", "question": "q", "answers": [1]}', r"line 2, 'answers': expected a list .* got \[1\]"),
-    ],
-)
-def test_a_bad_line_of_questions_is_named(tmp_path, line, message):
-    path = tmp_path / "questions.jsonl"
-    path.write_text('{"context": "c", "question": "q", "answers": ["a"]}\n' + line + "\n")
-    with pytest.raises(ValueError, match=message):
-        load_questions(path)
 
 
 def test_files_without_questions(tmp_path):

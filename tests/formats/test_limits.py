@@ -32,7 +32,7 @@ def zstd(content):
         (b'[{"a": 1}, {"a": "' + b"a" * 200_000, files.members, "expected members of at most 1000 characters"),
         (b"[[" + b"{}," * 200, files.members, "expected members of at most 100 objects and arrays"),
         (b"[" + b"{}," * 200, files.json_lines, "line 1: expected at most 100 objects and arrays"),
-        (b"a,b\n1,2\n" + b"3" * 2000 + b",4\n", files.rows, "expected lines of at most 1000 characters"),
+        (b"a,b\n1,2\n" + b"3" * 2000 + b",4\n", files.rows, "line 3: expected a line of at most 1000 bytes"),
         (b'a,b\n"' + b"x\n" * 2000, files.rows, "expected cells of CSV, got others: field larger than field limit"),
     ],
     ids=["a line", "a value", "objects", "objects of a line", "a line of CSV", "a cell"],

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -144,7 +145,7 @@ ALPACA_ASKED = [("Name the colour.", "grass", ("Green",)), ("Name a fruit.", "",
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("mrqa.jsonl", MRQA, MRQA_ASKED),
+        ("mrqa.jsonl", [*MRQA, {"context": "No question .", "qas": []}], MRQA_ASKED),
         ("squad.json", SQUAD, SQUAD_ASKED),
         ("squad_1.json", {"data": SQUAD["data"], "version": "1.1"}, SQUAD_ASKED),
         ("indented.json", json.dumps(SQUAD, indent=2), SQUAD_ASKED),
@@ -246,6 +247,19 @@ def broken(change, document):
         ("a.jsonl", [{"input": "a", "prompt": 7, "answer": "b"}], "line 1, 'prompt': expected a text .*, got 7"),
         ("a.jsonl", [{"article": "a", "highlights": ""}], "line 1, 'highlights': expected a text that is not empty"),
         ("a.jsonl", [{"instruction": "", "output": "b"}], "line 1, 'instruction': expected a text that is not empty"),
+        ("a.jsonl", [MRQA[1], ["c", "q"]], r"a\.jsonl, line 2: expected a JSON object, got list"),
+        ("a.jsonl", json.dumps(MRQA[1]) + '\n{"context"', "line 2: expected a JSON object, got text that is not"),
+        ("a.jsonl", [{"question": "q", "answers": ["a"]}], "'context': expected a text that is not empty, got None"),
+        ("a.jsonl", [{"context": "c", "answers": ["a"]}], "line 1, 'question': expected a text, got None"),
+        ("a.jsonl", [{"header": {}, "question": "q", "answers": ["a"]}], "line 1, 'context': expected a text that is"),
+        ("a.jsonl", [{"context": "c", "qas": {}}], r"line 1, 'qas': expected a list of objects, got \{\}"),
+        ("a.jsonl", [{"context": "c", "qas": ["q"]}], r"line 1, 'qas': expected a list of objects, got \['q'\]"),
+        ("a.jsonl", [{"context": "c", "qas": [MRQA[1]["qas"][1], {"question": "q"}]}],
+         r"line 1, 'qas'\[1\], 'answers': expected a list .* got None"),
+        *(
+            ("a.jsonl", [{"context": "c", "question": "q", "answers": bad}], f"'answers': .* {re.escape(repr(bad))}")
+            for bad in ("a", [], [1])
+        ),
         ("a.json", "[\n7]", r"a\.json, \[0\]: expected a JSON object, got int"),
         ("a.json", '[{"header": 1},\n{"a": tru}]', "line 2: expected JSON, got text that is not"),
         ("a.csv", "instruction,output\nx,y\nx\n", r"a\.csv, line 3: expected 2 cells as in the header, got 1"),

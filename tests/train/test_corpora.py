@@ -12,7 +12,6 @@ import torch
 
 from gistkit.formats import read_questions
 from gistkit.train import Packed, Pretraining, data, load_corpus
-from gistkit.train.order import shuffled
 from tests.helpers.models import byte_tokenizer
 
 
@@ -159,7 +158,7 @@ def test_texts_beside_rows_are_refused(tmp_path):
 def test_a_file_is_the_same_in_pieces_of_any_size(tmp_path, monkeypatch, piece, compress):
     content = ("äb\n☃ 😀 cdefg\n" * 9 + "ä" * 10 + "z").encode()
     (tmp_path / "a.txt").write_bytes(compress(content))
-    monkeypatch.setattr("gistkit.train.document_files.PIECE", piece)
+    monkeypatch.setattr("gistkit.train.documents.BLOCK", piece)
     cut = int(len(content) * 0.9)
     corpus = load_corpus(tmp_path / "a.txt")
     assert (bytes(corpus.train), bytes(corpus.held_out)) == (content[:cut], content[cut:])
@@ -290,48 +289,6 @@ def test_200_megabytes_are_never_whole_in_memory(tmp_path, kind):
     assert mebibytes < 90
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 17, 63, 64, 65, 1000, 4097])
-def test_a_shuffle_is_a_permutation(count):
-    orders = [shuffled(np.arange(count), count, seed, epoch) for seed in range(3) for epoch in range(2)]
-    for order in orders:
-        assert sorted(order.tolist()) == list(range(count))
-    # One number alone goes where it goes among all.
-    alone = [int(shuffled(np.array([number]), count, 1, 1)[0]) for number in range(0, count, 7)]
-    assert alone == orders[3][::7].tolist()
-    if count > 60:
-        assert len({tuple(order.tolist()) for order in orders}) == len(orders)
-
-
-@pytest.mark.slow
-def test_a_shuffle_sends_every_number_everywhere():
-    # Over many keys each of 6 numbers comes to each of 6 places about as often, and each of the 24 orders of 4.
-    orders = [shuffled(np.arange(6), 6, key) for key in range(3000)]
-    places = Counter((number, int(place)) for order in orders for number, place in enumerate(order))
-    assert len(places) == 36 and all(abs(count - 500) < 110 for count in places.values())
-    counts = Counter(tuple(shuffled(np.arange(4), 4, key).tolist()) for key in range(4800))
-    assert len(counts) == 24 and all(abs(count - 200) < 80 for count in counts.values())
-    large = shuffled(np.arange(5), 10**12, 7)
-    assert len(set(large.tolist())) == 5 and large.min() >= 0 and large.max() < 10**12 and large.max() > 10**10
-
-
-SHUFFLED = """
-import numpy
-from gistkit.train.order import shuffled
-print(shuffled(numpy.arange(9), 1000, 3, 4).tolist())
-"""
-
-
-def test_a_shuffle_stays_as_it_is():
-    # Runs that were begun go on with the same rows in other processes, and in later versions.
-    assert shuffled(np.arange(9), 1000, 3, 4).tolist() == [702, 134, 363, 677, 331, 370, 800, 794, 405]
-
-
-@pytest.mark.slow
-def test_a_shuffle_is_the_same_in_another_process():
-    shown = subprocess.run([sys.executable, "-c", SHUFFLED], capture_output=True, text=True, check=True).stdout
-    assert shown == f"{shuffled(np.arange(9), 1000, 3, 4).tolist()}\n"
-
-
 def test_packed_rows_are_the_text_cut_one_after_another(tmp_path):
     corpus = load_corpus(json_lines(tmp_path / "a.jsonl", DOCUMENTS * 3))
     length, size, seed = 13, 4, 5
@@ -346,6 +303,9 @@ def test_packed_rows_are_the_text_cut_one_after_another(tmp_path):
     first, second = seen[: len(oracle)], seen[len(oracle) : 2 * len(oracle)]
     assert Counter(first) == Counter(second) == Counter(oracle)
     assert first != second != oracle != first
+    # Runs that were begun go on with the same rows in later versions.
+    order = np.random.default_rng([seed, 0]).permutation(len(oracle))
+    assert first == [oracle[place] for place in order]
     assert batches(7)["input_ids"].tolist() == Packed(corpus, size, length, seed)(7)["input_ids"].tolist()
     assert [len(batch["input_ids"]) for batch in batches.held_out(6)] == [4, 2]
     assert bytes(batches.held_out(1)[0]["input_ids"][0].tolist()) in bytes(corpus.held_out.tolist())

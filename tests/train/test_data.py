@@ -96,90 +96,54 @@ def test_a_corpus_is_tokenised_by_any_function(tmp_path, monkeypatch):
         load_corpus(tmp_path / "none")
 
 
-class Rows(list):
-    """A split of a dataset."""
-
-    column_names = ("text", "id")
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    """{(name, configuration): {split: texts}} of a `datasets` that stands in for the package; calls in `asked`."""
-    sets = types.SimpleNamespace(asked=[], texts={})
-
-    def load_dataset(path, configuration, *, streaming):
-        sets.asked.append((path, configuration, streaming))
-        found = sets.texts[path, configuration]
-        rows = {
-            split: Rows({"text": text, "id": row} for row, text in enumerate(texts)) for split, texts in found.items()
-        }
-        return {split: Streamed(part) for split, part in rows.items()} if streaming else rows
-
-    class Streamed:
-        """A streamed split: no length, and its columns are not known."""
-
-        column_names = None
-
-        def __init__(self, rows):
-            self.rows = rows
-
-        def __iter__(self):
-            return iter(self.rows)
-
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
-    return sets
-
-
 def text_of(ids):
     return bytes(ids.tolist()).decode()
 
 
-def test_a_dataset_without_splits_holds_out_its_first_rows(hub, monkeypatch):
-    hub.texts["owner/name", "small"] = {"train": [letter * 20 for letter in "abcdefghijklmnopqrstuvwxyz"]}
-    hub.texts["owner/name", None] = hub.texts["owner/name", "small"]
+def rows(splits):
+    """Splits of a dataset as it may come: rows that can be read again, by the names of the splits."""
+    return {split: [{"text": text, "id": row} for row, text in enumerate(texts)] for split, texts in splits.items()}
+
+
+def test_a_dataset_is_loaded_by_its_name(monkeypatch):
+    asked, letters = [], [letter * 20 for letter in "abcdefghijklmnopqrstuvwxyz"]
+
+    def load_dataset(*arguments, **options):
+        asked.append((arguments, options))
+        return rows({"train": letters})
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
     corpus = load_corpus(dataset="owner/name:small")
-    assert text_of(corpus.held_out) == "\n\n".join(letter * 20 for letter in "abc")
-    assert text_of(corpus.train) == "\n\n".join(letter * 20 for letter in "defghijklmnopqrstuvwxyz")
-    assert corpus.test is None
+    assert (text_of(corpus.held_out), corpus.test) == ("\n\n".join(letters[:3]), None)
+    assert text_of(corpus.train) == "\n\n".join(letters[3:])
     streamed = load_corpus(dataset="owner/name", limit=200, tokenizer=lambda text: list(text.encode()))
-    assert text_of(streamed.held_out) == "\n\n".join(letter * 20 for letter in "ab")
+    assert text_of(streamed.held_out) == "\n\n".join(letters[:2])
     assert streamed.train.numel() == 200 and text_of(streamed.train).startswith("c" * 20)
-    assert hub.asked == [("owner/name", "small", False), ("owner/name", None, True)]
-    hub.texts["owner/one", None] = {"train": ["x" * 20, " "]}
-    corpus = load_corpus(dataset="owner/one")
-    assert (text_of(corpus.train), text_of(corpus.held_out)) == ("x" * 18, "xx")
-    hub.texts["owner/none", None] = {"test": ["x"]}
-    with pytest.raises(ValueError, match="expected a split 'train' in owner/none, got test"):
-        load_corpus(dataset="owner/none")
-    monkeypatch.setattr(Rows, "column_names", ("content",))
-    with pytest.raises(ValueError, match="expected a column 'text' in owner/name, got content"):
-        load_corpus(dataset="owner/name")
+    names = ("owner/name", "small"), ("owner/name", None)
+    assert asked == [(name, {"streaming": streaming}) for name, streaming in zip(names, (False, True), strict=True)]
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ImportError, match=r"pip install 'gistkit\[datasets\]'"):
         load_corpus(dataset="owner/name")
 
 
-def test_official_splits_are_taken_as_they_are(hub):
+def test_official_splits_are_taken_as_they_are():
     splits = {"train": ["train 0", "train 1"], "validation": ["choose 0", "choose 1"], "test": ["final 0", "final 1"]}
-    hub.texts["owner/name", None] = splits
-    corpus = load_corpus(dataset="owner/name")
-    parts = {"train": corpus.train, "validation": corpus.held_out, "test": corpus.test}
-    assert {name: text_of(part) for name, part in parts.items()} == {
-        name: "\n\n".join(rows) for name, rows in splits.items()
-    }
-    assert {name: text_of(part)[:6] for name, part in corpus.splits().items()} == {
-        "held_out": "choose",
-        "test": "final ",
-    }
-    short = load_corpus(dataset="owner/name", limit=3)
+    corpus = load_corpus(dataset=rows(splits))
+    found = [text_of(part) for part in (corpus.train, corpus.held_out, corpus.test)]
+    assert found == ["\n\n".join(texts) for texts in splits.values()]
+    assert [text_of(part)[:6] for part in corpus.splits().values()] == ["choose", "final "]
+    short = load_corpus(dataset=rows(splits), limit=3)
     assert (text_of(short.train), text_of(short.held_out), text_of(short.test)) == ("tra", "choose 0", "final 0")
     assert len({corpus.digest, short.digest}) == 2
     del splits["validation"]
-    corpus = load_corpus(dataset="owner/name")
+    corpus = load_corpus(dataset=rows(splits))
     assert text_of(corpus.held_out) == "final 0\n\nfinal 1" and corpus.test is None
+    # One document is cut.
+    corpus = load_corpus(dataset=rows({"train": ["x" * 20, " "]}))
+    assert (text_of(corpus.train), text_of(corpus.held_out)) == ("x" * 18, "xx")
 
 
-def test_rows_of_lines_are_joined_to_articles(hub):
+def test_rows_of_lines_are_joined_to_articles():
     def article(name):
         return [
             "",
@@ -194,10 +158,9 @@ def test_rows_of_lines_are_joined_to_articles(hub):
 
     # A formula looks like a title, but stands among lines.
     names = [f"A{number}" for number in range(12)]
-    rows = [row for name in names for row in article(name)]
-    rows[6 * 8 + 4] = " = 2.5 = \n"
-    hub.texts["wiki", "raw"] = {"train": rows}
-    corpus = load_corpus(dataset="wiki:raw")
+    lines = [row for name in names for row in article(name)]
+    lines[6 * 8 + 4] = " = 2.5 = \n"
+    corpus = load_corpus(dataset=rows({"train": lines}))
     train, held_out = text_of(corpus.train), text_of(corpus.held_out)
     for name in names:
         part, other = (held_out, train) if name in ("A0", "A1") else (train, held_out)
@@ -207,11 +170,9 @@ def test_rows_of_lines_are_joined_to_articles(hub):
     assert " = A0 = \n\n A0 starts . \n x \n = = Part" in held_out
 
 
-def test_rows_without_empty_ones_between_are_documents_whatever_they_look_like(hub):
-    hub.texts["wiki", "raw"] = {
-        "train": [f" = T{row} = \n" if row % 5 == 0 else f" line {row} . \n" for row in range(400)]
-    }
-    corpus = load_corpus(dataset="wiki:raw", limit=500)
+def test_rows_without_empty_ones_between_are_documents_whatever_they_look_like():
+    lines = [f" = T{row} = \n" if row % 5 == 0 else f" line {row} . \n" for row in range(400)]
+    corpus = load_corpus(dataset=rows({"train": lines}), limit=500)
     assert corpus.train.numel() + 20 >= 500 and corpus.held_out.numel() < 200
 
 
@@ -270,13 +231,9 @@ def test_questions_pad_and_go_round():
         QuestionAnswering([Example("a")], None, 1)
 
 
-def test_a_learning_rate_falls_at_the_end():
-    recipe = Recipe(steps=100, learning_rate=1.0, warmup=10, schedule="linear", decay=0.2)
-    rates = [recipe.learning_rate_at(step) for step in (0, 9, 50, 80, 90, 99, 100)]
-    assert rates == pytest.approx([0.1, 1.0, 1.0, 1.0, 0.5, 0.05, 0.0])
-    # A warm-up that is longer than what is left does not rise and fall at once.
-    rates = [dataclasses.replace(recipe, decay=0.95).learning_rate_at(step) for step in (4, 9, 10, 55)]
-    assert rates == pytest.approx([0.5, 1.0, 1.0, 0.5])
+def test_a_fall_as_long_as_a_warm_up_does_not_begin_within_it():
+    recipe = Recipe(steps=100, learning_rate=1.0, warmup=10, schedule="linear", decay=0.95)
+    assert [recipe.learning_rate_at(step) for step in (4, 9, 10, 55)] == pytest.approx([0.5, 1.0, 1.0, 0.5])
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 7])
@@ -353,27 +310,11 @@ def test_schedules_are_the_papers():
     matrix, vector = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))
     groups = recipe.make_optimizer([matrix, vector]).param_groups
     assert [(group["weight_decay"], group["betas"]) for group in groups] == [(0.1, (0.9, 0.95)), (0.0, (0.9, 0.95))]
-    for change, message in [
-        ({"steps": 0}, "steps: expected at least 1, got 0"),
-        ({"learning_rate": float("nan")}, "learning_rate: expected a number above 0, got nan"),
-        ({"max_length": 5}, "max_length: expected at least min_length, 510, got 5"),
-        ({"decay": 1.5}, "decay: expected a share above 0, at most 1, got 1.5"),
-        ({"decay": float("nan")}, "decay: expected a share above 0, at most 1, got nan"),
-        ({"decay": 0.5}, "decay: expected schedule linear or cosine with it, got constant and decay 0.5"),
-        ({"schedule": "step"}, "schedule: expected one of constant, linear, cosine, got 'step'"),
-        ({"optimizer": "sgd"}, "optimizer: expected one of adamw, adafactor, got 'sgd'"),
-        ({"eps": 0}, "eps: expected a number above 0, got 0"),
-        ({"epochs": -1}, "epochs: expected a number above 0, got -1"),
-        ({"context_share": 0}, "context_share: expected a share above 0, at most 1, got 0"),
-        ({"patience": 0}, "patience: expected at least 1, got 0"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            Recipe(**change)
     assert changed(recipe, {"max_length": 120}) == dataclasses.replace(recipe, min_length=120, max_length=120)
     assert changed(recipe, {"max_length": 600}) == dataclasses.replace(recipe, max_length=600)
 
 
-def test_sets_of_questions_are_a_mixture_and_each_has_its_own_held_out_part(tmp_path):
+def test_sets_of_questions_are_a_mixture_and_each_has_its_own_held_out_part():
     def examples(name, count):
         return (
             Example(f"{name} {number // 2}.", question=f"Which {number}?", answers=(f"{name}", "other"))
@@ -382,12 +323,6 @@ def test_sets_of_questions_are_a_mixture_and_each_has_its_own_held_out_part(tmp_
 
     sets = {"a": 40, "b": 24}
     plain = QuestionAnswering({name: examples(name, count) for name, count in sets.items()}, None, 4, seed=1)
-    mapped = QuestionAnswering(
-        {name: examples(name, count) for name, count in sets.items()}, None, 4, seed=1, folder=tmp_path / "ids"
-    )
-    assert list((tmp_path / "ids").iterdir()) == [] and plain.identity == mapped.identity
-    for step in (9, 0, 3):
-        assert all(torch.equal(plain(step)[name], mapped(step)[name]) for name in plain(step))
 
     def contexts(batches):
         return [bytes(token for token in row if token) for batch in batches for row in batch["input_ids"].tolist()]

@@ -34,7 +34,7 @@ def test_so_does_one_that_reaches_its_last_step(tmp_path):
 
 @pytest.mark.parametrize("step", mostly_slow(range(4), 2))
 def test_a_paused_run_ends_as_an_undisturbed_one(step, tmp_path):
-    """A signal in any step; the evaluation after it comes when the run goes on."""
+    """A signal in any step, after which an evaluation is due."""
 
     def pause(at):
         if at == step:

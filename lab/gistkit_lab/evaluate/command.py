@@ -256,14 +256,14 @@ def whole_documents(path: Path) -> Iterator[str]:
         FileNotFoundError, ValueError: as `file_documents`.
     """
     from gistkit.formats.files import suffix_of
-    from gistkit.train.document_files import ROWS, Rows, files_in
+    from gistkit.train.document_files import ROWS, file_rows, files_in
     from gistkit.train.documents import articles
 
     if not path.exists():
         raise FileNotFoundError(f"text: expected a file or a folder, got {path}, which does not exist")
     chosen = files_in(path) if path.is_dir() else [path]
     if suffix_of(chosen[0]) in ROWS:
-        yield from (content.decode() for _, content in articles(Rows(chosen)))
+        yield from (content.decode() for _, content in articles(file_rows(chosen)))
     else:
         yield from (file.read_text(encoding="utf-8") for file in chosen)
 

@@ -82,19 +82,18 @@ def evaluate_images(
     for module in ("sacrebleu", "rouge_score.rouge_scorer", "text_to_num", *(["tqdm"] if progress else [])):
         need(module)
     stops = tuple(end_tokens(compressor.model, tokenizer))
-    rows, right, groups = [], [], []
+    rows, groups = [], []
     for number in range(min(len(examples), limit or len(examples))):
         example = examples[number]
         if not example.answers:
             raise ValueError(f"examples[{number}]: expected at least one right answer, got none")
-        rows.append(Prepared([number], [], list(example.question), tuple(example.answers)))
-        groups.append(example.group or number)
         # The end token is not asked for, as in other evaluations.
-        right.append(list(example.answer[:-1] if example.answer[-1] in stops else example.answer))
+        right = list(example.answer[:-1] if example.answer[-1] in stops else example.answer)
+        rows.append(Prepared([number], [], list(example.question), tuple(example.answers), right))
+        groups.append(example.group or number)
     runner = Runner(
-        rows, tokenizer, ("qa",), batch_size, max_new_tokens, stops, 0, progress, right, None,
-        processes or Processes(),
-    )  # fmt: skip
+        rows, tokenizer, ("qa",), batch_size, max_new_tokens, stops, 0, progress, None, processes or Processes()
+    )
     row = runner.row(method_name(compressor), _Numbered(compressor, examples))
     if any(len(each.answers) > 1 for each in rows):
         score = 100 * fmean(vqa_accuracy(each.prediction or "", each.answers or ()) for each in row.examples)

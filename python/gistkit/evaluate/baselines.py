@@ -129,29 +129,9 @@ class Baseline(Compressor):
 
     def save_pretrained(self, folder: str | Path, fingerprints: Any = None) -> None:
         """Writes the task tokens as safetensors; the model is unchanged and not written, nor are fingerprints."""
-        self._check_task_tokens()
+        if not self.task_tokens:
+            raise ValueError("task_tokens: expected a baseline made with task_tokens=True, got one without")
         write_tensors(Path(folder) / TASK_TOKENS, dict(self.task_embeddings.items()), {"method": self.method})
-
-    def load_task_tokens(self, folder: str | Path) -> None:
-        """Loads the task tokens that `save_pretrained` wrote.
-
-        Raises:
-            FileNotFoundError: if the folder has none.
-            ValueError: if they belong to another baseline or width, or this baseline has no task tokens.
-        """
-        self._check_task_tokens()
-        path = Path(folder) / TASK_TOKENS
-        header, tokens = read_tensors(path, _HEADER)
-        method = header.get("method")
-        expected = {name: tuple(token.shape) for name, token in self.task_embeddings.items()}
-        shapes = {name: tuple(token.shape) for name, token in tokens.items()}
-        if (method, shapes) != (self.method, expected):
-            raise ValueError(
-                f"{path}: expected task tokens of {self.method} with shapes {expected}, got {shapes} of {method}"
-            )
-        with torch.no_grad():
-            for name, token in self.task_embeddings.items():
-                token.copy_(tokens[name])
 
     @torch.no_grad()
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
@@ -187,10 +167,6 @@ class Baseline(Compressor):
             embedding = self.task_embeddings["ae" if task == "ae" else "lm"]
             return embedding.expand(memory.batch_size, 1, -1).to(self.embed.weight.dtype)
         return self.embed(torch.tensor(cast(Prefix, memory).lead, device=self.device))[:, None]
-
-    def _check_task_tokens(self) -> None:
-        if not self.task_tokens:
-            raise ValueError("task_tokens: expected a baseline made with task_tokens=True, got one without")
 
     @abstractmethod
     def _input(self, rows: Rows) -> BaselineInput:
@@ -250,13 +226,21 @@ def load_baseline(folder: str | Path, model: PreTrainedModel) -> Baseline:
         model: the same as in training.
 
     Raises:
-        FileNotFoundError, ValueError: as `Baseline.load_task_tokens`, and if they are of no baseline.
+        FileNotFoundError: if the folder has none.
+        ValueError: if they are of no baseline, or of another width.
     """
     path = Path(folder) / TASK_TOKENS
-    method = read_tensors(path, _HEADER)[0].get("method")
+    header, tokens = read_tensors(path, _HEADER)
+    method = header.get("method")
     kinds = {kind.method: kind for kind in BASELINES.values()}
     if method not in kinds:
         raise ValueError(f"{path}: expected task tokens of {' or '.join(kinds)}, got those of {shown(method)}")
     baseline = kinds[method](model, task_tokens=True).eval().to(model.device)
-    baseline.load_task_tokens(folder)
+    expected = {name: tuple(token.shape) for name, token in baseline.task_embeddings.items()}
+    shapes = {name: tuple(token.shape) for name, token in tokens.items()}
+    if shapes != expected:
+        raise ValueError(f"{path}: expected task tokens with shapes {expected}, got {shapes}")
+    with torch.no_grad():
+        for name, token in baseline.task_embeddings.items():
+            token.copy_(tokens[name])
     return baseline

@@ -38,12 +38,13 @@ class Example:
 
 @dataclass(frozen=True)
 class Prepared:
-    """An example as token ids, with its answers as texts; empty fields where the example has none."""
+    """An example as token ids, with its answers as texts and the first of them; empty where the example has none."""
 
     context: list[int]
     continuation: list[int]
     question: list[int]
     answers: tuple[str, ...]
+    answer: list[int]
 
     def has(self, task: str) -> bool:
         """Whether there is something to measure for `task`."""
@@ -98,7 +99,7 @@ def prepare(data: Sequence[Example], tokenizer: Any | None, tasks: Sequence[str]
             [] if tokens is None else _ids(f"{name}.{key}", tokens, tokenizer)
             for key, tokens in (("continuation", example.continuation), ("question", example.question))
         )
-        rows.append(Prepared(context, continuation, question, _answers(name, example, tokenizer, "qa" in tasks)))
+        rows.append(Prepared(context, continuation, question, *_answers(name, example, tokenizer, "qa" in tasks)))
     for task in tasks:
         if not any(row.has(task) for row in rows):
             required = {"lm": "a continuation", "qa": "a question"}[task]
@@ -108,20 +109,26 @@ def prepare(data: Sequence[Example], tokenizer: Any | None, tasks: Sequence[str]
     return rows
 
 
-def _answers(name: str, example: Example, tokenizer: Any | None, required: bool) -> tuple[str, ...]:
+def _answers(name: str, example: Example, tokenizer: Any | None, required: bool) -> tuple[tuple[str, ...], list[int]]:
     if not required or example.question is None:
-        return ()
+        return (), []
     if isinstance(example.answers, str):
         raise ValueError(f"{name}.answers: expected a sequence of answers, got one text")
-    answers = []
-    for answer in example.answers:
-        if isinstance(answer, str) and tokenizer is not None:
-            answers.append(answer)
-        else:
-            answers.append(words_of(_ids(f"{name}.answers", answer, tokenizer), tokenizer))
-    if not answers:
+    texts = [
+        answer
+        if isinstance(answer, str) and tokenizer is not None
+        else words_of(_ids(f"{name}.answers", answer, tokenizer), tokenizer)
+        for answer in example.answers
+    ]
+    if not texts:
         raise ValueError(f"{name}.answers: expected at least one answer to its question, got none")
-    return tuple(answers)
+    first: Any = example.answers[0]
+    ids = (
+        tokenizer(first, add_special_tokens=False)["input_ids"]
+        if isinstance(first, str) and tokenizer is not None
+        else first
+    )
+    return tuple(texts), [int(token) for token in ids]
 
 
 def iter_questions(

@@ -116,7 +116,6 @@ def compare(
         tuple(stop_tokens),
         skipped,
         progress,
-        [_first_answer(example, tokenizer) for example in data],
         excluded_words,
         processes or Processes(),
     )
@@ -137,16 +136,6 @@ def method_name(reader: Any) -> str:
     """The name of a row: the reader's `title`, or its class."""
     title = getattr(reader, "title", None)
     return title if isinstance(title, str) else type(reader).__name__
-
-
-def _first_answer(example: Example, tokenizer: Any | None) -> list[int]:
-    """The ids of an example's first right answer; none where it has none."""
-    if example.question is None or not len(example.answers):
-        return []
-    answer = example.answers[0]
-    if isinstance(answer, str):
-        return [] if tokenizer is None else list(tokenizer(answer, add_special_tokens=False)["input_ids"])
-    return [int(token) for token in answer]
 
 
 def _description(reader: Reader) -> dict[str, Any]:

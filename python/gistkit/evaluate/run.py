@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gistkit.compress import Compressor
-from gistkit.evaluate.baselines import FullContext, NoContextBaseline
+from gistkit.evaluate.baselines import BASELINES, FullContext, NoContextBaseline
 from gistkit.evaluate.data import TASKS, Example
 from gistkit.evaluate.evaluation import compare, method_name
 from gistkit.evaluate.report import Report
 from gistkit.evaluate.runner import Reader
-
-BASELINES = ("none", "full")
 
 
 def run(

@@ -74,7 +74,6 @@ class Runner:
     stop_tokens: tuple[int, ...]
     skipped: int
     progress: bool
-    answers: Sequence[list[int]]
     excluded_words: tuple[str, ...] | None
     processes: Processes
 
@@ -149,7 +148,7 @@ class Runner:
 
     def _answer(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, ExampleResult]) -> None:
         questions = [self.rows[index].question for index in batch]
-        right = [question + self.answers[index] for index, question in zip(batch, questions, strict=True)]
+        right = [self.rows[index].question + self.rows[index].answer for index in batch]
         for index, question, (nats, _) in zip(
             batch, questions, scored_tokens(reader, memory, "qa", right), strict=True
         ):

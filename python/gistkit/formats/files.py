@@ -276,30 +276,15 @@ def rows(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict[str, str]
         ValueError: naming the line of a row that has not as many cells as the header.
     """
     csv.field_size_limit(min(MOST, 2**31 - 1))
-    with opened(path) as file:
-        reader = csv.reader(_decoded(path, io.TextIOWrapper(file, "utf-8-sig", newline="")), delimiter=delimiter)
+    reader = csv.reader((line for _, line in lines(path)), delimiter=delimiter)
+    try:
         columns = next(reader, [])
         start = reader.line_num
-        for cells in _cells(path, reader):
+        for cells in reader:
             where, start = f"{path}, line {start + 1}", reader.line_num
             if cells and len(cells) != len(columns):
                 raise ValueError(f"{where}: expected {len(columns)} cells as in the header, got {len(cells)}")
             if cells:
                 yield where, dict(zip(columns, cells, strict=True))
-
-
-def _decoded(path: Path, file: io.TextIOWrapper) -> Iterator[str]:
-    try:
-        for line in iter(partial(file.readline, MOST + 1), ""):
-            if len(line) > MOST:
-                raise ValueError(f"{path}: expected lines of at most {MOST} characters, got a longer one")
-            yield line
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: expected UTF-8 text, got byte {error.object[error.start]:#x} in it") from error
-
-
-def _cells(path: Path, reader: Any) -> Iterator[list[str]]:
-    try:
-        yield from reader
     except csv.Error as error:
         raise ValueError(f"{path}, line {reader.line_num}: expected cells of CSV, got others: {error}") from error

@@ -38,7 +38,7 @@ class Asked(NamedTuple):
     answers: tuple[str, ...]
 
 
-class _Fields(NamedTuple):
+class Fields(NamedTuple):
     """A record, whose fields are checked when they are read; `where` it stands."""
 
     where: str
@@ -61,20 +61,20 @@ class _Fields(NamedTuple):
             raise self.error(field, "a list of at least one text")
         return tuple(value)
 
-    def inside(self, field: str) -> _Fields:
+    def inside(self, field: str) -> Fields:
         """An object inside this one."""
         value = self.values.get(field)
         if not isinstance(value, Mapping):
             raise self.error(field, "an object")
-        return _Fields(f"{self.where}, {field!r}", value)
+        return Fields(f"{self.where}, {field!r}", value)
 
-    def each(self, field: str) -> Iterator[_Fields]:
+    def each(self, field: str) -> Iterator[Fields]:
         """The objects of a list."""
         value = self.values.get(field)
         if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
             raise self.error(field, "a list of objects")
         for index, item in enumerate(value):
-            yield _Fields(f"{self.where}, {field!r}[{index}]", item)
+            yield Fields(f"{self.where}, {field!r}[{index}]", item)
 
 
 def file_questions(path: Path) -> Iterator[Asked]:
@@ -110,10 +110,10 @@ def of_records(records: Iterable[tuple[str, Any]]) -> Iterator[Asked]:
         if set(values) == {"header"}:
             continue
         form = next((form for keys, form in _FORMS if keys <= values.keys()), _plain)
-        yield from form(_Fields(where, values))
+        yield from form(Fields(where, values))
 
 
-def _plain(row: _Fields) -> Iterator[Asked]:
+def _plain(row: Fields) -> Iterator[Asked]:
     context, question = row.text("context"), row.text("question", empty=True)
     if isinstance(row.values.get("answers"), Mapping):
         # SQuAD of the hub; its second version has questions without an answer.
@@ -124,30 +124,30 @@ def _plain(row: _Fields) -> Iterator[Asked]:
     yield Asked(row.where, context, question, row.texts("answers"))
 
 
-def _mrqa(row: _Fields) -> Iterator[Asked]:
+def _mrqa(row: Fields) -> Iterator[Asked]:
     context = row.text("context")
     for asked in row.each("qas"):
         yield Asked(asked.where, context, asked.text("question", empty=True), asked.texts("answers"))
 
 
-def _pwc(row: _Fields) -> Iterator[Asked]:
+def _pwc(row: Fields) -> Iterator[Asked]:
     yield Asked(row.where, row.text("input"), row.text("prompt"), (row.text("answer"),))
 
 
-def _alpaca(row: _Fields) -> Iterator[Asked]:
+def _alpaca(row: Fields) -> Iterator[Asked]:
     question = row.text("input", empty=True) if "input" in row.values else ""
     # Some answers of Self-Instruct are empty: there is nothing to learn or to measure.
     if row.text("output", empty=True).strip():
         yield Asked(row.where, row.text("instruction"), question, (row.text("output"),))
 
 
-def _cnn(row: _Fields) -> Iterator[Asked]:
+def _cnn(row: Fields) -> Iterator[Asked]:
     # A few articles of CNN/DailyMail are empty.
     if row.text("article", empty=True).strip():
         yield Asked(row.where, row.text("article"), None, (row.text("highlights"),))
 
 
-def _race(row: _Fields) -> Iterator[Asked]:
+def _race(row: Fields) -> Iterator[Asked]:
     article = row.text("article")
     questions, letters = row.texts("questions"), row.texts("answers")
     options = row.values.get("options")
@@ -156,14 +156,14 @@ def _race(row: _Fields) -> Iterator[Asked]:
         raise row.error("options", expected)
     for index, (question, choices, letter) in enumerate(zip(questions, options, letters, strict=True)):
         fields = {"question": question, "options": choices, "answer": letter}
-        yield _choice(_Fields(f"{row.where}, 'questions'[{index}]", fields), article)
+        yield _choice(Fields(f"{row.where}, 'questions'[{index}]", fields), article)
 
 
-def _race_row(row: _Fields) -> Iterator[Asked]:
+def _race_row(row: Fields) -> Iterator[Asked]:
     yield _choice(row, row.text("article"))
 
 
-def _choice(row: _Fields, article: str) -> Asked:
+def _choice(row: Fields, article: str) -> Asked:
     """A question with its options below it; the answer is the text of the right one.
 
     The letter alone would not do: SQuAD's normalisation takes "a" for an article, and leaves nothing of it.
@@ -176,12 +176,12 @@ def _choice(row: _Fields, article: str) -> Asked:
     return Asked(row.where, article, row.text("question", empty=True) + listed, (options[index],))
 
 
-def _drop_row(row: _Fields) -> Iterator[Asked]:
+def _drop_row(row: Fields) -> Iterator[Asked]:
     spans = row.inside("answers_spans").texts("spans")
     yield Asked(row.where, row.text("passage"), row.text("question"), (", ".join(spans),))
 
 
-def _narrative_row(row: _Fields) -> Iterator[Asked]:
+def _narrative_row(row: Fields) -> Iterator[Asked]:
     context = row.inside("document").inside("summary").text("text")
     answers = tuple(answer.text("text") for answer in row.each("answers"))
     if not answers:
@@ -189,7 +189,7 @@ def _narrative_row(row: _Fields) -> Iterator[Asked]:
     yield Asked(row.where, context, row.inside("question").text("text"), _different(answers))
 
 
-_Form = Callable[[_Fields], Iterator[Asked]]
+_Form = Callable[[Fields], Iterator[Asked]]
 # The keys of each form, and what reads it; the first that a record has.
 _FORMS: tuple[tuple[frozenset[str], _Form], ...] = (
     (frozenset({"context", "qas"}), _mrqa),
@@ -207,7 +207,7 @@ def _squad(where: str, values: Any) -> Iterator[Asked]:
     """The questions of an article; those that have no answer, in the second version, are left out."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{where}: expected a JSON object, got {type(values).__name__}")
-    for paragraph in _Fields(where, values).each("paragraphs"):
+    for paragraph in Fields(where, values).each("paragraphs"):
         context = paragraph.text("context")
         for asked in paragraph.each("qas"):
             answers = tuple(answer.text("text") for answer in asked.each("answers"))
@@ -221,7 +221,7 @@ def _drop(where: str, values: Any) -> Iterator[Asked]:
     """The questions of a passage. An answer is a number, spans joined by commas, or a date."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{where}: expected a JSON object, got {type(values).__name__}")
-    row = _Fields(where, values)
+    row = Fields(where, values)
     passage = row.text("passage")
     for asked in row.each("qa_pairs"):
         others = asked.each("validated_answers") if "validated_answers" in asked.values else ()
@@ -232,7 +232,7 @@ def _drop(where: str, values: Any) -> Iterator[Asked]:
         yield Asked(asked.where, passage, asked.text("question"), _different(filter(None, answers)))
 
 
-def _drop_answer(answer: _Fields) -> str:
+def _drop_answer(answer: Fields) -> str:
     number = str(answer.values.get("number", "")).strip()
     if number:
         return number

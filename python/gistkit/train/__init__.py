@@ -24,32 +24,13 @@ On CPUs, where `accelerate launch --cpu` starts one process alone, let torch sta
 
     OMP_NUM_THREADS=1 torchrun --nproc_per_node 2 script.py
 
-A model too large for one device is sharded with FSDP2. Frozen and trained weights mix in every layer, which FSDP1
-cannot shard, so `fsdp_version: 2` is needed; the layer class to wrap is the model's. fsdp.yaml:
-
-    compute_environment: LOCAL_MACHINE
-    distributed_type: FSDP
-    mixed_precision: bf16
-    num_machines: 1
-    num_processes: 4
-    fsdp_config:
-      fsdp_version: 2
-      fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
-      fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer
-      fsdp_reshard_after_forward: true
-      fsdp_activation_checkpointing: false
-      fsdp_cpu_ram_efficient_loading: false
-
-    accelerate launch --config_file fsdp.yaml script.py
-
-Checkpoints hold whole tensors whatever the sharding, so a run may be resumed on another number of devices, and the
-compressor that is saved at the end is the same as that of one process. A checkpoint's weights go into a compressor that
-is not sharded (which needs a threshold too, with `MixedResolution.calibrate`):
+A model too large for one device is sharded with FSDP2, by a configuration as in docs/processes.md. Checkpoints hold
+whole tensors whatever the sharding, so a run may be resumed on another number of devices, and the compressor that is
+saved at the end is the same as that of one process. A checkpoint's weights go into a compressor that is not sharded
+(which needs a threshold too, with `MixedResolution.calibrate`):
 
     train.restore("runs/first/checkpoint-1000", compressor.trainable())
     compressor.save_pretrained("runs/first/compressor")
-
-docs/processes.md has more, and a job for several machines.
 """
 
 from importlib import import_module

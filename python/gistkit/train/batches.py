@@ -13,7 +13,6 @@ from torch.utils.data import Dataset
 
 from gistkit.common.checks import IGNORE
 from gistkit.train.data import Corpus
-from gistkit.train.order import shuffled
 from gistkit.train.recipe import context_length
 
 # Arguments of `Compressor.forward`; labels are padded with -100, contexts by their attention mask.
@@ -73,6 +72,23 @@ class Batches(Dataset[Any]):
         return None
 
 
+class Epochs(Batches):
+    """Rows of which every epoch goes once through all, in an order that its seed and number determine."""
+
+    seed: int
+    # The last epoch's.
+    _order: tuple[int, np.ndarray] | None = None
+
+    def place(self, index: int) -> int:
+        """Which of an epoch's rows row 0, 1, ... is."""
+        count = self.rows
+        assert count is not None
+        epoch, place = divmod(index, count)
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, np.random.default_rng([self.seed, epoch]).permutation(count)
+        return int(self._order[1][place])
+
+
 class Pretraining(Batches):
     """Passages of a corpus for a `LanguageModel`, or for "ae", "lm" and "compression" (Position IDs Matter, section 2).
 
@@ -129,7 +145,7 @@ class Pretraining(Batches):
         return _identity(self, {"lengths": [self.min_length, self.max_length]})
 
 
-class Packed(Batches):
+class Packed(Epochs):
     """A corpus cut into rows one after another, without gaps and padding; every epoch goes once through all rows.
 
     As language models are trained (SeqPE, section 4.1, on WikiText-103): documents are packed one after another, and a
@@ -160,9 +176,8 @@ class Packed(Batches):
 
     def __getitem__(self, index: int) -> Row:
         """{"input_ids": [p], "continuation_ids": [length - p]}, p as in `Pretraining`."""
-        epoch, number = divmod(index, self.rows)
-        place = shuffled(np.array([number]), self.rows, self.seed, epoch)
-        return _parts(self.corpus.passages(place * self.length, self.length)[0], self.context_share)
+        start = self.place(index) * self.length
+        return _parts(self.corpus.train[start : start + self.length].long(), self.context_share)
 
     def held_out_rows(self, rows: int) -> list[Row]:
         """Held-out rows, which do not overlap."""
@@ -171,7 +186,7 @@ class Packed(Batches):
     @property
     def identity(self) -> dict[str, Any]:
         """The corpus, the length and the seed."""
-        return _identity(self, {"packed": self.length})
+        return _identity(self, {"rows_of": self.length})
 
 
 def _identity(batches: Pretraining | Packed, lengths: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from gistkit.train import checkpoints
 from gistkit.train.batches import CONTEXT, MASK, Batches, Packed, Pretraining
 from gistkit.train.conversations import ConversationQuestions, load_conversations
 from gistkit.train.data import CACHE, Corpus, load_corpus
-from gistkit.train.documents import Table
+from gistkit.train.documents import Table, name_of
 from gistkit.train.images import ImageQuestions
 from gistkit.train.mixture import Mixture
 from gistkit.train.prepare import prepare
@@ -114,7 +114,7 @@ def run(
         ValueError, FileNotFoundError, ImportError: naming the argument, what was expected and what came.
     """
     sources, held_out_sources = _several("questions", questions), _several("validation", validation)
-    asked = ", ".join(map(_name, sources)) or None
+    asked = ", ".join(map(name_of, sources)) or None
     chosen = find_preset(preset).method if method is None else method
     if gists_as_means is not None and (start is not None or chosen != "gistpool"):
         combination = f"{gists_as_means} with {chosen if start is None else f'the start {start}'}"
@@ -141,7 +141,8 @@ def run(
     batches: Batches
     if asked is None:
         cache = Path(out) / CACHE
-        windows = _windows(made.preset.longer_than if longer_than is None else longer_than, schedule, packed)
+        longer = made.preset.longer_than if longer_than is None else longer_than
+        windows = Windows(longer, schedule.max_length, schedule.seed) if longer and not packed else None
         corpus = load_corpus(
             text, dataset=dataset, tokenizer=tokenizer, limit=limit, cache=cache, windows=windows, progress=progress
         )
@@ -151,7 +152,7 @@ def run(
     elif images is not None:
         batches = _image_questions(new_compressor, tokenizer, sources, images, schedule)
     else:
-        batches = _questions(sources, split, held_out_sources, weights, tokenizer, schedule, out, progress)
+        batches = _questions(sources, split, held_out_sources, weights, tokenizer, schedule, progress)
     schedule = schedule.for_rows(batches.rows)
     stages = _stages(new_compressor, schedule.steps, random_steps, ratios, scorer_rests)
     # A resumed run has its maps in the checkpoint.
@@ -171,10 +172,6 @@ def _several(name: str, sources: Questions | Sequence[Questions] | None) -> tupl
     if isinstance(sources, list | tuple) and not any(isinstance(each, Mapping) for each in sources):
         return tuple(sources)
     return (cast(Questions, sources),)
-
-
-def _name(source: Questions) -> str:
-    return str(source) if isinstance(source, str | Path) else type(source).__name__
 
 
 def _examples(name: str, sources: Sequence[Questions], split: str) -> dict[str, Iterator[Example]]:
@@ -206,10 +203,6 @@ def _stages(
     return growing(steps, random_steps, ratios, scorer_rests=scorer_rests)
 
 
-def _windows(longer_than: int | None, recipe: Recipe, packed: bool) -> Windows | None:
-    return None if packed or not longer_than else Windows(longer_than, recipe.max_length, recipe.seed)
-
-
 def _passages(corpus: Corpus, recipe: Recipe, packed: bool) -> Batches:
     if packed:
         return Packed(corpus, recipe.batch, recipe.max_length, recipe.seed, context_share=recipe.context_share)
@@ -224,12 +217,11 @@ def _questions(
     weights: Sequence[float] | None,
     tokenizer: Any,
     recipe: Recipe,
-    folder: str | Path,
     progress: bool,
 ) -> Batches:
     """The questions of one or more sets: all of them, or sets with shares of their own."""
     sets = _examples("questions", sources, split)
-    options: dict[str, Any] = {"max_context": recipe.max_length, "folder": folder, "progress": progress}
+    options: dict[str, Any] = {"max_context": recipe.max_length, "progress": progress}
     if weights is None:
         held_out = _examples("validation", validation, "validation")
         return QuestionAnswering(sets, tokenizer, recipe.batch, recipe.seed, validation=held_out or None, **options)
@@ -250,7 +242,7 @@ def _image_questions(
         raise ValueError(f"questions: expected one file with images, got {len(sources)}")
     (source,) = sources
     if not isinstance(source, str | Path):
-        raise ValueError(f"questions: expected a file with images, got {_name(source)}")
+        raise ValueError(f"questions: expected a file with images, got {name_of(source)}")
     examples = ConversationQuestions(load_conversations(source, images), compressor, processor)
     return ImageQuestions(examples, recipe.batch, examples.digest, recipe.seed, examples.held_out)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gistkit.formats import files, records
+from gistkit.formats.questions import Fields
 from gistkit.hf.chat import chat_prompt, check_chat, open_image
 from gistkit.train.data import HELD_OUT
 from gistkit.train.images import ImageQuestion
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 IMAGE = "<image>"
 # The beginning of ScienceQA's problems.json, an object of objects.
 _PROBLEMS = re.compile(r'\s*\{\s*"\d+"\s*:\s*\{')
-_SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+_SPEAKERS = ("human", "user"), ("gpt", "assistant")
 
 
 @dataclass(frozen=True)
@@ -213,15 +214,16 @@ def _conversation(where: str, values: Any, folder: Path) -> Conversation:
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{where}: expected image, a file's name or several, got {values.get('image')!r:.60}")
     files = [image_file(where, name, folder) for name in names]
-    turns, others = _turns(where, values)
-    for text in (*(text for turn in turns for text in turn), *others):
+    turns, others = _turns(Fields(where, values))
+    asked, answers = [question for question, _ in turns], [*(answer for _, answer in turns), *others]
+    for text in (*asked, *answers):
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"{where}: expected text of whole characters, got {text!r:.60}") from error
-    if marked := [answer for answer in (*(answer for _, answer in turns), *others) if IMAGE in answer]:
-        raise ValueError(f"{where}: expected no {IMAGE} in an answer, got {marked[0]!r:.60}")
-    marks = [question.count(IMAGE) for question, _ in turns]
+    if marked := [answer for answer in answers if IMAGE in answer or not answer.strip()]:
+        raise ValueError(f"{where}: expected answers of some text and no {IMAGE}, got {marked[0]!r:.60}")
+    marks = [question.count(IMAGE) for question in asked]
     if any(marks[1:]) or marks[0] not in (0, len(files)):
         raise ValueError(
             f"{where}: expected {len(files)} {IMAGE} in the first question, or none, and none in later ones, got "
@@ -230,29 +232,17 @@ def _conversation(where: str, values: Any, folder: Path) -> Conversation:
     return Conversation(tuple(files), turns, others)
 
 
-def _turns(where: str, values: Mapping[str, Any]) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+def _turns(row: Fields) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
     """Questions with an answer each, and other right answers to the last one."""
-    if "conversations" not in values:
-        answers = values["answers"] if "answers" in values else [values.get("answer")]
-        if not isinstance(answers, list) or not answers:
-            raise ValueError(f"{where}: expected answers, a list of texts, got {answers!r:.60}")
-        texts = [("question", values.get("question"))]
-        texts += [("answers" if "answers" in values else "answer", answer) for answer in answers]
-        for name, text in texts:
-            if not isinstance(text, str) or not text.strip():
-                raise ValueError(f"{where}: expected {name}, a text, got {text!r:.60}")
-        question, first, *others = (str(text) for _, text in texts)
-        return ((question, first),), tuple(others)
-    said = values["conversations"]
-    if not isinstance(said, list) or not said or len(said) % 2:
-        raise ValueError(f"{where}: expected conversations of questions and answers in turn, got {said!r:.60}")
+    if "conversations" not in row.values:
+        first, *others = row.texts("answers") if "answers" in row.values else (row.text("answer"),)
+        return ((row.text("question"), first),), tuple(others)
+    said = list(row.each("conversations"))
+    if not said or len(said) % 2:
+        raise row.error("conversations", "questions and answers in turn")
     for index, message in enumerate(said):
-        speaker = _SPEAKERS.get(str(message.get("from"))) if isinstance(message, Mapping) else None
-        text = message.get("value") if speaker == ("assistant" if index % 2 else "user") else None
-        # A question may be its images alone.
-        if not isinstance(text, str) or (index % 2 and not text.strip()):
-            raise ValueError(
-                f"{where}: expected conversations[{index}] from {'gpt' if index % 2 else 'human'} with a value, got "
-                f"{message!r:.60}"
-            )
-    return tuple((said[index]["value"], said[index + 1]["value"]) for index in range(0, len(said), 2)), ()
+        if message.values.get("from") not in _SPEAKERS[index % 2]:
+            raise message.error("from", " or ".join(_SPEAKERS[index % 2]))
+    # A question may be its images alone.
+    texts = [message.text("value", empty=True) for message in said]
+    return tuple(zip(texts[::2], texts[1::2], strict=True)), ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,11 @@ from tqdm import tqdm
 
 from gistkit.train.document_files import file_documents
 from gistkit.train.documents import HELD, HELD_OUT, TEST, TRAIN, Documents, Table, dataset_documents, name_of, topics
-from gistkit.train.stored import IdStore, kept, tokenizer_key
+from gistkit.train.stored import kept, tokenizer_key
 from gistkit.train.streams import IdStream
 from gistkit.train.windows import Windows
 
-# Texts of about so many bytes or more, or of an unknown size, are files of ids where there is a folder for them.
+# Texts of so many bytes or more, or of an unknown size, are written once where there is a folder for their ids.
 LARGE = 1 << 26
 # The name of such a folder in that of a run, or beside the file of an evaluation.
 CACHE = "data"
@@ -131,9 +131,9 @@ def load_corpus(
         tokenizer: a transformers tokenizer, or a function of a string that returns token ids; None: UTF-8 bytes.
         limit: training ids to keep; reading stops soon after them, a dataset is streamed, and of held-out documents so
             many are read as make a tenth of all. None: all.
-        cache: folder for the ids of texts from about 64 MiB on, and of datasets without a limit, which are then mapped
-            and not in memory. They are written once: the same files with the same tokenizer of transformers are not
-            read again. None: memory.
+        cache: folder for the ids of texts from about 64 MiB on, or of an unknown size, which are then mapped and not in
+            memory. They are written once: the same files with the same tokenizer of transformers are not read again;
+            others are in files without a name. None: memory.
         held_out_only: whether nothing of files and datasets is read but what is held out, which the digest is then of.
         windows: which passages of the documents are the corpus; None: the whole text.
         split: "validation" or "test", the official split that is held out, of rows that have one; a file that is named
@@ -160,23 +160,14 @@ def load_corpus(
         documents = topics()
     else:
         documents = file_documents(Path(text), reading.enough, streaming=limit is not None, split=split)
-    small = min(size for size in (documents.about, limit and 4 * limit, LARGE) if size is not None) < LARGE
-    if cache is None or small:
-        about: Mapping[str, Any] = reading.read(documents, {})
-        arrays: Mapping[str, np.ndarray] = reading.arrays
-    elif (key := tokenizer_key(tokenizer)) is None or documents.key is None:
-        # Nothing tells whether what was written before is of the same text.
-        Path(cache).mkdir(parents=True, exist_ok=True)
-        with ExitStack() as stack:
-            # The files have no name, and go when nothing maps them.
-            files = {part: stack.enter_context(tempfile.TemporaryFile(dir=cache)) for part in PARTS}
-            about = reading.read(documents, files)
-            arrays = reading.arrays
-    else:
+    sizes = [size for size in (documents.size, limit and 4 * limit) if size is not None]
+    folder = None if cache is None or (sizes and min(sizes) < LARGE) else Path(cache)
+    values: object = None
+    keys = documents.key, tokenizer_key(tokenizer)
+    if None not in keys:
         # Earlier releases had no windows and no split.
-        added = [each for each in (windows, split) if each is not None]
-        values = (documents.key, key, limit, held_out_only, *added)
-        about, arrays = kept(Path(cache), values, PARTS, lambda files: reading.read(documents, files))
+        values = (*keys, limit, held_out_only, *[each for each in (windows, split) if each is not None])
+    about, arrays = kept(folder, values, PARTS, lambda files: reading.read(documents, files))
     train, held_out, test = (torch.from_numpy(arrays[part]) for part in PARTS)
     if windows is not None and not (held_out.numel() and (train.numel() or held_out_only)):
         raise ValueError(
@@ -204,40 +195,40 @@ class _Reading:
         if self.limit is None:
             return False
         self.streams[part].flush()
-        return self.streams[part].store.count >= self.limit * HELD_OUT / (1 - HELD_OUT)
+        return self.streams[part].count >= self.limit * HELD_OUT / (1 - HELD_OUT)
 
     @property
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The ids by part, after `read`."""
-        return {part: stream.store.finish() for part, stream in self.streams.items()}
+    def _full(self) -> bool:
+        return self.limit is not None and self.streams[TRAIN].count >= self.limit
 
-    def _stream(self, part: str, file: IO[bytes] | None) -> IdStream:
+    def _stream(self, part: str, file: IO[bytes]) -> IdStream:
         if self.windows is None:
-            return IdStream(self.tokenizer, IdStore(file))
-        return self.windows.stream(self.tokenizer, IdStore(file), PARTS.index(part))
+            return IdStream(self.tokenizer, file)
+        return self.windows.stream(self.tokenizer, file, PARTS.index(part))
 
     def read(self, text: Documents, files: Mapping[str, IO[bytes]]) -> dict[str, Any]:
-        """Tokenises the text, into files by part or in memory; its digest, whether it has a test split, and sizes."""
-        self.streams = streams = {part: self._stream(part, files.get(part)) for part in PARTS}
+        """Tokenises the text, into files by part; its digest, whether it has a test split, and sizes."""
+        self.streams = streams = {part: self._stream(part, file) for part, file in files.items()}
         digest = hashlib.sha256(b"" if self.windows is None else repr(self.windows).encode())
         bar = tqdm(total=text.size, desc=f"reading {text.name}", unit="B", unit_scale=True, disable=not self.progress)
         with bar, ExitStack() as stack:
             # The digest is of the training text first, which is read last.
             waiting = {part: stack.enter_context(tempfile.SpooledTemporaryFile(LARGE)) for part in (HELD, TEST)}
-            for part, source, content, divided, continues in text.documents:
-                if part == TRAIN and self.held_out_only:
+            for document in text.documents:
+                stream = streams[document.part]
+                if document.part == TRAIN and self.held_out_only:
                     break
-                stream = streams[part]
-                separator = stream.separator(continues)
-                if part == TRAIN:
-                    digest.update(separator + content)
-                else:
-                    waiting[part].write(separator + content)
-                if self.tokenizer is not None:
-                    content = content + divided if part == TRAIN else content.removeprefix(divided)
-                stream.add(source, separator + content, continues)
-                bar.update(len(content))
-                if self.limit is not None and streams[TRAIN].store.count >= self.limit:
+                write: Callable[[Any], Any] = digest.update if document.part == TRAIN else waiting[document.part].write
+                separator = stream.begin()
+                write(separator)
+                stream.add(document.source, separator)
+                for block, whole in document.blocks():
+                    write(block)
+                    stream.add(document.source, block if self.tokenizer is None else whole)
+                    bar.update(len(block))
+                    if self._full:
+                        break
+                if self._full:
                     break
             for part in (HELD, TEST):
                 if part == HELD or streams[TEST].documents:
@@ -250,6 +241,6 @@ class _Reading:
         return {
             "digest": digest.hexdigest()[:12],
             "official": bool(streams[TEST].documents),
-            "dtypes": {part: stream.store.dtype.str for part, stream in streams.items()},
-            "counts": {part: stream.store.count for part, stream in streams.items()},
+            "dtypes": {part: stream.dtype.str for part, stream in streams.items()},
+            "counts": {part: stream.count for part, stream in streams.items()},
         }

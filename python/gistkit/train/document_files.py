@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from contextlib import ExitStack
+from itertools import chain
+from mmap import ACCESS_READ, mmap
+from os import SEEK_END
 from pathlib import Path
-from typing import IO
+from tempfile import TemporaryFile
+from typing import Any
 
 from gistkit.formats import files, parquet
-from gistkit.train.documents import (
-    HELD,
-    HELD_OUT,
-    TRAIN,
-    Document,
-    Documents,
-    Enough,
-    row_documents,
-    text_row,
-)
+from gistkit.train.documents import HELD, HELD_OUT, TRAIN, Document, Documents, Enough, Rows, cut, row_documents
 
 SUFFIXES = (".txt", ".md", ".rst")
 JSON_LINES, WIKITEXT = (".jsonl", ".ndjson"), (".raw", ".tokens")
 ROWS = (*JSON_LINES, *WIKITEXT, parquet.SUFFIX)
-# A file is read in pieces of so many bytes.
-PIECE = 1 << 22
-# Bytes of text that a compressed byte stands for, at most about.
-COMPRESSED = 8
 # How the name of a file or of its folder begins, where it is an official split: train/, val.jsonl.zst, wiki.test.raw.
 SPLIT = re.compile(r"(?:wiki\.)?(train|validation|valid|val|dev|test)(?![a-z])")
 SPLITS = {"valid": "validation", "val": "validation", "dev": "validation"}
@@ -52,22 +44,18 @@ def file_documents(path: Path, enough: Enough, *, streaming: bool = False, split
     if not path.exists():
         raise FileNotFoundError(f"text: expected a file or a folder, got {path}, which does not exist")
     chosen = files_in(path) if path.is_dir() else [path]
-    key = _key(path, chosen)
+    key, sizes = _key(path, chosen), [file.stat().st_size for file in chosen]
+    size: int | None = sum(sizes)
     if files.suffix_of(chosen[0]) in ROWS:
-        splits = _splits(path, chosen, split)
-        size = sum(file.stat().st_size for file in chosen)
-        known, about = (None, size * COMPRESSED) if any(map(_is_compressed, chosen)) else (size, size)
-        rows = row_documents(path.name, splits, enough, streaming=streaming, split=split)
-        return Documents(path.name, rows, known, about, key)
-    if len(chosen) == 1:
-        size = _size(chosen[0])
-        return Documents(path.name, _cut(chosen[0], size), size, size, key)
-    sizes = [file.stat().st_size for file in chosen]
-    return Documents(path.name, _read_files(chosen, sizes, enough), sum(sizes), sum(sizes), key)
-
-
-def _is_compressed(file: Path) -> bool:
-    return file.suffix == parquet.SUFFIX or files.is_compressed(file)
+        documents = row_documents(path.name, _splits(path, chosen, split), enough, streaming=streaming, split=split)
+        if any(file.suffix == parquet.SUFFIX or files.is_compressed(file) for file in chosen):
+            size = None
+    elif len(chosen) == 1:
+        content = _mapped(chosen[0])
+        documents, size = cut(str(chosen[0]), content), len(content)
+    else:
+        documents = _read_files(chosen, sizes, enough)
+    return Documents(path.name, documents, size, key)
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -93,26 +81,15 @@ def _state(file: Path) -> tuple[int, int]:
     return state.st_size, state.st_mtime_ns
 
 
-class Rows:
-    """The rows {"text"} of JSON lines or Parquet, or the lines of WikiText, one at a time, as often as asked for."""
+def file_rows(chosen: Sequence[Path]) -> Rows:
+    """The rows of JSON lines or Parquet, or the lines of WikiText."""
+    return Rows(lambda: chain.from_iterable(map(_rows, chosen)), lambda: sum(map(_rows_of, chosen)))
 
-    def __init__(self, chosen: Sequence[Path]) -> None:
-        self.files = list(chosen)
 
-    def __iter__(self) -> Iterator[dict[str, str]]:
-        for file in self.files:
-            if files.suffix_of(file) in WIKITEXT:
-                yield from ({"text": line} for _, line in files.lines(file))
-            else:
-                rows = parquet.rows if file.suffix == parquet.SUFFIX else files.json_lines
-                yield from (text_row(where, values) for where, values in rows(file))
-
-    def __len__(self) -> int:
-        return self._count
-
-    @cached_property
-    def _count(self) -> int:
-        return sum(map(_rows_of, self.files))
+def _rows(file: Path) -> Iterator[tuple[str, Any]]:
+    if files.suffix_of(file) in WIKITEXT:
+        return ((str(file), {"text": line}) for _, line in files.lines(file))
+    return parquet.rows(file) if file.suffix == parquet.SUFFIX else files.json_lines(file)
 
 
 def _rows_of(file: Path) -> int:
@@ -130,19 +107,19 @@ def _splits(path: Path, chosen: Sequence[Path], split: str | None) -> dict[str, 
         name = matched.group(1) if matched else ""
         found.setdefault(SPLITS.get(name, name), []).append(file)
     if "" in found or not found.keys() & {TRAIN, split}:
-        return {TRAIN: Rows(chosen)}
-    return {name: Rows(each) for name, each in found.items()}
+        return {TRAIN: file_rows(chosen)}
+    return {name: file_rows(each) for name, each in found.items()}
 
 
 def _read_files(chosen: Sequence[Path], sizes: Sequence[int], enough: Enough) -> Iterator[Document]:
     held_out = _tenth(sizes)
     for index in held_out:
-        yield from _pieces(HELD, chosen[index])
+        yield Document(HELD, str(chosen[index]), _mapped(chosen[index]))
         if enough(HELD):
             break
     for index, file in enumerate(chosen):
         if index not in held_out:
-            yield from _pieces(TRAIN, file)
+            yield Document(TRAIN, str(file), _mapped(file))
 
 
 def _tenth(sizes: Sequence[int]) -> list[int]:
@@ -157,68 +134,12 @@ def _tenth(sizes: Sequence[int]) -> list[int]:
     return chosen or [min(range(len(sizes)), key=lambda index: abs(sizes[index] - missing))]
 
 
-def _cut(path: Path, size: int) -> Iterator[Document]:
-    """The last tenth of a file, held out, and the rest."""
-    cut = int(size * (1 - HELD_OUT))
-    divided = b""
-    for piece in _pieces(HELD, path, cut):
-        if not piece.continues:
-            length = 0
-            while length < len(piece.content) and piece.content[length] & 0xC0 == 0x80:
-                length += 1
-            divided = piece.content[:length]
-            piece = piece._replace(divided=divided)
-        yield piece
-    before = None
-    for piece in _pieces(TRAIN, path, 0, cut):
-        if before is not None:
-            yield before
-        before = piece
-    if before is not None:
-        yield before._replace(divided=divided)
-
-
-def _size(path: Path) -> int:
-    """The bytes of a file, decompressed."""
-    if not files.is_compressed(path):
-        return path.stat().st_size
-    with files.opened(path) as file:
-        return sum(map(len, _blocks(file, None)))
-
-
-def _pieces(part: str, path: Path, start: int = 0, end: int | None = None) -> Iterator[Document]:
-    """The bytes of a file from `start` to `end`; no character is divided between two pieces. At least one piece."""
-    with files.opened(path) as file:
-        if file.seekable():
-            file.seek(start)
-        else:
-            for _ in _blocks(file, start):
-                pass
-        rest, continues = b"", False
-        for block in _blocks(file, None if end is None else end - start):
-            block = rest + block
-            whole = len(block) - _begun(block)
-            rest, block = block[whole:], block[:whole]
-            if block:
-                yield Document(part, str(path), block, continues=continues)
-                continues = True
-        if rest or not continues:
-            yield Document(part, str(path), rest, continues=continues)
-
-
-def _begun(block: bytes) -> int:
-    """How many bytes at the end of a block are of a character that may go on after it."""
-    for back in range(1, min(4, len(block)) + 1):
-        if block[-back] < 0x80:
-            return 0
-        if block[-back] >= 0xC0:
-            return back
-    return 0
-
-
-def _blocks(file: IO[bytes], size: int | None) -> Iterator[bytes]:
-    """The next `size` bytes in blocks; None: all."""
-    left = size
-    while (block := file.read(PIECE if left is None else min(PIECE, left))) != b"":
-        left = None if left is None else left - len(block)
-        yield block
+def _mapped(path: Path) -> bytes | memoryview:
+    """The bytes of a file, read when they are asked for; those of a compressed one are a file without a name."""
+    with ExitStack() as stack:
+        file = stack.enter_context(files.opened(path))
+        if files.is_compressed(path):
+            compressed, file = file, stack.enter_context(TemporaryFile())
+            shutil.copyfileobj(compressed, file)
+        size = file.seek(0, SEEK_END)
+        return memoryview(mmap(file.fileno(), 0, access=ACCESS_READ)) if size else b""

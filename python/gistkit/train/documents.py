@@ -4,43 +4,58 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from gistkit.formats import hub
 
 HELD_OUT = 0.1
 TRAIN, HELD, TEST = "train", "held_out", "test"
+# Bytes of a document that are read at a time.
+BLOCK = 1 << 22
 # The title of an article of WikiText, whose rows are lines; titles of its sections have more of these signs.
 TITLE = re.compile(r" = [^=\n](?:.*[^=\n])? = \n?")
 
 
 class Document(NamedTuple):
-    """A document, or what is trained on or held out of one: `part` is TRAIN, HELD or TEST, `source` names it.
+    """A document, or what is trained on or held out of one: the bytes from `start` to `end` of its content.
 
-    `divided` is the rest of a character within which the document was cut: the held-out content begins with it, and as
-    text it belongs to the training content. A long document comes in pieces, of which all but the first `continue` it.
+    `part` is TRAIN, HELD or TEST, and `source` names it. As text, a character that is divided by such a place is all
+    before it.
     """
 
     part: str
     source: str
-    content: bytes
-    divided: bytes = b""
-    continues: bool = False
+    content: bytes | memoryview
+    start: int = 0
+    end: int | None = None
+
+    def blocks(self) -> Iterator[tuple[bytes | memoryview, bytes]]:
+        """The bytes in blocks, each as it is and as text."""
+        end = len(self.content) if self.end is None else self.end
+        for low in range(self.start, end, BLOCK):
+            high = min(low + BLOCK, end)
+            yield self.content[low:high], bytes(self.content[self._whole(low) : self._whole(high)])
+
+    def _whole(self, at: int) -> int:
+        """The first place from there on that divides no character."""
+        while 0 < at < len(self.content) and self.content[at] & 0xC0 == 0x80:
+            at += 1
+        return at
 
 
 class Documents(NamedTuple):
     """A text's name and documents, of which those to hold out come before those to train on.
 
-    `size` is in bytes, None if it is not known, and `about` is a guess of it. `key` is equal only for equal texts, and
-    known before they are read; None: nothing is.
+    `size` is in bytes; None if it is not known. `key` is equal only for equal texts, and known before they are read;
+    None: nothing is.
     """
 
     name: str
     documents: Iterator[Document]
     size: int | None
-    about: int | None = None
     key: str | None = None
 
 
@@ -55,9 +70,8 @@ def topics() -> Documents:
     from pydoc_data.topics import topics as texts
 
     documents = [(key, texts[key].encode()) for key in sorted(texts)]
-    cut = chain.from_iterable(_cut(key, document) for key, document in documents)
-    size = sum(len(document) for _, document in documents)
-    return Documents("pydoc_data.topics", cut, size, size)
+    parts = chain.from_iterable(cut(key, document) for key, document in documents)
+    return Documents("pydoc_data.topics", parts, sum(len(document) for _, document in documents))
 
 
 def dataset_documents(
@@ -76,46 +90,53 @@ def dataset_documents(
         splits = dataset if isinstance(dataset, Mapping) else {TRAIN: dataset}
     if TRAIN not in splits:
         raise ValueError(f"dataset: expected a split 'train' in {name}, got {', '.join(splits)}")
-    tables = {split: TextRows(name if split == TRAIN else f"{name}, {split}", rows) for split, rows in splits.items()}
+    tables = {part: table_rows(name if part == TRAIN else f"{name}, {part}", rows) for part, rows in splits.items()}
     return Documents(name, row_documents(name, tables, enough, streaming=streaming, split=split), None)
 
 
-def name_of(dataset: object) -> str:
-    """The name of a dataset in messages: its own, or its kind."""
-    return dataset if isinstance(dataset, str) else type(dataset).__name__
+def name_of(source: object) -> str:
+    """What data are called in messages: by their name, or their kind."""
+    return str(source) if isinstance(source, str | Path) else type(source).__name__
 
 
-class TextRows:
-    """The rows {"text"} of a table, as often as asked for.
+class Rows:
+    """The rows {"text"} of a text, as often as asked for.
 
     Args:
-        name: in messages.
-        rows: such as a `datasets.Dataset` or `IterableDataset`.
+        read: gives (where it stands, row) of each.
+        count: gives their number; None: they are read once more.
 
     Raises:
-        ValueError: if the table is known to have no column "text", or can be read only once; when a row is read, if
-            that has no text.
+        ValueError: when a row is read that has no text.
     """
 
-    def __init__(self, name: str, rows: Any) -> None:
-        columns = getattr(rows, "column_names", None)
-        if columns is not None and "text" not in columns:
-            raise ValueError(f"dataset: expected a column 'text' in {name}, got {', '.join(columns)}")
-        if not isinstance(rows, Iterable) or isinstance(rows, Iterator | str | bytes):
-            raise ValueError(f"dataset: expected rows that can be read more than once, got {type(rows).__name__}")
-        self._name, self._rows = name, rows
+    def __init__(self, read: Callable[[], Iterable[tuple[str, object]]], count: Callable[[], int] | None) -> None:
+        self._read, self._counted = read, count
 
     def __iter__(self) -> Iterator[dict[str, str]]:
-        for index, values in enumerate(self._rows):
-            yield text_row(f"{self._name}[{index}]", values)
+        return (text_row(where, values) for where, values in self._read())
 
     def __len__(self) -> int:
         return self._count
 
     @cached_property
     def _count(self) -> int:
-        # A stream does not know how many rows it has: they are read once more.
-        return len(self._rows) if isinstance(self._rows, Sized) else sum(1 for _ in self._rows)
+        return sum(1 for _ in self._read()) if self._counted is None else self._counted()
+
+
+def table_rows(name: str, rows: Any) -> Rows:
+    """The rows of a table, such as a `datasets.Dataset` or `IterableDataset`; `name` stands in messages.
+
+    Raises:
+        ValueError: if the table is known to have no column "text", or can be read only once.
+    """
+    columns = getattr(rows, "column_names", None)
+    if columns is not None and "text" not in columns:
+        raise ValueError(f"dataset: expected a column 'text' in {name}, got {', '.join(columns)}")
+    if not isinstance(rows, Iterable) or isinstance(rows, Iterator | str | bytes):
+        raise ValueError(f"dataset: expected rows that can be read more than once, got {type(rows).__name__}")
+    count = partial(len, rows) if isinstance(rows, Sized) else None
+    return Rows(lambda: ((f"{name}[{index}]", values) for index, values in enumerate(rows)), count)
 
 
 def text_row(where: str, values: object) -> dict[str, str]:
@@ -160,13 +181,11 @@ def row_documents(
     return _hold_out_first(name, splits[TRAIN], enough, streaming=streaming)
 
 
-def _cut(source: str, document: bytes) -> Iterator[Document]:
+def cut(source: str, content: bytes | memoryview) -> Iterator[Document]:
     """The last tenth of a document, held out, and the rest."""
-    cut = end = int(len(document) * (1 - HELD_OUT))
-    while end < len(document) and document[end] & 0xC0 == 0x80:
-        end += 1
-    yield Document(HELD, source, document[cut:], document[cut:end])
-    yield Document(TRAIN, source, document[:cut], document[cut:end])
+    at = int(len(content) * (1 - HELD_OUT))
+    yield Document(HELD, source, content, at)
+    yield Document(TRAIN, source, content, 0, at)
 
 
 def _official(name: str, splits: Any, official: list[str], enough: Enough) -> Iterator[Document]:
@@ -185,7 +204,7 @@ def _hold_out_first(name: str, rows: Any, enough: Enough, *, streaming: bool) ->
     first, content = next(found, (0, b""))
     following = next(found, None)
     if following is None:
-        yield from _cut(f"{name}[{first}]", content)
+        yield from cut(f"{name}[{first}]", content)
         return
     while following is not None:
         yield Document(HELD, f"{name}[{first}]", content)

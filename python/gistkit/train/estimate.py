@@ -71,23 +71,21 @@ class DryRun:
             length += f", fewer where {recipe.patience} evaluations lower no loss"
         rate = f"{recipe.optimizer}, {recipe.learning_rate:g}, {recipe.schedule} after {recipe.warmup} steps of warm-up"
         read = "contexts of questions, at most" if mean is None else f"{mean:,} on average, at most"
-        lines = [
-            notes(self.preset),
-            "",
-            _line("model", self.model),
-            _line("method", self.method),
-            _line("frozen", _count(self.frozen)),
-            _line("trained", _count(sum(self.trained.values()))),
-            *(_line(f"  {name}", _count(count)) for name, count in self.trained.items()),
-            _line("steps", length),
-            _line("rows a step", str(recipe.batch)),
-            _line("learning rate", rate),
-            _line("tokens a step", f"{read} {most:,}"),
-            _line("operations a step", f"about {self.operations:.3g}, without attention's own"),
-            _line("memory of a process", f"about {_size(sum(self.memory.values()))}, without caches and fragments"),
-            *(_line(f"  {name}", _size(size)) for name, size in self.memory.items()),
-        ]
-        return "\n".join(lines)
+        lines = {
+            "model": self.model,
+            "method": self.method,
+            "frozen": f"{self.frozen:>16,}",
+            "trained": f"{sum(self.trained.values()):>16,}",
+            **{f"  {name}": f"{count:>16,}" for name, count in self.trained.items()},
+            "steps": length,
+            "rows a step": recipe.batch,
+            "learning rate": rate,
+            "tokens a step": f"{read} {most:,}",
+            "operations a step": f"about {self.operations:.3g}, without attention's own",
+            "memory of a process": f"about {_size(sum(self.memory.values()))}, without caches and fragments",
+            **{f"  {name}": _size(size) for name, size in self.memory.items()},
+        }
+        return "\n".join([notes(self.preset), "", *(f"{name:<28} {value}" for name, value in lines.items())])
 
 
 def dry_run(
@@ -137,9 +135,9 @@ def dry_run(
         {
             "weights": sum(parameter.numel() * parameter.element_size() for parameter in trained.parameters()),
             "gradients": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
-            "optimizer": sum(map(_adafactor if recipe.optimizer == "adafactor" else _adam, parameters)),
+            "optimizer": sum(_state(parameter, recipe.optimizer) for parameter in parameters),
             "activations": activations(
-                rows * tokens_read(made, recipe.max_length),
+                rows * sum(_tokens(made, recipe.max_length)[:2]),
                 trained.lm.width,
                 config.num_hidden_layers,
                 2 if precision == "bf16" or model.dtype.itemsize == 2 else 4,
@@ -159,35 +157,32 @@ def groups_of(compressor: Compressor) -> dict[str, int]:
     return groups
 
 
-def tokens_read(made: Prepared, length: int) -> int:
-    """Tokens of all passes of a row of that length."""
-    return sum(_tokens(made, length))
-
-
-def _tokens(made: Prepared, length: int) -> tuple[int, int]:
-    """Tokens of the encoder's pass over a row of that length, and of those of each loss."""
+def _tokens(made: Prepared, length: int) -> tuple[int, int, int]:
+    """Tokens of a row of that length that the encoder reads and that the losses read, and those that they predict."""
     if made.tau is not None:
-        return 0, length
-    compressor = made.compressor
-    context, predicted = _texts(made, length)
+        return 0, length, length
+    compressor, losses = made.compressor, made.compressor.loss_weights
+    # Answers are short.
+    context = length if not set(ANSWERED).isdisjoint(losses) else made.recipe.context_of(length)
+    predicted = {"ae": context, "lm": length - context, "compression": context}
+    # The compression loss reads memory tokens as they are; the others have a pass each.
+    passes = [name for name in losses if name != "compression"]
+    read, asked = (sum(predicted.get(name, 0) for name in names) for names in (passes, losses))
     if compressor.method == NoContextBaseline.method:
         # The first token and the text.
-        return 0, sum(1 + predicted.get(name, 0) for name in _passes(made))
+        return 0, len(passes) + read, asked
     # A chunk of VoCo's is an image, of which there is one in a row here.
     chunks = 1 if isinstance(compressor, VoCo) else math.ceil(context / compressor.chunk)
     memory = chunks * compressor.memory_tokens
     # Means and nuggets have no tokens of their own, and kept keys and values are not read again as tokens.
     encoded = context + memory * (getattr(compressor, "memory_embeddings", None) is not None)
-    again = memory * (compressor.carrier == "embedding")
-    return encoded, sum(again + predicted.get(name, 0) for name in _passes(made))
+    return encoded, read + len(passes) * memory * (compressor.carrier == "embedding"), asked
 
 
 def operations(made: Prepared, length: int) -> float:
     """Floating-point operations of a row of that length: two a weight and token each way, two more a trained weight."""
     compressor = made.compressor
-    encoded, read = _tokens(made, length)
-    _, predicted = _texts(made, length)
-    asked = length if made.tau is not None else sum(predicted.values())
+    encoded, read, asked = _tokens(made, length)
     head = compressor.model.get_output_embeddings().weight
     products = [_products(compressor, model) for model in (compressor.encoder_lm.model, compressor.model)]
     return encoded * products[0] + read * products[1] + asked * 4.0 * head.numel()
@@ -202,19 +197,6 @@ def _products(compressor: Compressor, model: Any) -> float:
     weights = [each for each in model.parameters() if each.dim() > 1 and id(each) not in apart]
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     return 4.0 * sum(map(nn.Parameter.numel, weights)) + 2.0 * trained
-
-
-def _texts(made: Prepared, length: int) -> tuple[int, dict[str, int]]:
-    """Tokens of a row's context, and those that each loss predicts; answers are short."""
-    losses = made.compressor.loss_weights
-    context = length if not set(ANSWERED).isdisjoint(losses) else made.recipe.context_of(length)
-    found = {"ae": context, "lm": length - context, "compression": context}
-    return context, {name: found[name] for name in losses if name in found}
-
-
-def _passes(made: Prepared) -> list[str]:
-    """The losses with a pass of their own: the compression loss reads memory tokens as they are."""
-    return [name for name in made.compressor.loss_weights if name != "compression"]
 
 
 def activations(tokens: int, width: int, layers: int, size: int, *, gradient_checkpointing: bool) -> int:
@@ -260,24 +242,15 @@ def _title(made: Prepared) -> str:
     return f"{compressor.method} at {compressor.ratio:g}x{chunk}, losses {losses}"
 
 
-def _adam(parameter: nn.Parameter) -> int:
-    return 2 * parameter.numel() * parameter.element_size()
-
-
-def _adafactor(parameter: nn.Parameter) -> int:
-    """A mean of each row and column, or of each number of a vector."""
-    if parameter.dim() < 2:
-        return parameter.numel() * parameter.element_size()
-    *rest, rows, columns = parameter.shape
-    return math.prod(rest) * (rows + columns) * parameter.element_size()
-
-
-def _line(name: str, value: str) -> str:
-    return f"{name:<28} {value}"
-
-
-def _count(number: int) -> str:
-    return f"{number:>16,}"
+def _state(parameter: nn.Parameter, optimizer: str) -> int:
+    """Bytes of Adam's two moments, or of Adafactor's mean of each row and column, or of each number of a vector."""
+    numbers = parameter.numel()
+    if optimizer != "adafactor":
+        numbers *= 2
+    elif parameter.dim() > 1:
+        *rest, rows, columns = parameter.shape
+        numbers = math.prod(rest) * (rows + columns)
+    return numbers * parameter.element_size()
 
 
 def _size(number: int) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gistkit.common.checks import IGNORE, padded
 from gistkit.hf.image_contexts import join_contexts
-from gistkit.train.batches import Batch, Batches, check_size
+from gistkit.train.batches import Batch, Epochs, check_size
 from gistkit.train.data import HELD_OUT
 
 
@@ -33,7 +33,7 @@ class ImageQuestion:
     group: str = ""
 
 
-class ImageQuestions(Batches):
+class ImageQuestions(Epochs):
     """Questions about images for the loss "qa". Every epoch goes once through them, in its own order.
 
     Args:
@@ -69,9 +69,7 @@ class ImageQuestions(Batches):
 
     def __getitem__(self, index: int) -> ImageQuestion:
         """The question of row 0, 1, ..."""
-        epoch, place = divmod(index, len(self._train))
-        order = np.random.default_rng([self.seed, epoch]).permutation(len(self._train))
-        return self.examples[self._train[order[place]]]
+        return self.examples[self._train[self.place(index)]]
 
     def held_out_rows(self, rows: int) -> list[ImageQuestion]:
         """The held-out questions, in their own order."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
-
-from gistkit.train.stored import IdStore
 
 # Documents are joined by an empty line.
 SEPARATOR = b"\n\n"
@@ -31,25 +29,26 @@ def token_ids(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
 
 
 class IdStream:
-    """Ids of texts one after another, into a store."""
+    """Ids of documents one after another, into a file of them alone; all have one dtype."""
 
-    def __init__(self, tokenizer: Any, store: IdStore) -> None:
-        self.tokenizer, self.store = tokenizer, store
-        self.documents = 0
+    def __init__(self, tokenizer: Any, file: IO[bytes]) -> None:
+        self.tokenizer, self.file = tokenizer, file
+        self.documents = self.count = 0
+        self.dtype: np.dtype[Any] = np.dtype(np.uint8)
         self._pending = ""
 
-    def separator(self, continues: bool) -> bytes:
-        """What stands before the next part, which may continue a document."""
-        return SEPARATOR if self.documents and not continues else b""
-
-    def add(self, source: str, part: bytes, continues: bool) -> None:
-        """Appends a part of the document `source`, after its separator; or what `continues` the one before."""
+    def begin(self) -> bytes:
+        """Begins a document; returns what stands before it."""
         self.documents += 1
+        return SEPARATOR if self.documents > 1 else b""
+
+    def add(self, source: str, part: bytes | memoryview) -> None:
+        """Appends a part of the document `source`, in which no character is divided."""
         if self.tokenizer is None:
-            self.put(np.frombuffer(bytearray(part), np.uint8))
+            self.put(np.frombuffer(part, np.uint8))
             return
         try:
-            text = self._pending + part.decode()
+            text = self._pending + bytes(part).decode()
         except UnicodeDecodeError as error:
             raise ValueError(f"{source}: expected UTF-8 text, got byte {part[error.start]:#x} in it") from error
         start = 0
@@ -68,7 +67,9 @@ class IdStream:
 
     def put(self, ids: np.ndarray) -> None:
         """The next ids [n]."""
-        self.store.append(ids)
+        self.dtype = ids.dtype
+        self.count += len(ids)
+        self.file.write(ids.tobytes())
 
     def _encode(self, text: str) -> None:
         self.put(np.array(token_ids(self.tokenizer, text), np.int32))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
-from gistkit.train.stored import IdStore
 from gistkit.train.streams import IdStream
 
 
@@ -33,60 +32,44 @@ class Windows:
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
 
-    def stream(self, tokenizer: Any, store: IdStore, part: int) -> IdStream:
+    def stream(self, tokenizer: Any, file: IO[bytes], part: int) -> IdStream:
         """The passages of the documents of a part, which has a number of its own."""
-        return _WindowStream(tokenizer, store, self, part)
+        return _WindowStream(tokenizer, file, self, part)
 
 
 class _WindowStream(IdStream):
-    """Passages of documents, into a store; of a document only what may be in its passage is in memory."""
+    """Passages of documents; the ids of a document are in memory until its passage is chosen."""
 
-    def __init__(self, tokenizer: Any, store: IdStore, windows: Windows, part: int) -> None:
-        super().__init__(tokenizer, store)
+    def __init__(self, tokenizer: Any, file: IO[bytes], windows: Windows, part: int) -> None:
+        super().__init__(tokenizer, file)
         self.windows, self.part = windows, part
-        self._number = 0
-        self._begin()
+        self._characters, self._ids = 0, [np.empty(0, np.int32)]
 
-    def _begin(self) -> None:
-        self._pending = ""
-        # A document's place depends on no other document.
-        self._random = np.random.default_rng([self.windows.seed, self.part, self._number])
-        self._number += 1
-        # Characters and passages of the document so far, its last ids, and the passage that is chosen of it.
-        self._characters = self._seen = 0
-        self._last = self._chosen = np.empty(0, np.int32)
-
-    def separator(self, continues: bool) -> bytes:
-        """Nothing: no passage is of two documents."""
+    def begin(self) -> bytes:
+        """Ends the document before; nothing stands between two: no passage is of both."""
+        self.flush()
+        self.documents += 1
         return b""
 
-    def add(self, source: str, part: bytes, continues: bool) -> None:
-        """Appends a part of the document `source`; what does not continue it ends it."""
-        if not continues:
-            self.flush()
+    def add(self, source: str, part: bytes | memoryview) -> None:
+        """Appends a part of the document `source`."""
         # Bytes that do not begin a character are 10xxxxxx.
         self._characters += int(np.count_nonzero(np.frombuffer(part, np.uint8) & 0xC0 != 0x80))
-        super().add(source, part, continues)
+        super().add(source, part)
 
     def flush(self) -> None:
-        """Ends a document: its passage goes to the store, if it has one."""
-        if not self._characters:
-            return
+        """Ends a document: its passage goes to the file, if it has one."""
         # A short one is not even tokenised.
         if self._characters > self.windows.longer_than:
             super().flush()
-            if self._seen:
-                self.store.append(self._chosen)
-        self._begin()
+            ids, length = np.concatenate(self._ids[1:] or self._ids), self.windows.length
+            if len(ids) >= length:
+                # A document's place depends on no other document.
+                random = np.random.default_rng([self.windows.seed, self.part, self.documents - 1])
+                at = int(random.integers(len(ids) - length + 1))
+                super().put(ids[at : at + length])
+        self._pending, self._characters, self._ids = "", 0, self._ids[:1]
 
     def put(self, ids: np.ndarray) -> None:
-        """The next ids [n] of the document: each of its passages so far is the chosen one with equal chances."""
-        length = self.windows.length
-        joined = np.concatenate([self._last.astype(ids.dtype), ids])
-        new = len(joined) - length + 1
-        if new > 0:
-            at = int(self._random.integers(self._seen + new)) - self._seen
-            if at >= 0:
-                self._chosen = joined[at : at + length].copy()
-            self._seen += new
-        self._last = joined[max(new, 0) :]
+        """The next ids [n] of the document."""
+        self._ids.append(ids)
