@@ -25,7 +25,7 @@ from gistkit.cli.evaluate import (
     text_examples,
 )
 from gistkit.common.processes import launched
-from gistkit.options.arguments import device, number, path, positive
+from gistkit.options.arguments import device, existing, number, positive
 from gistkit.options.messages import warn
 from gistkit.options.models import chosen_compressor, load_model
 from gistkit_lab.evaluate.endpoint_options import add_endpoint, chosen_endpoint
@@ -48,7 +48,7 @@ def add(parser: Any) -> None:
         help="use each document of --text, cut to --context tokens, as a context; holds out nothing; for the task ae",
     )  # fmt: skip
     group.add_argument(
-        "--images", type=path, metavar="FOLDER",
+        "--images", type=existing, metavar="FOLDER",
         help="folder of images, for the method voco; --questions are then files of image, question and answer or "
         "answers, as for gistkit train, or in LLaVA's format, and every question is measured",
     )  # fmt: skip

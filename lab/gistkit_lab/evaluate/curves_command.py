@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gistkit.common.files import write_picture
-from gistkit.options.arguments import add_command, number, path, positive
+from gistkit.options.arguments import add_command, number, path, positive, typed
 from gistkit.options.outputs import check_file
 
 PURPOSE = "print how soon training runs reach a loss, and draw their curves"
@@ -20,7 +20,7 @@ def add(kinds: Any) -> None:
     """Adds the command."""
     parser = add_command(kinds, "curves", run, PURPOSE, EXAMPLES)
     parser.set_defaults(words="runs")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="output folder of gistkit train")
+    parser.add_argument("runs", type=typed, nargs="+", metavar="RUN", help="output folder of gistkit train")
     parser.add_argument("--loss", default="ae", metavar="NAME", help="loss to compare (default: %(default)s)")
     parser.add_argument(
         "--goal", type=number(0), default=0.01, help="loss to reach, in nats a token (default: %(default)s)"

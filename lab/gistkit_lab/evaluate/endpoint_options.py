@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any, TypeVar
 
-from gistkit.options.arguments import path, positive
+from gistkit.options.arguments import existing, positive
 
 Kind = TypeVar("Kind")
 
@@ -30,7 +30,7 @@ def add_endpoint(group: Any, role: str, does: str, fields: str = "") -> None:
     if fields:
         group.add_argument(
             f"--{role}-prompt",
-            type=path,
+            type=existing,
             metavar="FILE",
             help=f"file with its prompt, which contains {fields} (default: gistkit's own)",
         )

@@ -13,7 +13,7 @@ from gistkit.cli.dialogue import converse
 from gistkit.cli.named import compressed, is_text, named_memories, read_files, readable
 from gistkit.cli.plugins import missing, stores
 from gistkit.common.trained import default_for
-from gistkit.options.arguments import add_command, device, number, path, positive, whole
+from gistkit.options.arguments import add_command, device, existing, number, positive, whole
 from gistkit.options.models import (
     IMAGES,
     add_model,
@@ -50,7 +50,7 @@ def add(commands: Any) -> None:
     parser.set_defaults(words="questions")
     parser.add_argument(
         "memory",
-        type=path,
+        type=existing,
         help="memory file or store that gistkit compress wrote, or a text file, which is compressed for this call",
     )
     parser.add_argument(
@@ -72,7 +72,7 @@ def add(commands: Any) -> None:
         "made with this model (default: by its index of words)",
     )  # fmt: skip
     parser.add_argument(
-        "--with", dest="others", type=path, action="append", default=[], metavar="MEMORY",
+        "--with", dest="others", type=existing, action="append", default=[], metavar="MEMORY",
         help="another memory or text to read after the first; repeatable",
     )  # fmt: skip
     add_model(parser)
@@ -96,7 +96,7 @@ def add(commands: Any) -> None:
         help="show, after each answer, the parts of the text that it attended to most; other parts may matter too",
     )  # fmt: skip
     parser.add_argument(
-        "--text", dest="texts", type=path, action="append", default=[], metavar="FILE",
+        "--text", dest="texts", type=existing, action="append", default=[], metavar="FILE",
         help="the text of the memory, from which --sources quotes; once for each memory",
     )  # fmt: skip
     parser.add_argument("--max-new-tokens", type=positive, default=256, help="default: %(default)s")
@@ -106,7 +106,6 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    device_name = device(arguments.device)
     if arguments.task != "qa" and arguments.questions:
         raise ValueError(f"QUESTION: expected none with --task {arguments.task}, got {arguments.questions[0]!r}")
     if arguments.task != "qa" and arguments.sources:
@@ -114,6 +113,7 @@ def _run(arguments: argparse.Namespace) -> int:
     in_terminal = arguments.task == "qa" and not arguments.questions and sys.stdin.isatty() and sys.stdout.isatty()
     if arguments.texts and not (arguments.sources or in_terminal):
         raise ValueError("--text: expected --sources with it, got none")
+    device_name = device(arguments.device)
 
     import torch
 

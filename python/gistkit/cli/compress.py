@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gistkit.cli.plugins import missing, stores
 from gistkit.common.processes import launched
-from gistkit.options.arguments import add_command, device, number, path, positive
+from gistkit.options.arguments import add_command, device, number, path, positive, typed
 from gistkit.options.messages import warn
 from gistkit.options.models import (
     add_compressor,
@@ -57,8 +57,9 @@ def add(commands: Any) -> None:
     )
     parser.set_defaults(words="texts")
     parser.add_argument(
-        "texts", nargs="+", metavar="TEXT", help="text file, image, folder of either, or - for standard input"
-    )
+        "texts", type=typed, nargs="+", metavar="TEXT",
+        help="text file, image, folder of either, or - for standard input",
+    )  # fmt: skip
     parser.add_argument(
         "-o", "--out", type=path, help="memory file; for several texts, a folder for their files; for one folder of "
         "texts, a store, which holds all memories in a few files and which the same command continues after a stop "
@@ -104,7 +105,6 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.fit:
         arguments.option = [*arguments.option, ("fit", True)]
     processes = launched()
-    device_name = processes.on(device(arguments.device))
     if arguments.out is not None and str(arguments.out) == STDIN:
         check_file("-o", arguments.out)
     if (documents := _documents(arguments)) is not None:
@@ -112,6 +112,7 @@ def _run(arguments: argparse.Namespace) -> int:
             raise ValueError("--refine: expected texts for memory files, got a folder of texts for a store")
         if (plugin := stores()) is None:
             raise missing("-o", "apps/serve")
+        device_name = processes.on(device(arguments.device))
         return int(plugin.compress_folder(documents, arguments, processes, device_name))
     if arguments.index or arguments.embed is not None:
         option = "--index" if arguments.index else "--embed"
@@ -127,7 +128,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if images and arguments.refine is not None:
         raise ValueError("--refine: expected texts, got images")
     texts = [] if images else [source.read() for source in sources]
-
+    device_name = device(arguments.device)
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, images)
     compressor = chosen_compressor(arguments, model, tokenizer if images else None)
     compressor.tokenizer = tokenizer

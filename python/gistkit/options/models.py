@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gistkit.common.hub import check_name, loading
-from gistkit.options.arguments import LAYOUTS, add_device, number, path, positive
+from gistkit.common.trained import SETTINGS, find, trained
+from gistkit.options.arguments import CHECKS, LAYOUTS, add_device, number, path, positive
 from gistkit.options.messages import warn
 
 if TYPE_CHECKING:
@@ -24,14 +25,36 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def method(name: str) -> str:
+def model_name(text: str) -> str:
+    """Argument type: smollm2, or the folder or hub name of a model."""
+    return text
+
+
+def trained_folder(text: str) -> Path:
+    """Argument type: the folder of a trained compressor, or the name of one that comes with gistkit."""
+    return path(text)
+
+
+def method(text: str) -> str:
     """Argument type: the name of a method of the package, or of one that a script has registered."""
+    return text
+
+
+def _check_trained(name: str, folder: Path) -> None:
+    if not find(folder).is_dir():
+        names = ", ".join(trained())
+        raise FileNotFoundError(f"{name}: expected a folder with a trained compressor or {names}, got {folder}")
+
+
+def _check_method(name: str, value: str) -> None:
     # Imports torch.
     from gistkit.compress.config import REGISTRY
 
-    if name not in REGISTRY:
-        raise argparse.ArgumentTypeError(f"expected one of {', '.join(REGISTRY)}, got {name!r}")
-    return name
+    if value not in REGISTRY:
+        raise ValueError(f"{name}: expected one of {', '.join(REGISTRY)}, got {value!r:.80}")
+
+
+CHECKS.update({model_name: check_name, trained_folder: _check_trained, method: _check_method})
 
 
 # The method that compresses images.
@@ -51,6 +74,7 @@ def add_model_name(parser: argparse.ArgumentParser, default: str | None = None) 
     """Adds --model, required without a default."""
     parser.add_argument(
         "--model",
+        type=model_name,
         default=default,
         required=default is None,
         help="smollm2, or the folder or hub name of a transformers decoder (for images: of a vision-language model)"
@@ -96,7 +120,6 @@ def load_model(
         ValueError, FileNotFoundError: if there is no such model.
         ImportError: if the package that provides it, or one of `needs`, is missing.
     """
-    check_name("--model", name)
     import torch
 
     for package in ("peft", "tqdm", *needs):
@@ -181,7 +204,7 @@ def add_compressor(parser: argparse.ArgumentParser, default: str = TRAINED) -> N
 def add_trained(parser: Any, default: str) -> None:
     """Adds --compressor and --encoder."""
     parser.add_argument(
-        "--compressor", type=path, metavar="FOLDER",
+        "--compressor", type=trained_folder, metavar="FOLDER",
         help=f"folder of a trained compressor, or name of one that comes with gistkit (default: {default})",
     )  # fmt: skip
     parser.add_argument(
@@ -228,12 +251,8 @@ def load_compressor(folder: Path, model: PreTrainedModel, encoder: str | None = 
     Args:
         encoder: the name of its second model, where it is not the one that the folder names.
     """
-    from gistkit.common.trained import find
-    from gistkit.compress import Compressor, trained
+    from gistkit.compress import Compressor
 
-    if not find(folder).is_dir():
-        names = ", ".join(trained())
-        raise FileNotFoundError(f"--compressor: expected a folder with a trained compressor or {names}, got {folder}")
     with model_errors():
         return Compressor.from_pretrained(folder, model, encoder=encoder).eval().to(model.device)
 
@@ -243,7 +262,7 @@ def makers_of(memory: Memory) -> list[str]:
 
     The weights of one in place made memories of any ratio.
     """
-    from gistkit.common.trained import DEFAULTS, SETTINGS, find, trained
+    from gistkit.common.trained import DEFAULTS
     from gistkit.compress.config import REGISTRY
 
     source, found = memory.source, []
@@ -350,7 +369,6 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, pro
 
 def _free(folder: str | Path) -> frozenset[str]:
     """The settings of the trained compressor in a folder that may change without training; none without a folder."""
-    from gistkit.common.trained import SETTINGS, find
     from gistkit.compress.config import REGISTRY
 
     try:
