@@ -333,7 +333,9 @@ def test_warnings_are_one_line(folder, run, report, monkeypatch):
     assert "UserWarning" not in complaints and ".py" not in complaints and warnings.showwarning is before
 
 
-def test_a_memory_of_another_model_or_compressor_is_refused(folder, run, report, tmp_path, capsys):
+def test_a_memory_of_another_model_or_compressor_is_refused(folder, run, report, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("gistkit.options.models.notes", lambda: tmp_path / "none" / "below")
+    (tmp_path / "none").write_text("no folder")
     words = ("--compressor", folder / "x500")
     run("compress", report, *words)
     memory = report.with_suffix(".gist")

@@ -23,6 +23,7 @@ from gistkit.options.models import (
     load_model,
     makers_of,
     new_compressor,
+    noted_folder,
 )
 from gistkit.options.texts import check_text, decode
 
@@ -76,7 +77,7 @@ def add(commands: Any) -> None:
         help="another memory or text to read after the first; repeatable",
     )  # fmt: skip
     add_model(parser)
-    add_trained(parser, "the one that made the memory, if it comes with gistkit")
+    add_trained(parser, "the one that made the memory, if it comes with gistkit or a command here was given its folder")
     parser.add_argument(
         "--task", choices=("qa", "lm", "ae"), default="qa",
         help="qa: answer questions; lm: continue the text; ae: reconstruct it (default: %(default)s)",
@@ -266,6 +267,7 @@ def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: M
         name = default_for(arguments.model)
         return new_compressor(model) if name is None else load_compressor(Path(name), model)
     from gistkit.compress.config import REGISTRY
+    from gistkit.hf.fingerprint import is_of
 
     source = memory.source
     if (kind := REGISTRY.get(source.method)) is None:
@@ -277,12 +279,20 @@ def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: M
             return as_made(trained, memory)
         if trained.adapters is not None:
             trained.adapters.remove()
+    wanted = f"--compressor: expected the folder of the {source.method} that made {arguments.memory}, got none"
+    if (folder := noted_folder(memory)) is not None:
+        print(f"{arguments.memory}: its compressor was in {folder}", file=sys.stderr)
+        found = load_compressor(folder, model, arguments.encoder) if folder.is_dir() else None
+        if found is None or found.own_fingerprint() != memory.maker:
+            raise ValueError(f"{wanted}, which is no longer in {folder}")
+        return as_made(found, memory)
+    # Where the model is another one, that is told.
+    own = memory.maker if memory.fingerprint is None or is_of(model, memory.fingerprint, None) else None
+    settings = kind.sizes(source.chunk, source.memory_tokens) | dict(source.options)
     try:
-        return new_compressor(model, source.method, **kind.sizes(source.chunk, source.memory_tokens), **source.options)
+        return new_compressor(model, source.method, own, **settings)
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"MEMORY: its compressor ({source.method}) cannot be made from the file; pass --compressor: {error}"
-        ) from error
+        raise ValueError(f"{wanted}: {error}") from error
 
 
 def _questions(arguments: argparse.Namespace) -> Iterator[str]:

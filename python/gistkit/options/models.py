@@ -6,11 +6,12 @@ import argparse
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gistkit.common.files import write_text
 from gistkit.common.hub import check_name, loading
 from gistkit.common.trained import SETTINGS, find, trained
 from gistkit.options.arguments import CHECKS, LAYOUTS, add_device, number, path, positive
@@ -257,6 +258,21 @@ def load_compressor(folder: Path, model: PreTrainedModel, encoder: str | None = 
         return Compressor.from_pretrained(folder, model, encoder=encoder).eval().to(model.device)
 
 
+def notes() -> Path:
+    """The folder with a file for each compressor that a command was given: its fingerprint, and in it where it lies."""
+    from gistkit.hf.smollm2 import cache_folder
+
+    return cache_folder() / "compressors"
+
+
+def noted_folder(memory: Memory) -> Path | None:
+    """Where the compressor that made a memory was when a command of this user last had it; None: not known."""
+    maker = str(memory.maker)
+    # It comes from anybody's file.
+    found = re.fullmatch("[0-9a-f]{16}", maker) is not None and (notes() / maker).is_file()
+    return Path((notes() / maker).read_text()) if found else None
+
+
 def makers_of(memory: Memory) -> list[str]:
     """The trained compressors whose model, method and sizes a memory has, by name: those of its ratio, defaults first.
 
@@ -304,10 +320,15 @@ def as_made(compressor: Compressor, memory: Memory) -> Compressor:
     return compressor.changed(**changes) if changes else compressor
 
 
-def new_compressor(model: PreTrainedModel, method: str = "select", **settings: Any) -> Compressor:
+def new_compressor(
+    model: PreTrainedModel, method: str = "select", maker: str | None = None, **settings: Any
+) -> Compressor:
     """A new compressor in eval mode, the same for the same model and settings.
 
     Warns on standard error if the method's memory is noise before training.
+
+    Args:
+        maker: the fingerprint of a memory's compressor, which it must have; None: any.
     """
     import torch
 
@@ -320,6 +341,8 @@ def new_compressor(model: PreTrainedModel, method: str = "select", **settings: A
         if unknown := sorted(settings.keys() - takes):
             raise ValueError(f"{unknown[0]}: {method} does not have it; expected some of {', '.join(sorted(takes))}")
         compressor = kind(model, **settings).eval().to(model.device)
+    if maker not in (None, compressor.own_fingerprint()):
+        raise ValueError("it has trained, and the file has only its settings")
     if compressor.needs_training:
         warn(
             "the compressor is UNTRAINED, so its memory is noise; train one with gistkit train and pass its folder "
@@ -360,6 +383,10 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, pro
         if name not in _free(folder):
             raise ValueError(f"--{name}: not allowed with --compressor, which has its own, got {settings[name]}")
     compressor = load_compressor(Path(folder), model, encoder)
+    if arguments.compressor is not None and compressor.identity.weights().own:
+        # Whoever cannot write there can name it again.
+        with suppress(OSError):
+            write_text(notes() / compressor.own_fingerprint(), str(find(folder).resolve()))
     if (compressor.method == IMAGES) != (processor is not None):
         raise ValueError(f"--compressor: expected one for {wanted}, got one of method {compressor.method}")
     with model_errors():
