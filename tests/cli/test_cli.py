@@ -309,6 +309,32 @@ def test_a_text_that_grows_is_told(folder, run, tmp_path):
     assert "more than" not in shown + complaints
 
 
+def test_a_text_of_which_too_little_is_kept_is_told(run, tmp_path):
+    note, other, long = (tmp_path / "texts" / name for name in ("note.txt", "other.txt", "z.txt"))
+    note.parent.mkdir()
+    for path, count in ((note, 20), (other, 9), (long, 40)):
+        path.write_text(TEXT[:count])
+    few = "5 memory tokens are too few to answer from; gistkit compress --ratio 2 keeps more"
+    for words, told in (
+        (("compress", note), f"{note}: {few}"),
+        (("ask", note, "Who?", "--max-new-tokens", 1), f"{note}: {few}"),
+        (("compress", note.parent), f"{note} and 1 more: {few}"),
+        (("compress", note.parent, "-o", tmp_path / "store"), f"note.txt and 1 more: {few}"),
+        (
+            ("compress", other),
+            f"{other}: 2 memory tokens are too few to answer from; gistkit compress --ratio 1 keeps more",
+        ),
+        # As it says, and where the number is asked for.
+        (("compress", note, "--ratio", 2), None),
+        (("compress", other, "--ratio", 1), None),
+        (("compress", long), None),
+        (("compress", note, "--option", "budget=4"), None),
+    ):
+        status, _, complaints = run(*words)
+        lines = [line for line in re.split(r"[\r\n]+", complaints) if line.startswith("gistkit")]
+        assert status == 0 and lines == ([] if told is None else [f"gistkit: warning: {told}"]), (words, lines)
+
+
 def test_a_bar_moves_with_each_part_of_a_text():
     compressor = Select(small_llama(), by="key_norm", part=9).eval()
     seen = []
