@@ -108,6 +108,7 @@ def test_compress_then_ask_is_the_python_api(folder, run, report, method):
     exact = report.with_name("exact.gist")
     run("compress", report, "-o", exact, "--compressor", folder / method, "--memory-dtype", "float32")
     assert all(map(torch.equal, Memory.load(exact).tensors, made.tensors))
+    assert f"\nAsk it: gistkit ask {memory} --model {folder}, which is a conversation, " in shown
     assert f"{loaded.nbytes / 1e3:.3g} kB, the full cache has {loaded.full_cache_bytes / 1e3:.3g} kB" in shown
 
     words = ("--compressor", folder / method, "--max-new-tokens", 12)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 example: gistkit ask report.txt "Who wrote it?"
 example: gistkit ask report.gist "Who wrote it?" "When?"
+example: gistkit ask report.gist    # a conversation
 example: gistkit ask report.gist --with appendix.gist --model ./llama --compressor runs/x500 < questions.txt
 example: gistkit ask photo.gist "What is on the table?" --model ./llava --compressor runs/voco/compressor
 example: gistkit ask report.gist "Who wrote it?" --sources --text report.txt
@@ -56,7 +57,8 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "questions", nargs="*", metavar="QUESTION",
-        help="answered independently (default: in a terminal, a conversation; otherwise each line of standard input)",
+        help="answered independently, for which the model is loaded once (default: in a terminal, a conversation, for "
+        "which it is also loaded once; otherwise each line of standard input)",
     )  # fmt: skip
     parser.add_argument(
         "--document", dest="documents", action="append", default=[], metavar="NAME",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from array import array
 from collections.abc import Generator, Iterator, Sequence
@@ -160,6 +161,9 @@ def _run(arguments: argparse.Namespace) -> int:
             lines[index] = total.add(sources[index], tokens, memory, parts) + gained
     print("\n".join(lines))
     print(total.line(len(sources), time.perf_counter() - start))
+    words = ["gistkit", "ask", str(sources[0].target)]
+    words += [] if arguments.model == "smollm2" else ["--model", arguments.model]
+    print(f"Ask it: {shlex.join(words)}, which is a conversation, or with questions after it")
     total.warn(compressor)
     return 0
 
