@@ -87,6 +87,8 @@ def poison_scratch():
 def elsewhere(tmp_path, monkeypatch):
     """A test neither reads nor writes the folder that the tests were started from."""
     monkeypatch.chdir(tmp_path)
+    # Nor what commands note of compressors.
+    monkeypatch.setattr("gistkit.options.models.notes", lambda: tmp_path.with_name(f"{tmp_path.name}-notes"))
 
 
 @pytest.fixture(autouse=True)

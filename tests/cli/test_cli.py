@@ -18,7 +18,7 @@ import gistkit
 from gistkit import cli
 from gistkit.cli import overview
 from gistkit.cli.compress import passes
-from gistkit.compress import Compressor, Dodo, Memory, Select, language_model
+from gistkit.compress import METHODS, Compressor, Dodo, Memory, Select, language_model
 from gistkit.compress.tokens import batches
 from gistkit.evaluate.data import QUESTION
 from gistkit.layouts.positions import SCHEMES
@@ -108,6 +108,7 @@ def test_compress_then_ask_is_the_python_api(folder, run, report, method):
     exact = report.with_name("exact.gist")
     run("compress", report, "-o", exact, "--compressor", folder / method, "--memory-dtype", "float32")
     assert all(map(torch.equal, Memory.load(exact).tensors, made.tensors))
+    assert f"\nAsk it: gistkit ask {memory} --model {folder}, which is a conversation, " in shown
     assert f"{loaded.nbytes / 1e3:.3g} kB, the full cache has {loaded.full_cache_bytes / 1e3:.3g} kB" in shown
 
     words = ("--compressor", folder / method, "--max-new-tokens", 12)
@@ -309,6 +310,32 @@ def test_a_text_that_grows_is_told(folder, run, tmp_path):
     assert "more than" not in shown + complaints
 
 
+def test_a_text_of_which_too_little_is_kept_is_told(run, tmp_path):
+    note, other, long = (tmp_path / "texts" / name for name in ("note.txt", "other.txt", "z.txt"))
+    note.parent.mkdir()
+    for path, count in ((note, 20), (other, 9), (long, 40)):
+        path.write_text(TEXT[:count])
+    few = "5 memory tokens are too few to answer from; gistkit compress --ratio 2 keeps more"
+    for words, told in (
+        (("compress", note), f"{note}: {few}"),
+        (("ask", note, "Who?", "--max-new-tokens", 1), f"{note}: {few}"),
+        (("compress", note.parent), f"{note} and 1 more: {few}"),
+        (("compress", note.parent, "-o", tmp_path / "store"), f"note.txt and 1 more: {few}"),
+        (
+            ("compress", other),
+            f"{other}: 2 memory tokens are too few to answer from; gistkit compress --ratio 1 keeps more",
+        ),
+        # As it says, and where the number is asked for.
+        (("compress", note, "--ratio", 2), None),
+        (("compress", other, "--ratio", 1), None),
+        (("compress", long), None),
+        (("compress", note, "--option", "budget=4"), None),
+    ):
+        status, _, complaints = run(*words)
+        lines = [line for line in re.split(r"[\r\n]+", complaints) if line.startswith("gistkit")]
+        assert status == 0 and lines == ([] if told is None else [f"gistkit: warning: {told}"]), (words, lines)
+
+
 def test_a_bar_moves_with_each_part_of_a_text():
     compressor = Select(small_llama(), by="key_norm", part=9).eval()
     seen = []
@@ -333,7 +360,9 @@ def test_warnings_are_one_line(folder, run, report, monkeypatch):
     assert "UserWarning" not in complaints and ".py" not in complaints and warnings.showwarning is before
 
 
-def test_a_memory_of_another_model_or_compressor_is_refused(folder, run, report, tmp_path, capsys):
+def test_a_memory_of_another_model_or_compressor_is_refused(folder, run, report, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("gistkit.options.models.notes", lambda: tmp_path / "none" / "below")
+    (tmp_path / "none").write_text("no folder")
     words = ("--compressor", folder / "x500")
     run("compress", report, *words)
     memory = report.with_suffix(".gist")
@@ -385,21 +414,27 @@ def one_line(lines, text):
         (["compress", "{tmp}/ok.txt", "--compressor", "{tmp}/bare"], "bare"),
         (["compress", "{tmp}/ok.txt", "--compressor", "{tmp}", "--chunk", "4"], "--chunk: not allowed with"),
         (["compress", "{tmp}/ok.txt", "--device", "tpu"], "--device: expected cpu or cuda, got 'tpu'"),
-        (["ask", "{tmp}/none.gist", "Who?"], "none.gist: expected a memory file, found none"),
-        (["ask", "{tmp}/none.gist", "Who?", "--task", "ae"], "QUESTION: expected none with --task ae, got 'Who?'"),
-        (["ask", "{tmp}/none.gist", "Who?", " "], "QUESTION: expected a text, got ' '"),
-        (["ask", "{tmp}/none.gist", "Who?", "--template", "x"], "--template: expected a text with {question} in it"),
+        (["ask", "{tmp}/none.gist", "Who?"], "MEMORY: {tmp}/none.gist: no such file or folder"),
+        (["ask", "{tmp}/okk.txt", "Who?"], "okk.txt: no such file or folder; did you mean {tmp}/ok.txt?"),
+        (["ask", "{tmp}/bare.gist", "Who?"], "bare.gist: expected a memory file, got "),
+        (["compress", "{tmp}/ok.txt", "--method", "x5"], "--method: expected one of avgpool, "),
+        (["ask", "{tmp}/ok.txt", "Who?", "--task", "ae"], "QUESTION: expected none with --task ae, got 'Who?'"),
+        (["ask", "{tmp}/ok.txt", "Who?", " "], "QUESTION: expected a text, got ' '"),
+        (["ask", "{tmp}/ok.txt", "Who?", "--template", "x"], "--template: expected a text with {question} in it"),
     ],
 )
 def test_mistakes_end_in_one_line_and_status_2(run, tmp_path, words, message):
     (tmp_path / "empty.txt").write_text(" \n")
     (tmp_path / "latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
     (tmp_path / "bare").mkdir()
+    (tmp_path / "bare.gist").write_bytes(b"")
     for name in ("ok.txt", "ok.md"):
         (tmp_path / name).write_text("text")
     status, shown, complaints = run(*(word.replace("{tmp}", str(tmp_path)) for word in words))
-    assert status == 2 and not shown and one_line(complaints.splitlines()[-1:], message), complaints
-    assert not list(tmp_path.glob("*.gist"))
+    assert (
+        status == 2 and not shown and one_line(complaints.splitlines()[-1:], message.replace("{tmp}", str(tmp_path)))
+    ), complaints
+    assert [path.name for path in tmp_path.glob("*.gist")] == ["bare.gist"]
 
 
 @pytest.mark.parametrize(
@@ -644,7 +679,7 @@ def test_untrained_methods_that_compress_in_place(run, tmp_path):
     ("words", "message"),
     [
         (
-            ["train", "--compressor", "x", "--chunk", "9"],
+            ["train", "--compressor", "{tmp}", "--chunk", "9"],
             "--chunk: not allowed with --compressor, which has its own",
         ),
         (["train", "--preset", "x"], "preset: expected one of epl-pretrain, "),
@@ -656,7 +691,7 @@ def test_untrained_methods_that_compress_in_place(run, tmp_path):
         (["train", "--segment", "9"], "segment: not allowed without tau, got 9"),
         (["train", "--tau", "9", "--losses", "ae"], "losses: not allowed with tau, which trains on whole passages"),
         (["train", "--device", "tpu"], "--device: expected cpu or cuda, got 'tpu'"),
-        (["evaluate", "--questions", "x", "--context", "9"], "--context: not allowed with --questions, got 9"),
+        (["evaluate", "--questions", "{tmp}", "--context", "9"], "--context: not allowed with --questions, got 9"),
         (["evaluate", "--questions", "{tmp}/none"], "none"),
         pytest.param(
             ["evaluate", "--context", "900000"],
@@ -708,7 +743,8 @@ def test_every_example_of_the_help_is_a_command(parser):
         words = shlex.split(line.split("|")[-1].split(" < ")[0], comments=True)
         start = next(index for index, word in enumerate(words) if word in ("gistkit", "gistkit.cli"))
         if "COMMAND" not in words:
-            assert cli._parse(words[start + 1 :]).run is not None, line
+            parsed = cli._parse(words[start + 1 :])
+            assert parsed.run is not None and getattr(parsed, "method", None) in {None, *METHODS}, line
 
 
 def test_help_ends_with_status_0(capsys):
@@ -782,6 +818,37 @@ def test_a_text_is_compressed_on_the_way(folder, run, report, compressor):
         assert run("ask", report, "--sources", *asked)[0] == 0
         status, shown, complaints = run("ask", memory, "--with", report, *asked)
         assert status == 0 and shown == run("ask", memory, "--with", memory, *asked)[1], complaints
+
+
+PATHS = {"existing": "report.txx", "typed": "report.txx", "trained_folder": "runs/x", "model_name": "./runs/x"}
+
+
+@pytest.mark.parametrize(
+    "command", ["ask", "compress", "demo", "evaluate", "train", "export", "serve", "view attention"]
+)
+def test_what_is_not_there_is_told_before_torch_is_imported(command):
+    """Each argument that is read, in the first place, where nothing of the command has run, and a method beside it."""
+    parser = next(each for each in parsers() if each.prog == f"gistkit {command}")
+    parser.format_help()
+    found = [action for action in parser._actions if getattr(action.type, "__name__", "") in PATHS]
+    assert len(found) >= 2
+    for action in found:
+        options = argparse.Namespace(**{each.dest: None for each in parser._actions}, actions=parser._actions)
+        setattr(options, action.dest, PATHS[action.type.__name__])
+        options.method = "x500"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "gistkit.compress.config", None)
+            with pytest.raises(FileNotFoundError) as error:
+                arguments.check_values(options)
+        name = action.option_strings[-1] if action.option_strings else action.metavar or action.dest.upper()
+        assert str(error.value).startswith(f"{name}: ")
+
+
+def test_a_mistyped_path_imports_no_torch(tmp_path):
+    (tmp_path / "ok.txt").write_text(TEXT)
+    for words in (["ask", "reprot.txt", "Who?"], ["compress", "ok.txt", "--ratio", "2", "nofile.txt"]):
+        code = f"import sys; from gistkit import cli; print(cli.main({words!r}), 'torch' in sys.modules)"
+        assert printed(code) == "2 False\n"
 
 
 def test_the_parser_loads_nothing_heavy():

@@ -243,7 +243,7 @@ def test_a_message_of_the_chat_template_goes_on_behind_the_memory(folder, memory
     ("words", "message"),
     [
         (["--task", "ae", "--sources"], "--sources: expected none with --task ae, which has no question"),
-        (["Who?", "--text", "x"], "--text: expected --sources with it, got none"),
+        (["Who?", "--text", "{place}/other.txt"], "--text: expected --sources with it, got none"),
         (["Who?", "--sources", "--text", "{place}/none.txt"], "none.txt: no such file or folder"),
         (
             ["Who?", "--sources", "--text", "{place}/other.txt"],

@@ -73,7 +73,8 @@ def actions(parser, *path):
 def kinds(action):
     """What an option takes: "choice", or the name of its converter, such as "whole", "number" or "path"."""
     name = getattr(action.type, "__qualname__", "")
-    return "choice" if action.choices else name.partition(".")[0]
+    name = "path" if name in ("existing", "trained_folder") else name.partition(".")[0]
+    return "choice" if action.choices else name
 
 
 def checked(parser, command):

@@ -12,7 +12,8 @@ from gistkit import cli
 from gistkit.common import trained as places
 from gistkit.compress import METHODS, Compressor, Memory, trained
 from gistkit.evaluate.data import QUESTION
-from gistkit.options.models import makers_of
+from gistkit.options import models
+from gistkit.options.models import makers_of, new_compressor
 from tests.cli.test_cli import expected, folder, load, report, run  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -173,6 +174,31 @@ def test_what_is_asked_for_is_not_replaced(folder, place, run, report):  # noqa:
     assert run("compress", report, "--ratio", 5, "--chunk", 20, "--method", "x500")[0] == 0
     status, _, complaints = run("ask", memory, "Who asks?", "--max-new-tokens", 2)
     assert status == 0 and "UNTRAINED" in complaints and "expected one" not in complaints
+
+
+def test_ask_finds_the_folder_that_compress_was_given(folder, run, report, tmp_path):  # noqa: F811
+    memory, own = report.with_suffix(".gist"), tmp_path / "own"
+    shutil.copytree(folder / "x500", own)
+    assert run("compress", report, "--compressor", own)[0] == 0
+    question = ("Who asks?", "--max-new-tokens", 6)
+    _, answer, complaints = run("ask", memory, *question, "--compressor", own)
+    assert "own" not in complaints
+    status, shown, complaints = run("ask", memory, *question)
+    assert status == 0 and shown == answer and f"{memory}: its compressor was in {own}\n" in complaints
+    assert "UNTRAINED" not in complaints and str(tmp_path).encode() not in memory.read_bytes()
+    # Another one there, none there, and nothing known.
+    told = f"gistkit: --compressor: expected the folder of the x500 that made {memory}, got none"
+    new_compressor(load(folder)[0].model, "x500", chunk=20, ratio=5, lora=2).save_pretrained(tmp_path / "new")
+    for name, reason in (("new", f", which is no longer in {own}"), (None, f", which is no longer in {own}")):
+        shutil.rmtree(own)
+        if name is not None:
+            shutil.copytree(tmp_path / name, own)
+        status, shown, complaints = run("ask", memory, *question)
+        assert status == 2 and not shown and complaints.splitlines()[-1] == told + reason
+    shutil.rmtree(models.notes())
+    status, shown, complaints = run("ask", memory, *question)
+    assert status == 2 and not shown and "UNTRAINED" not in complaints
+    assert complaints.splitlines()[-1] == f"{told}: it has trained, and the file has only its settings"
 
 
 def test_a_name_that_is_none(folder, place, report, capsys):  # noqa: F811

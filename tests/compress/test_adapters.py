@@ -2,7 +2,9 @@
 
 import copy
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -205,6 +207,83 @@ def test_one_row_that_a_language_model_trains_is_saved(tmp_path):
     optimizer.step()
     compressor.save_pretrained(tmp_path)
     assert (tmp_path / "model").is_dir()
+
+
+def trained(**settings):
+    """One whose model has trained, or whose adapters have."""
+    compressor = AvgPool(tiny_llama().bfloat16().float(), ratio=2, bos_token=1, **{"lora": None, **settings})
+    compressor.set_losses(("lm",))
+    step(compressor.train(), lambda: compressor(IDS, continuation_ids=IDS)["loss"])
+    return compressor.eval()
+
+
+def test_a_save_removes_the_models_of_the_one_before_and_nothing_else(tmp_path):
+    names = lambda: {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}  # noqa: E731
+    WITHOUT_ADAPTERS["avgpool"]().save_pretrained(tmp_path)
+    plain = names()
+    assert plain == {"README.md", "compressor.json", "compressor.safetensors"}
+    (tmp_path / "notes.txt").write_text("mine")
+    for compressor in (trained(), trained(lora=2)):
+        (folder,) = ["model"] if compressor.adapters is None else compressor.adapters.names.values()
+        compressor.save_pretrained(tmp_path)
+        assert {path.partition("/")[0] for path in names() - plain} == {"notes.txt", folder}
+        # Of an earlier save, of more files.
+        shutil.copy(next((tmp_path / folder).glob("*.safetensors")), tmp_path / folder / "more.safetensors")
+        compressor.save_pretrained(tmp_path)
+        assert not (tmp_path / folder / "more.safetensors").exists()
+        WITHOUT_ADAPTERS["avgpool"]().save_pretrained(tmp_path)
+        assert names() == plain | {"notes.txt"} and not (tmp_path / folder).exists()
+    # What its settings do not claim is somebody's own, and so is what no save writes.
+    for place, before in (("model/config.json", WITHOUT_ADAPTERS["avgpool"]()), ("model/notes.txt", trained())):
+        before.save_pretrained(tmp_path)
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_text("{}")
+        WITHOUT_ADAPTERS["avgpool"]().save_pretrained(tmp_path)
+        assert names() == plain | {"notes.txt", place}
+        (tmp_path / place).unlink()
+
+
+def stopping(call, left):
+    """A function that is interrupted once there are no calls left."""
+
+    def called(*given, **options):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return call(*given, **options)
+
+    return called
+
+
+@pytest.mark.parametrize("lora", [None, 2])
+def test_a_folder_whose_save_was_interrupted_loads_as_before_or_is_refused(lora, tmp_path, monkeypatch):
+    old, new = trained(lora=lora), trained(lora=None if lora else 2)
+    memories = [one.encode(IDS) for one in (old, new)]
+    outcomes = set()
+    old.save_pretrained(tmp_path / "old")
+    for calls in range(100):
+        folder, left = tmp_path / str(calls), [calls]
+        shutil.copytree(tmp_path / "old", folder)
+        with monkeypatch.context() as patch:
+            for place, name in ((os, "replace"), (Path, "unlink")):
+                patch.setattr(place, name, stopping(getattr(place, name), left))
+            try:
+                new.save_pretrained(folder)
+            except KeyboardInterrupt:
+                pass
+            else:
+                break
+        try:
+            found = Compressor.from_pretrained(folder, tiny_llama().bfloat16().float()).eval().encode(IDS)
+        except FileNotFoundError as error:
+            assert str(error) == f"{folder}: expected a folder with compressor.json, found none"
+            outcomes.add("refused")
+        else:
+            assert all(map(torch.equal, found.tensors, memories[0].tensors))
+            outcomes.add("as before")
+    assert outcomes == {"refused", "as before"}
+    found = Compressor.from_pretrained(folder, tiny_llama().bfloat16().float()).eval().encode(IDS)
+    assert all(map(torch.equal, found.tensors, memories[1].tensors))
 
 
 @pytest.mark.parametrize("lora", [None, 4])

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gistkit.cli.plugins import missing, stores
-from gistkit.options.arguments import add_command, device, path
-from gistkit.options.models import add_compressor, add_model, as_made, chosen_compressor, load_model
+from gistkit.options.arguments import add_command, device, existing, path
+from gistkit.options.models import add_compressor, add_model, as_made, chosen_compressor, load_model, trained_folder
 from gistkit_vllm.template import chat_template
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "export", _run, "write memories and their reader for a vLLM server", EXAMPLES)
     parser.add_argument(
-        "name", nargs="?", type=path, metavar="COMPRESSOR", help="the same as --compressor",
+        "name", nargs="?", type=trained_folder, metavar="COMPRESSOR", help="the same as --compressor",
     )  # fmt: skip
     parser.add_argument(
         "--out", type=path, required=True, metavar="FOLDER",
@@ -44,7 +44,7 @@ def add(commands: Any) -> None:
         "instead of the adapter as a PEFT folder for vLLM's --enable-lora",
     )  # fmt: skip
     parser.add_argument(
-        "--memories", type=path, nargs="+", default=[], metavar="MEMORY",
+        "--memories", type=existing, nargs="+", default=[], metavar="MEMORY",
         help="memory files, served under their names without .gist, and stores, served under their documents' names",
     )  # fmt: skip
     parser.add_argument("--task", choices=("qa", "lm", "ae"), default="qa", help="as for gistkit ask (default: qa)")

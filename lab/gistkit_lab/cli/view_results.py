@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from gistkit.options.arguments import add_command, path
+from gistkit.options.arguments import add_command, path, typed
 from gistkit.options.outputs import check_folder
 
 PURPOSE = "print the table of a study's results, and draw its pictures"
@@ -20,6 +20,7 @@ def add(kinds: Any) -> None:
     parser.set_defaults(words="files")
     parser.add_argument(
         "files",
+        type=typed,
         nargs="+",
         metavar="FILE",
         help="results of gistkit study, JSON lines; several files of one study are merged",

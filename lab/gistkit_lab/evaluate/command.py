@@ -24,7 +24,7 @@ from gistkit.cli.evaluate import (
     text_examples,
 )
 from gistkit.common.processes import launched
-from gistkit.options.arguments import device, path, positive
+from gistkit.options.arguments import device, existing, positive
 from gistkit.options.messages import warn
 from gistkit.options.models import chosen_compressor, load_model
 from gistkit_lab.evaluate.endpoint_options import add_judge, chosen_judge
@@ -45,7 +45,7 @@ def add(parser: Any) -> None:
         help="use each document of --text, cut to --context tokens, as a context; holds out nothing; for the task ae",
     )  # fmt: skip
     group.add_argument(
-        "--images", type=path, metavar="FOLDER",
+        "--images", type=existing, metavar="FOLDER",
         help="folder of images, for the method voco; --questions are then files of image, question and answer or "
         "answers, as for gistkit train, or in LLaVA's format, and every question is measured",
     )  # fmt: skip

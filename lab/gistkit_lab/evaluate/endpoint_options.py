@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any, TypeVar
 
-from gistkit.options.arguments import path, positive
+from gistkit.options.arguments import existing, positive
 
 Kind = TypeVar("Kind")
 # The environment variable with its key.
@@ -23,7 +23,7 @@ def add_judge(group: Any, does: str, fields: str) -> None:
     )  # fmt: skip
     group.add_argument("--judge-model", metavar="NAME", help="model name at --judge")
     group.add_argument(
-        "--judge-prompt", type=path, metavar="FILE",
+        "--judge-prompt", type=existing, metavar="FILE",
         help=f"file with its prompt, which contains {fields} (default: gistkit's own)",
     )  # fmt: skip
     group.add_argument("--judge-concurrency", type=positive, metavar="N", help="concurrent requests (default: 4)")

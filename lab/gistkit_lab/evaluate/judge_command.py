@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gistkit.common.processes import launched
-from gistkit.options.arguments import add_command, add_questions, path
+from gistkit.options.arguments import add_command, add_questions, existing, path
 from gistkit.options.messages import warn
 from gistkit.options.outputs import check_file
 from gistkit_lab.evaluate.endpoint_options import add_judge, chosen_judge
@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "judge", _run, PURPOSE, EXAMPLES)
     parser.add_argument(
-        "reports", nargs=2, type=path, metavar="REPORT", help="report of gistkit evaluate --keep-examples"
+        "reports", nargs=2, type=existing, metavar="REPORT", help="report of gistkit evaluate --keep-examples"
     )
     add_questions(parser, "answered in both reports", "validation")
     fields = "{question}, {first}, {second} and perhaps {context}"

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gistkit.options.arguments import add_command, device, path, positive, whole
+from gistkit.options.arguments import add_command, device, existing, path, positive, whole
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
 from gistkit.options.outputs import check_file
 
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
     add_compressor(parser)
     parser.add_argument("--plain", action="store_true", help="evaluate the model itself, without a compressor")
     parser.add_argument("--tasks", required=True, metavar="NAME,NAME,..", help="tasks of lm_eval, or of --include-path")
-    parser.add_argument("--include-path", type=path, metavar="FOLDER", help="folder with your own task files")
+    parser.add_argument("--include-path", type=existing, metavar="FOLDER", help="folder with your own task files")
     parser.add_argument(
         "--keep", type=positive, default=64, metavar="N",
         help="tokens at the end of a context that are not compressed (default: %(default)s)",

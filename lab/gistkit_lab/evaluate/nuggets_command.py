@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gistkit.common.files import write_picture, write_text
-from gistkit.options.arguments import add_command, device, path
-from gistkit.options.models import add_model, load_compressor, load_model
+from gistkit.options.arguments import add_command, device, path, typed
+from gistkit.options.models import add_model, load_compressor, load_model, trained_folder
 from gistkit.options.outputs import check_file
 from gistkit.options.texts import STDIN, find_sources
 
@@ -22,18 +22,17 @@ SUFFIXES = (".html", ".png")
 def add(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "nuggets", _run, PURPOSE, EXAMPLES)
-    parser.add_argument("text", metavar="TEXT", help="text file, or - for standard input")
+    parser.add_argument("text", type=typed, metavar="TEXT", help="text file, or - for standard input")
     parser.add_argument(
         "-o", "--out", type=path, help="page or picture to write, .html or .png (default: X.html beside X.txt)"
     )
     add_model(parser)
     parser.add_argument(
-        "--compressor", type=path, metavar="FOLDER", required=True, help="folder of a trained Dodo compressor"
+        "--compressor", type=trained_folder, metavar="FOLDER", required=True, help="folder of a trained Dodo compressor"
     )
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    device_name = device(arguments.device)
     if arguments.text == STDIN and arguments.out is None:
         raise ValueError("-o: expected a file name for the picture of standard input; give one with -o FILE")
     out = arguments.out or Path(arguments.text).with_suffix(".html")
@@ -42,6 +41,7 @@ def _run(arguments: argparse.Namespace) -> int:
     check_file("-o", out)
     (source,) = find_sources([arguments.text], "", out)
     text = source.read()
+    device_name = device(arguments.device)
 
     from gistkit.compress import Dodo
     from gistkit.compress.tokens import text_ids

@@ -26,8 +26,8 @@ from gistkit.compress.tokens import Rows as TokenRows
 from gistkit.evaluate import perplexity
 from gistkit.evaluate.runner import evaluating
 from gistkit.nn import Nuggets
-from gistkit.options.arguments import device, path, positive
-from gistkit.options.models import add_dtype, add_model_name, load_compressor, load_model
+from gistkit.options.arguments import device, positive, typed
+from gistkit.options.models import add_dtype, add_model_name, load_compressor, load_model, trained_folder
 from gistkit.options.texts import read_contents
 from gistkit.train.presets import find_preset
 from gistkit.train.streams import token_ids
@@ -324,12 +324,13 @@ class GreedyStudy(Study):
     recipe_type = Recipe
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--compressor", type=path, required=True, metavar="FOLDER", help="trained Dodo")
+        parser.add_argument("--compressor", type=trained_folder, required=True, metavar="FOLDER", help="trained Dodo")
         add_model_name(parser)
         add_dtype(parser)
         parser.add_argument(
-            "--texts", nargs="+", required=True, metavar="TEXT", help="text file, folder, or - for standard input"
-        )
+            "--texts", type=typed, nargs="+", required=True, metavar="TEXT",
+            help="text file, folder, or - for standard input",
+        )  # fmt: skip
         parser.add_argument("--glob", default="**/*.txt", help="which files of a folder (default: %(default)s)")
         parser.add_argument(
             "--passages", type=positive, default=16, metavar="N",

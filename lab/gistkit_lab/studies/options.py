@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from gistkit.options.arguments import names, number, path, positive, several, whole
+from gistkit.options.arguments import existing, names, number, positive, several, whole
 
 # More runs than that are a mistake, and would be listed before the first begins.
 seeds_of = whole(1, 10_000)
@@ -22,7 +22,7 @@ def add_runs(parser: argparse.ArgumentParser, steps: int | None = None) -> None:
 
 def add_text(parser: argparse.ArgumentParser, purpose: str) -> None:
     """--text."""
-    parser.add_argument("--text", type=path, help=f"{purpose} (default: the standard library's topics)")
+    parser.add_argument("--text", type=existing, help=f"{purpose} (default: the standard library's topics)")
 
 
 def add_names(

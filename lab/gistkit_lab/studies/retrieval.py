@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gistkit.evaluate.report import format_table
 from gistkit.nn import TEXT_ENCODINGS
-from gistkit.options.arguments import path
+from gistkit.options.arguments import existing
 from gistkit_lab.studies import documents, filler, length, squad
 from gistkit_lab.studies.fitting import Session
 from gistkit_lab.studies.pages import machine_caption, runs
@@ -61,7 +61,7 @@ class RetrievalStudy(PositionStudy):
         self.add_corpus(parser)
         for option, purpose in (("--questions", "to fine-tune on"), ("--test-questions", "to test on")):
             parser.add_argument(
-                option, type=path, help=f"SQuAD, MRQA or another file of questions {purpose}, for seqpe-squad"
+                option, type=existing, help=f"SQuAD, MRQA or another file of questions {purpose}, for seqpe-squad"
             )
 
     def load(self, options: argparse.Namespace, recipe: Any) -> Any:

@@ -18,7 +18,7 @@ from gistkit.cli.overview import command_map
 from gistkit.cli.plugins import add_plugins
 from gistkit.common.messages import one_line, plain_terminals
 from gistkit.common.signals import terminable
-from gistkit.options.arguments import LateParser, Parser
+from gistkit.options.arguments import LateParser, Parser, check_values
 from gistkit.options.messages import MOST, one_line_warnings, out_of_memory
 
 __all__ = ["main", "parser"]
@@ -67,6 +67,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     try:
         with terminable(), one_line_warnings():
             options = _parse(arguments)
+            check_values(options)
             return options.run(options)
     except ModuleNotFoundError as error:
         return _refuse(_missing(error))

@@ -13,7 +13,7 @@ from gistkit.cli.dialogue import converse
 from gistkit.cli.named import compressed, is_text, named_memories, read_files, readable
 from gistkit.cli.plugins import missing, stores
 from gistkit.common.trained import default_for
-from gistkit.options.arguments import add_command, device, number, path, positive, whole
+from gistkit.options.arguments import add_command, device, existing, number, positive, whole
 from gistkit.options.models import (
     IMAGES,
     add_model,
@@ -23,6 +23,7 @@ from gistkit.options.models import (
     load_model,
     makers_of,
     new_compressor,
+    noted_folder,
 )
 from gistkit.options.texts import check_text, decode
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 example: gistkit ask report.txt "Who wrote it?"
 example: gistkit ask report.gist "Who wrote it?" "When?"
+example: gistkit ask report.gist    # a conversation
 example: gistkit ask report.gist --with appendix.gist --model ./llama --compressor runs/x500 < questions.txt
 example: gistkit ask photo.gist "What is on the table?" --model ./llava --compressor runs/voco/compressor
 example: gistkit ask report.gist "Who wrote it?" --sources --text report.txt
@@ -50,12 +52,13 @@ def add(commands: Any) -> None:
     parser.set_defaults(words="questions")
     parser.add_argument(
         "memory",
-        type=path,
+        type=existing,
         help="memory file or store that gistkit compress wrote, or a text file, which is compressed for this call",
     )
     parser.add_argument(
         "questions", nargs="*", metavar="QUESTION",
-        help="answered independently (default: in a terminal, a conversation; otherwise each line of standard input)",
+        help="answered independently, for which the model is loaded once (default: in a terminal, a conversation, for "
+        "which it is also loaded once; otherwise each line of standard input)",
     )  # fmt: skip
     parser.add_argument(
         "--document", dest="documents", action="append", default=[], metavar="NAME",
@@ -72,11 +75,11 @@ def add(commands: Any) -> None:
         "made with this model (default: by its index of words)",
     )  # fmt: skip
     parser.add_argument(
-        "--with", dest="others", type=path, action="append", default=[], metavar="MEMORY",
+        "--with", dest="others", type=existing, action="append", default=[], metavar="MEMORY",
         help="another memory or text to read after the first; repeatable",
     )  # fmt: skip
     add_model(parser)
-    add_trained(parser, "the one that made the memory, if it comes with gistkit")
+    add_trained(parser, "the one that made the memory, if it comes with gistkit or a command here was given its folder")
     parser.add_argument(
         "--task", choices=("qa", "lm", "ae"), default="qa",
         help="qa: answer questions; lm: continue the text; ae: reconstruct it (default: %(default)s)",
@@ -96,7 +99,7 @@ def add(commands: Any) -> None:
         help="show, after each answer, the parts of the text that it attended to most; other parts may matter too",
     )  # fmt: skip
     parser.add_argument(
-        "--text", dest="texts", type=path, action="append", default=[], metavar="FILE",
+        "--text", dest="texts", type=existing, action="append", default=[], metavar="FILE",
         help="the text of the memory, from which --sources quotes; once for each memory",
     )  # fmt: skip
     parser.add_argument("--max-new-tokens", type=positive, default=256, help="default: %(default)s")
@@ -106,7 +109,6 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    device_name = device(arguments.device)
     if arguments.task != "qa" and arguments.questions:
         raise ValueError(f"QUESTION: expected none with --task {arguments.task}, got {arguments.questions[0]!r}")
     if arguments.task != "qa" and arguments.sources:
@@ -114,6 +116,7 @@ def _run(arguments: argparse.Namespace) -> int:
     in_terminal = arguments.task == "qa" and not arguments.questions and sys.stdin.isatty() and sys.stdout.isatty()
     if arguments.texts and not (arguments.sources or in_terminal):
         raise ValueError("--text: expected --sources with it, got none")
+    device_name = device(arguments.device)
 
     import torch
 
@@ -266,6 +269,7 @@ def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: M
         name = default_for(arguments.model)
         return new_compressor(model) if name is None else load_compressor(Path(name), model)
     from gistkit.compress.config import REGISTRY
+    from gistkit.hf.fingerprint import is_of
 
     source = memory.source
     if (kind := REGISTRY.get(source.method)) is None:
@@ -277,12 +281,20 @@ def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: M
             return as_made(trained, memory)
         if trained.adapters is not None:
             trained.adapters.remove()
+    wanted = f"--compressor: expected the folder of the {source.method} that made {arguments.memory}, got none"
+    if (folder := noted_folder(memory)) is not None:
+        print(f"{arguments.memory}: its compressor was in {folder}", file=sys.stderr)
+        found = load_compressor(folder, model, arguments.encoder) if folder.is_dir() else None
+        if found is None or found.own_fingerprint() != memory.maker:
+            raise ValueError(f"{wanted}, which is no longer in {folder}")
+        return as_made(found, memory)
+    # Where the model is another one, that is told.
+    own = memory.maker if memory.fingerprint is None or is_of(model, memory.fingerprint, None) else None
+    settings = kind.sizes(source.chunk, source.memory_tokens) | dict(source.options)
     try:
-        return new_compressor(model, source.method, **kind.sizes(source.chunk, source.memory_tokens), **source.options)
+        return new_compressor(model, source.method, own, **settings)
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"MEMORY: its compressor ({source.method}) cannot be made from the file; pass --compressor: {error}"
-        ) from error
+        raise ValueError(f"{wanted}: {error}") from error
 
 
 def _questions(arguments: argparse.Namespace) -> Iterator[str]:

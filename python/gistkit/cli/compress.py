@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from array import array
 from collections.abc import Generator, Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gistkit.cli.plugins import missing, stores
 from gistkit.common.processes import launched
-from gistkit.options.arguments import add_command, device, number, path, positive
+from gistkit.options.arguments import add_command, device, number, path, positive, typed
 from gistkit.options.messages import warn
 from gistkit.options.models import (
     add_compressor,
@@ -49,6 +50,9 @@ example: gistkit compress report.txt --ratio 16 --option shares=all --refine 60
 example: gistkit compress photo.png --model ./llava --compressor runs/voco/compressor
 example: pdftotext paper.pdf - | gistkit compress - -o paper.gist --model ./llama --compressor runs/x500"""
 
+# SmolLM2's default answers from as many memory tokens of a short text as from all of it, and not from fewer.
+LEAST = 8
+
 
 def add(commands: Any) -> None:
     """Adds the command."""
@@ -57,8 +61,9 @@ def add(commands: Any) -> None:
     )
     parser.set_defaults(words="texts")
     parser.add_argument(
-        "texts", nargs="+", metavar="TEXT", help="text file, image, folder of either, or - for standard input"
-    )
+        "texts", type=typed, nargs="+", metavar="TEXT",
+        help="text file, image, folder of either, or - for standard input",
+    )  # fmt: skip
     parser.add_argument(
         "-o", "--out", type=path, help="memory file; for several texts, a folder for their files; for one folder of "
         "texts, a store, which holds all memories in a few files and which the same command continues after a stop "
@@ -104,7 +109,6 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.fit:
         arguments.option = [*arguments.option, ("fit", True)]
     processes = launched()
-    device_name = processes.on(device(arguments.device))
     if arguments.out is not None and str(arguments.out) == STDIN:
         check_file("-o", arguments.out)
     if (documents := _documents(arguments)) is not None:
@@ -112,6 +116,7 @@ def _run(arguments: argparse.Namespace) -> int:
             raise ValueError("--refine: expected texts for memory files, got a folder of texts for a store")
         if (plugin := stores()) is None:
             raise missing("-o", "apps/serve")
+        device_name = processes.on(device(arguments.device))
         return int(plugin.compress_folder(documents, arguments, processes, device_name))
     if arguments.index or arguments.embed is not None:
         option = "--index" if arguments.index else "--embed"
@@ -127,7 +132,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if images and arguments.refine is not None:
         raise ValueError("--refine: expected texts, got images")
     texts = [] if images else [source.read() for source in sources]
-
+    device_name = device(arguments.device)
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, images)
     compressor = chosen_compressor(arguments, model, tokenizer if images else None)
     compressor.tokenizer = tokenizer
@@ -156,7 +161,10 @@ def _run(arguments: argparse.Namespace) -> int:
             lines[index] = total.add(sources[index], tokens, memory, parts) + gained
     print("\n".join(lines))
     print(total.line(len(sources), time.perf_counter() - start))
-    total.warn_of_growth(compressor)
+    words = ["gistkit", "ask", str(sources[0].target)]
+    words += [] if arguments.model == "smollm2" else ["--model", arguments.model]
+    print(f"Ask it: {shlex.join(words)}, which is a conversation, or with questions after it")
+    total.warn(compressor)
     return 0
 
 
@@ -247,6 +255,19 @@ def _check_lengths(texts: Sequence[Source], rows: Sequence[array[int]], compress
             raise ValueError(f"{text.name}: {error}") from error
 
 
+def warn_of_few(texts: Sequence[tuple[str, int, int]], compressor: Compressor) -> None:
+    """Warns of a ratio that leaves texts, each a name, tokens and memory tokens, too few to answer from."""
+    options = compressor.options
+    few = [text for text in texts if text[2] < min(LEAST, text[1])]
+    if few and options.any_ratio and getattr(options, "budget", None) is None:
+        name, tokens, kept = few[0]
+        more = f" and {len(few) - 1} more" if len(few) > 1 else ""
+        warn(
+            f"{name}{more}: {kept} memory tokens are too few to answer from; gistkit compress --ratio "
+            f"{max(1, tokens // LEAST)} keeps more"
+        )
+
+
 class Total:
     """Sums over the memories written, of texts or images as `kind` says, by the compressor of a title."""
 
@@ -254,6 +275,8 @@ class Total:
         self.kind, self.title = kind, title
         self.tokens = self.memory_tokens = self.nbytes = self.full = 0
         self.grown: list[str] = []
+        # (name, tokens, memory tokens) of each text.
+        self.texts: list[tuple[str, int, int]] = []
 
     def add(self, text: Source, tokens: int, memory: Memory, parts: int) -> str:
         """Counts one memory and returns its line."""
@@ -265,14 +288,18 @@ class Total:
         self.full += full
         remainder = f" and {uncompressed} kept as they are" if uncompressed else ""
         remainder += f", read in {parts} parts" if parts > 1 else ""
+        self.texts.append((text.name, tokens, memory.sizes[0] + uncompressed))
         if memory.sizes[0] + uncompressed > tokens:
             self.grown.append(text.name)
             remainder += ", more than it has"
         return f"{text.name} -> {text.target}: {tokens} tokens to {memory.sizes[0]} memory tokens{remainder}"
 
-    def warn_of_growth(self, compressor: Compressor) -> None:
-        """Warns of texts or images that have grown."""
-        if self.grown:
+    def warn(self, compressor: Compressor) -> None:
+        """Warns of texts or images that have grown, and of texts of which too little is kept."""
+        if self.kind == "text":
+            warn_of_few(self.texts, compressor)
+        # At the ratio 1 only BOS is more.
+        if self.grown and compressor.chunk > 1:
             more = f" and {len(self.grown) - 1} more" if len(self.grown) > 1 else ""
             unit = "an image" if self.kind == "image" else f"a chunk of up to {compressor.chunk} tokens"
             small = "small images" if self.kind == "image" else "short texts"

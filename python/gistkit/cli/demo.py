@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gistkit.options.arguments import add_command, device, path
+from gistkit.options.arguments import add_command, device, existing, path
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model, memory_dtype
 from gistkit.options.outputs import check_folder
 from gistkit.options.texts import read_text
@@ -48,7 +48,7 @@ class Measured(NamedTuple):
 def add(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "demo", _run, "compress a report, and answer from its memory", EXAMPLES)
-    parser.add_argument("--text", type=path, help="a text file of your own (default: a report of a page)")
+    parser.add_argument("--text", type=existing, help="a text file of your own (default: a report of a page)")
     parser.add_argument(
         "--question", action="append", metavar="QUESTION", help="about the text; may be repeated (default: six)"
     )
@@ -63,13 +63,14 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from gistkit.viz import draw_savings
-
     if (arguments.text is None) != (arguments.question is None):
         raise ValueError("--question: expected it with --text and only then")
     check_folder("--out", arguments.out)
     own = files("gistkit.cli") / "demo.txt"
     text = own.read_text() if arguments.text is None else read_text(arguments.text)
+
+    from gistkit.viz import draw_savings
+
     questions = arguments.question or list(QUESTIONS)
     print(f"loading {arguments.model}", flush=True)
     model, tokenizer = load_model(arguments.model, arguments.dtype, device(arguments.device))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gistkit.cli.plugins import add_evaluations
 from gistkit.common.processes import launched
-from gistkit.options.arguments import add_command, add_questions, device, names, path, positive
+from gistkit.options.arguments import add_command, add_questions, device, existing, names, path, positive
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
 from gistkit.options.outputs import check_file
 
@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
     add_compressor(parser)
     parser.add_argument(
         "--text",
-        type=path,
+        type=existing,
         help="text file or folder, as for gistkit train; evaluates on its held-out part (default: Python's topics)",
     )
     add_questions(

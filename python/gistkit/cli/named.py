@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.cli.compress import passes
+from gistkit.cli.compress import passes, warn_of_few
 from gistkit.options.texts import read_text
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ def compressed(read: dict[Path, Memory | str], compressor: Compressor, tokenizer
             "gistkit compress, with the same options, keeps them in a file",
             file=sys.stderr,
         )
+        warn_of_few([(str(path), len(ids), memory.sizes[0] + len(memory.rest[0]))], compressor)
         memories[path] = memory
     return memories
 

@@ -17,6 +17,7 @@ from gistkit.options.arguments import (
     add_device,
     add_questions,
     device,
+    existing,
     names_of,
     number,
     path,
@@ -33,6 +34,7 @@ from gistkit.options.models import (
     load_model,
     method,
     model_errors,
+    trained_folder,
     with_options,
 )
 from gistkit.options.outputs import check_folder
@@ -104,7 +106,7 @@ def add(commands: Any) -> None:
 def _add_data(group: Any) -> None:
     group.add_argument(
         "--text",
-        type=path,
+        type=existing,
         help="text file, or folder of .txt, .md and .rst; JSON lines or Parquet with one text each, like the Pile; or "
         "WikiText's .raw or .tokens; plain, gzip or zstd; with official splits if file names show them (default: "
         "Python's topics)",
@@ -130,7 +132,7 @@ def _add_data(group: Any) -> None:
     add_questions(group, purpose, "train")
     group.add_argument(
         "--validation",
-        type=path,
+        type=existing,
         metavar="FILE",
         nargs="+",
         help="files or folders of questions that are held out (default: the last tenth of the contexts of each set)",
@@ -142,12 +144,14 @@ def _add_data(group: Any) -> None:
         help="shares of several sets of questions in the mixture, in their order (default: by size)",
     )
     group.add_argument(
-        "--images", type=path, metavar="FOLDER", help="folder of the images of --questions; --method is then voco"
+        "--images", type=existing, metavar="FOLDER", help="folder of the images of --questions; --method is then voco"
     )
 
 
 def _add_new(group: Any) -> None:
-    group.add_argument("--compressor", type=path, metavar="FOLDER", help="a trained compressor to continue from")
+    group.add_argument(
+        "--compressor", type=trained_folder, metavar="FOLDER", help="a trained compressor to continue from"
+    )
     group.add_argument(
         "--baseline",
         choices=("none", "full"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gistkit.cli.view_page import LARGEST, add_out, fits_page, write_page
 from gistkit.common.trained import default_for
-from gistkit.options.arguments import add_command, device, several
+from gistkit.options.arguments import add_command, device, several, typed
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
 from gistkit.options.outputs import check_file
 from gistkit.options.texts import read_contents
@@ -38,7 +38,7 @@ def _head(text: str) -> int | str:
 def add(kinds: Any) -> None:
     """Adds the command."""
     parser = add_command(kinds, "attention", _run, PURPOSE, EXAMPLES)
-    parser.add_argument("--text", required=True, help="text file, or - for standard input")
+    parser.add_argument("--text", type=typed, required=True, help="text file, or - for standard input")
     add_model(parser)
     add_compressor(parser, BY_ITSELF)
     parser.add_argument("--plain", action="store_true", help="show the model without a compressor")
@@ -50,9 +50,9 @@ def add(kinds: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    device_name = device(arguments.device)
     check_file("-o", arguments.out)
     (text,) = read_contents([arguments.text], "")
+    device_name = device(arguments.device)
 
     import numpy as np
 

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
@@ -174,26 +174,31 @@ class Lines:
 
 
 @contextmanager
-def replacing_files(folder: Path, size: int | None = None) -> Iterator[Path]:
+def replacing_files(
+    folder: Path, size: int | None = None, *, last: str | None = None, stale: Sequence[Path] = ()
+) -> Iterator[Path]:
     """A folder to write, whose files then replace those of the same names in `folder`; if that fails, none does.
 
     Args:
         folder: made if there is none.
         size: as in `replacing`.
+        last: the file without which nothing reads the folder. It is removed before any other file is, and replaced
+            after all others: an interruption leaves no mixture that could be read.
+        stale: files of the folder that are removed in between.
 
     Raises:
         OSError: as `replacing`.
     """
     try:
-        with _moved(folder, folder.parent) as partial, _os_errors():
+        with _moved(folder, folder.parent, last, stale) as partial, _os_errors():
             yield partial
     except OSError as error:
         raise _write_error(error, folder, size) from error
 
 
 @contextmanager
-def _moved(folder: Path, beside: Path) -> Iterator[Path]:
-    """A folder in `beside` to write, whose files then move to `folder`."""
+def _moved(folder: Path, beside: Path, last: str | None = None, stale: Sequence[Path] = ()) -> Iterator[Path]:
+    """A folder in `beside` to write, whose files then move to `folder`; `last` and `stale` as in `replacing_files`."""
     beside.mkdir(parents=True, exist_ok=True)
     with _private_folder(beside) as private:
         partial = private / "files"
@@ -207,7 +212,15 @@ def _moved(folder: Path, beside: Path) -> Iterator[Path]:
             os.chmod(path, mode)
             # On the disk before it replaces a good file.
             sync(path)
-        for path in written:
+        if last is not None and (folder / last).exists():
+            (folder / last).unlink()
+            sync(folder)
+        for path in stale:
+            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                # Somebody may have put other files there.
+                path.parent.rmdir()
+        for path in sorted(written, key=lambda path: path == partial / str(last)):
             place = folder / path.relative_to(partial)
             place.parent.mkdir(parents=True, exist_ok=True)
             os.replace(path, place)

@@ -70,8 +70,9 @@ def save_pretrained(compressor: Any, folder: str | Path, fingerprints: tuple[str
     with adapters, loading takes the base model.
 
     An existing card is kept. The tokenizer is saved too if one is set or was used. Each adapter is a folder that
-    `peft.PeftModel.from_pretrained` loads; of the compressors in a wheel, which share files, not each is. If saving
-    fails, the folder stays as it was.
+    `peft.PeftModel.from_pretrained` loads; of the compressors in a wheel, which share files, not each is. The model and
+    adapters of a compressor that was in the folder go, where they are not replaced. If writing fails, the folder stays
+    as it was; if it is interrupted while files move there, the folder is refused until it is saved again.
 
     Args:
         fingerprints: `base_fingerprints`, of a model whose weights are sharded; None: computed.
@@ -79,7 +80,7 @@ def save_pretrained(compressor: Any, folder: str | Path, fingerprints: tuple[str
     folder = Path(folder)
     compressor.check_head()
     size = sum(parameter.nbytes for _, parameter in compressor.trainable())
-    with replacing_files(folder, size) as partial:
+    with replacing_files(folder, size, last=SETTINGS, stale=_models_in(folder)) as partial:
         _write(compressor, partial, fingerprints)
         write_text(partial / CARD, _own_card(folder) or model_card(compressor, folder.name))
 
@@ -123,8 +124,7 @@ def from_pretrained(
         raise TypeError(f"{min(options)}: expected no such argument for {home}, which is no repository of the hub")
     settings = _read_settings(home)
     kind, adapters, beside = _config_class(cls, settings["method"], home), settings["adapters"], settings["encoder"]
-    # Without adapters, a base model that has trained is here itself, and any other is known by its fingerprint.
-    holds_model = adapters is None and (beside is not None or settings["fingerprint"] is None)
+    holds_model = _holds_model(settings)
     if model is None and (not holds_model or beside is not None):
         raise ValueError(f"model: expected the base model of {home}, which does not hold one, got None")
     if encoder is not None and beside is None:
@@ -175,6 +175,22 @@ def from_pretrained(
 def base_fingerprints(compressor: Any) -> tuple[str, str]:
     """The fingerprint of a compressor's base model, and that of a copy of it in float16."""
     return compressor.fingerprint(), hf.fingerprint(compressor.model, torch.float16)
+
+
+def _holds_model(settings: Mapping[str, Any]) -> bool:
+    """Whether a folder with these settings has a model: without adapters, one that has trained, or an encoder."""
+    return settings["adapters"] is None and (settings["encoder"] is not None or settings["fingerprint"] is None)
+
+
+def _models_in(folder: Path) -> list[Path]:
+    """The files of the model or the adapters that an earlier save wrote in a folder, by its settings."""
+    try:
+        settings = _read_settings(folder)
+        names = [MODEL] if _holds_model(settings) else [*(settings["adapters"] or {}).values()]
+        places = [inside(folder, check_name(folder / SETTINGS, "adapters", name)) for name in names]
+    except (OSError, ValueError):
+        return []
+    return [path for place in places for pattern in _FETCHED for path in place.glob(pattern) if path.is_file()]
 
 
 def _write(compressor: Any, folder: Path, fingerprints: tuple[str, str] | None) -> None:

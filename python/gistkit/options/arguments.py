@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable
 from dataclasses import fields
@@ -89,6 +90,42 @@ def path(text: str) -> Path:
     return Path(text)
 
 
+def existing(text: str) -> Path:
+    """Argument type: the path of a file or a folder to read, which `check_values` looks for."""
+    return path(text)
+
+
+def typed(text: str) -> str:
+    """Argument type: the same as it is typed, or - for standard input."""
+    return text
+
+
+def _check_existing(name: str, value: str | Path) -> None:
+    text = str(value)
+    # Standard input, a name of the hub, and no name at all, which the command refuses.
+    if text.startswith(("-", "hf:")) or not text.strip() or os.path.exists(text):
+        return
+    folder, last = os.path.split(text)
+    near = get_close_matches(last, os.listdir(folder or ".") if os.path.isdir(folder or ".") else [], n=1, cutoff=0.7)
+    hint = f"; did you mean {os.path.join(folder, near[0])}?" if near else ""
+    raise FileNotFoundError(f"{name}: {text:.200}: no such file or folder{hint}")
+
+
+# {argument type: what refuses a value, given the argument's name}; those that import much come last.
+CHECKS: dict[Any, Callable[[str, Any], None]] = {existing: _check_existing, typed: _check_existing}
+
+
+def check_values(options: argparse.Namespace) -> None:
+    """Refuses values that the types of `CHECKS` do not fit, before the command imports what takes seconds."""
+    for kind, check in CHECKS.items():
+        for action in [action for action in getattr(options, "actions", ()) if action.type is kind]:
+            name = action.option_strings[-1] if action.option_strings else str(action.metavar or action.dest.upper())
+            given = getattr(options, action.dest)
+            for value in given if isinstance(given, list) else [given]:
+                if value is not None:
+                    check(name, value)
+
+
 def number(low: float, high: float = float("inf")) -> Callable[[str], float]:
     """Argument type: a float from `low` to `high`."""
 
@@ -127,7 +164,7 @@ def add_questions(group: Any, purpose: str, split: str, more: str = "") -> None:
         more: what else --split applies to, in the help.
     """
     group.add_argument(
-        "--questions", type=path, metavar="FILE", nargs="+",
+        "--questions", type=existing, metavar="FILE", nargs="+",
         help=f"files or folders of questions, {purpose}. JSON lines of context, question and answers, or MRQA, SQuAD, "
         "DROP, RACE, NarrativeQA, FairytaleQA, Alpaca, PwC and CNN/DailyMail as published; plain, gzip or zstd; or "
         "hf:owner/name from the Hugging Face hub",

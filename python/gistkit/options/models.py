@@ -6,13 +6,15 @@ import argparse
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gistkit.common.files import write_text
 from gistkit.common.hub import check_name, loading
-from gistkit.options.arguments import LAYOUTS, add_device, number, path, positive
+from gistkit.common.trained import SETTINGS, find, trained
+from gistkit.options.arguments import CHECKS, LAYOUTS, add_device, number, path, positive
 from gistkit.options.messages import warn
 
 if TYPE_CHECKING:
@@ -24,14 +26,36 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def method(name: str) -> str:
+def model_name(text: str) -> str:
+    """Argument type: smollm2, or the folder or hub name of a model."""
+    return text
+
+
+def trained_folder(text: str) -> Path:
+    """Argument type: the folder of a trained compressor, or the name of one that comes with gistkit."""
+    return path(text)
+
+
+def method(text: str) -> str:
     """Argument type: the name of a method of the package, or of one that a script has registered."""
+    return text
+
+
+def _check_trained(name: str, folder: Path) -> None:
+    if not find(folder).is_dir():
+        names = ", ".join(trained())
+        raise FileNotFoundError(f"{name}: expected a folder with a trained compressor or {names}, got {folder}")
+
+
+def _check_method(name: str, value: str) -> None:
     # Imports torch.
     from gistkit.compress.config import REGISTRY
 
-    if name not in REGISTRY:
-        raise argparse.ArgumentTypeError(f"expected one of {', '.join(REGISTRY)}, got {name!r}")
-    return name
+    if value not in REGISTRY:
+        raise ValueError(f"{name}: expected one of {', '.join(REGISTRY)}, got {value!r:.80}")
+
+
+CHECKS.update({model_name: check_name, trained_folder: _check_trained, method: _check_method})
 
 
 # The method that compresses images.
@@ -51,6 +75,7 @@ def add_model_name(parser: argparse.ArgumentParser, default: str | None = None) 
     """Adds --model, required without a default."""
     parser.add_argument(
         "--model",
+        type=model_name,
         default=default,
         required=default is None,
         help="smollm2, or the folder or hub name of a transformers decoder (for images: of a vision-language model)"
@@ -96,7 +121,6 @@ def load_model(
         ValueError, FileNotFoundError: if there is no such model.
         ImportError: if the package that provides it, or one of `needs`, is missing.
     """
-    check_name("--model", name)
     import torch
 
     for package in ("peft", "tqdm", *needs):
@@ -181,7 +205,7 @@ def add_compressor(parser: argparse.ArgumentParser, default: str = TRAINED) -> N
 def add_trained(parser: Any, default: str) -> None:
     """Adds --compressor and --encoder."""
     parser.add_argument(
-        "--compressor", type=path, metavar="FOLDER",
+        "--compressor", type=trained_folder, metavar="FOLDER",
         help=f"folder of a trained compressor, or name of one that comes with gistkit (default: {default})",
     )  # fmt: skip
     parser.add_argument(
@@ -228,14 +252,25 @@ def load_compressor(folder: Path, model: PreTrainedModel, encoder: str | None = 
     Args:
         encoder: the name of its second model, where it is not the one that the folder names.
     """
-    from gistkit.common.trained import find
-    from gistkit.compress import Compressor, trained
+    from gistkit.compress import Compressor
 
-    if not find(folder).is_dir():
-        names = ", ".join(trained())
-        raise FileNotFoundError(f"--compressor: expected a folder with a trained compressor or {names}, got {folder}")
     with model_errors():
         return Compressor.from_pretrained(folder, model, encoder=encoder).eval().to(model.device)
+
+
+def notes() -> Path:
+    """The folder with a file for each compressor that a command was given: its fingerprint, and in it where it lies."""
+    from gistkit.hf.smollm2 import cache_folder
+
+    return cache_folder() / "compressors"
+
+
+def noted_folder(memory: Memory) -> Path | None:
+    """Where the compressor that made a memory was when a command of this user last had it; None: not known."""
+    maker = str(memory.maker)
+    # It comes from anybody's file.
+    found = re.fullmatch("[0-9a-f]{16}", maker) is not None and (notes() / maker).is_file()
+    return Path((notes() / maker).read_text()) if found else None
 
 
 def makers_of(memory: Memory) -> list[str]:
@@ -243,7 +278,7 @@ def makers_of(memory: Memory) -> list[str]:
 
     The weights of one in place made memories of any ratio.
     """
-    from gistkit.common.trained import DEFAULTS, SETTINGS, find, trained
+    from gistkit.common.trained import DEFAULTS
     from gistkit.compress.config import REGISTRY
 
     source, found = memory.source, []
@@ -285,10 +320,15 @@ def as_made(compressor: Compressor, memory: Memory) -> Compressor:
     return compressor.changed(**changes) if changes else compressor
 
 
-def new_compressor(model: PreTrainedModel, method: str = "select", **settings: Any) -> Compressor:
+def new_compressor(
+    model: PreTrainedModel, method: str = "select", maker: str | None = None, **settings: Any
+) -> Compressor:
     """A new compressor in eval mode, the same for the same model and settings.
 
     Warns on standard error if the method's memory is noise before training.
+
+    Args:
+        maker: the fingerprint of a memory's compressor, which it must have; None: any.
     """
     import torch
 
@@ -301,6 +341,8 @@ def new_compressor(model: PreTrainedModel, method: str = "select", **settings: A
         if unknown := sorted(settings.keys() - takes):
             raise ValueError(f"{unknown[0]}: {method} does not have it; expected some of {', '.join(sorted(takes))}")
         compressor = kind(model, **settings).eval().to(model.device)
+    if maker not in (None, compressor.own_fingerprint()):
+        raise ValueError("it has trained, and the file has only its settings")
     if compressor.needs_training:
         warn(
             "the compressor is UNTRAINED, so its memory is noise; train one with gistkit train and pass its folder "
@@ -341,6 +383,10 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, pro
         if name not in _free(folder):
             raise ValueError(f"--{name}: not allowed with --compressor, which has its own, got {settings[name]}")
     compressor = load_compressor(Path(folder), model, encoder)
+    if arguments.compressor is not None and compressor.identity.weights().own:
+        # Whoever cannot write there can name it again.
+        with suppress(OSError):
+            write_text(notes() / compressor.own_fingerprint(), str(find(folder).resolve()))
     if (compressor.method == IMAGES) != (processor is not None):
         raise ValueError(f"--compressor: expected one for {wanted}, got one of method {compressor.method}")
     with model_errors():
@@ -350,7 +396,6 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, pro
 
 def _free(folder: str | Path) -> frozenset[str]:
     """The settings of the trained compressor in a folder that may change without training; none without a folder."""
-    from gistkit.common.trained import SETTINGS, find
     from gistkit.compress.config import REGISTRY
 
     try:

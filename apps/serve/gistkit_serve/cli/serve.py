@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from gistkit.options.arguments import add_command, device, number, path, positive, whole
+from gistkit.options.arguments import add_command, device, existing, number, path, positive, whole
 from gistkit.options.models import (
     add_compressor,
     add_memory_dtype,
@@ -49,7 +49,7 @@ def add(commands: Any) -> None:
         help="keep memories there, also for the next start (default: a temporary folder, removed at the end)",
     )  # fmt: skip
     parser.add_argument(
-        "--store", type=path, action="append", default=[], metavar="PATH",
+        "--store", type=existing, action="append", default=[], metavar="PATH",
         help="a .gist file, or a store of `gistkit compress`, that questions may name too; may be given several times",
     )  # fmt: skip
     parser.add_argument(

@@ -230,5 +230,6 @@ def compress_folder(
         f"memory tokens ({compressor.title}); {size(sum(entry.nbytes for entry in seen))}; "
         f"{time.perf_counter() - start:.1f} s"
     )
-    total.warn_of_growth(compressor)
+    total.texts = [(entry.name, entry.tokens, entry.memory_tokens) for entry in seen]
+    total.warn(compressor)
     return 0
