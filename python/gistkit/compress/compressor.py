@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import chain
@@ -223,10 +223,6 @@ class Compressor(nn.Module, Method):
     reading_plan = reading.reading_plan
     check_readable = reading.check_readable
     join = memory_join.join
-
-    def join_parts(self, memories: Sequence[Memory]) -> Memory:
-        """Joins the memories of the parts in which one context was read."""
-        return self.join(memories)
 
     encode_parts = parts.encode_parts
     forward = training.forward

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self, cast
@@ -17,7 +16,7 @@ from gistkit.compress.memory import Memory, Task
 from gistkit.compress.tokens import Rows
 
 
-class Method(ABC):
+class Method:
     """A method: its config, and how its memories are made, placed and read.
 
     A method is a subclass of `Compressor`, `class Name(..., config=NameConfig)`, see `gistkit.compress.config`.
@@ -166,16 +165,16 @@ class Method(ABC):
         lengths = tuple(map(min, rows.lengths, limits))
         return rows.columns(slice(max(lengths)), lengths), remainder
 
-    @abstractmethod
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor | None]:
         """The memory of rows that fit the window, and the hidden states [B, K, d] at the learned memory tokens.
 
         The hidden states are None if they were not kept because the losses do not include the compression loss.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
         """[B, 0 or 1, d]: the task token between memory and text; without one, `Memory.last` predicts the text."""
+        raise NotImplementedError
 
     def starts(self, memory: Memory, task: Task) -> tuple[int, ...]:
         """The position ID of each row's task token, or of its text if there is none."""
@@ -184,6 +183,23 @@ class Method(ABC):
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
         """The logical order, by which sliding windows count, of memory tokens [B, K] and of each row's text."""
         return torch.arange(memory.num_tokens).repeat(memory.batch_size, 1), memory.lengths
+
+    shared_columns: ClassVar[int] = 0
+    """Memory tokens at the beginning of each row that `join` keeps of the first memory alone."""
+
+    def offsets(self, memory: Memory) -> tuple[int, ...]:
+        """How many positions `join` moves what follows a memory, in each row."""
+        source = memory.source
+        if source.carrier == "kv":
+            return memory.context_lengths if source.numbered_through else (0,) * memory.batch_size
+        return memory.context_lengths if source.consistent else memory.lengths
+
+    def positions_behind(self, first: Memory, second: Memory, delta: Tensor) -> Tensor:
+        """The `positions` of a memory that `join` moves by `delta` [B, 1] behind another."""
+        return second.positions + delta
+
+    def check_documents(self, memories: Sequence[Memory]) -> None:
+        """Refuses memories, each readable, that `join` cannot make one of."""
 
     def key_biases(self, memory: Memory) -> list[Tensor] | None:
         """For each layer the bias on the logits of the memory's keys, float32 [B, Hk, K]; None: no bias."""

@@ -16,7 +16,6 @@ from gistkit.common.checks import POSITIONS, check_int
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import Config, draw_like, setting
 from gistkit.compress.memory import Memory, Task
-from gistkit.compress.memory_join import join_in_place
 from gistkit.compress.model import active_adapters
 from gistkit.compress.parts import equal_ends, moves
 from gistkit.compress.plans import InPlacePass, check_text, in_place_pass
@@ -260,25 +259,22 @@ class InPlace(Compressor):
         bos = int(row[0] == self.bos_token)
         return [bos + end for end in equal_ends(len(row) - bos, self.reach, self.chunk)]
 
-    def join(self, memories: Sequence[Memory]) -> Memory:
-        """See `Compressor.join`: each document was read by itself, and its keys are moved behind those before it.
+    # BOS.
+    shared_columns = 1
 
-        Raises:
-            ValueError: if some documents of a row begin with the first token and others do not.
-        """
-        for memory in memories:
-            self.check_readable(memory)
+    def offsets(self, memory: Memory) -> tuple[int, ...]:
+        """What follows begins where the memory's text does, without a BOS of its own."""
+        return tuple(start - self.shared_columns for start in memory.starts)
+
+    def check_documents(self, memories: Sequence[Memory]) -> None:
+        """Refuses a model whose keys cannot be moved, and documents of which some begin with BOS and others do not."""
+        hf.check_moves(self.model)
         have_bos = [[self.documents_of(memory, row)[0] for row in range(memory.batch_size)] for memory in memories]
-        if any(len({*row}) > 1 for row in zip(*have_bos, strict=False)):
+        if any(len({*row}) > 1 for row in zip(*have_bos, strict=True)):
             raise ValueError(
                 "memories: expected documents that all begin with the first token, or none, got some with it and some "
                 "without"
             )
-        return self.join_parts(memories)
-
-    def join_parts(self, memories: Sequence[Memory]) -> Memory:
-        """See `Compressor.join_parts`; only the first part may have a first token of its own."""
-        return join_in_place(self, memories)
 
     def documents_of(self, memory: Memory, row: int) -> tuple[int, list[int]]:
         """1 if the documents of a row begin with BOS, else 0; and the tokens of each of them besides it."""
@@ -374,17 +370,11 @@ class OnePass(InPlace):
         lengths = tuple(length - 1 for length in input_rows.lengths)
         return in_place_pass(self.options, lengths, self.lm.windows, str(self.device))
 
-    def join(self, memories: Sequence[Memory]) -> Memory:
-        """See `InPlace.join`.
-
-        Raises:
-            ValueError: for memories of different ratios, as the places of compressed tokens follow from one.
-        """
-        for memory in memories:
-            self.check_readable(memory)
+    def check_documents(self, memories: Sequence[Memory]) -> None:
+        """Also refuses memories of different ratios, as the places of compressed tokens follow from one."""
         if len(ratios := list(dict.fromkeys(memory.source.chunk for memory in memories))) > 1:
             raise ValueError(f"memories: expected the same ratio in each, got {' and '.join(map(str, ratios))}")
-        return super().join(memories)
+        super().check_documents(memories)
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
         """The uncompressed order, with gists: the position ids, if all tokens share one counter."""

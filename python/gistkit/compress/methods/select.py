@@ -20,7 +20,6 @@ from gistkit.compress.config import draw_like, register, setting
 from gistkit.compress.generation import stop_ids
 from gistkit.compress.matching import QUERIES, References
 from gistkit.compress.memory import Memory, last_places, ordinals_of
-from gistkit.compress.memory_join import join_selected
 from gistkit.compress.methods.in_place import TEXT, InPlace, InPlaceConfig
 from gistkit.compress.parts import equal_ends, moves
 from gistkit.compress.plans import ReadingRow, decoder_plan
@@ -300,15 +299,21 @@ class Select(InPlace, config=SelectConfig):
         """See `Compressor.ordinals`."""
         return ordinals_of(memory), memory.starts
 
-    def join(self, memories: Sequence[Memory]) -> Memory:
-        """See `Compressor.join`: each document was read by itself, and its keys are moved behind those before it."""
+    # Each document keeps its own BOS.
+    shared_columns = 0
+
+    def positions_behind(self, first: Memory, second: Memory, delta: Tensor) -> Tensor:
+        """They are places in the context, not position ids."""
+        positions, context = second.positions, torch.tensor(first.context_lengths)[:, None, None]
+        if second.counts is not None:
+            context = context.flatten().int().repeat_interleave(torch.cat(second.counts, 1).sum(1))
+        return torch.where(positions > 1, positions + context, positions)
+
+    def check_documents(self, memories: Sequence[Memory]) -> None:
+        """Refuses a model whose keys cannot be moved."""
+        hf.check_moves(self.model)
         for memory in memories:
             self.context_spans(memory)
-        return self.join_parts(memories)
-
-    def join_parts(self, memories: Sequence[Memory]) -> Memory:
-        """See `Compressor.join_parts`."""
-        return join_selected(self, memories)
 
     def context_spans(self, memory: Memory) -> Tensor:
         """The token itself, int64 [B, K, A, 2], as each of A layers and key heads keeps its own tokens."""

@@ -316,8 +316,8 @@ class VoCo(Compressor, config=VoCoConfig):
         of_model = self.lm.windows, str(self.device)
         return image_pass(tuple(image_rows), self.options, self.vision.family, rows.ids.shape[1], *of_model)
 
-    def join(self, memories: Sequence[Memory]) -> NoReturn:
-        """Refused: images and texts that are read in one pass see each other."""
+    def check_documents(self, memories: Sequence[Memory]) -> NoReturn:
+        """Refuses all: images and texts that are read in one pass see each other."""
         raise ValueError(
             "memories: expected those of a method that compresses chunks by themselves, got voco's; encode the images "
             "as one context"
