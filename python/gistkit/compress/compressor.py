@@ -76,6 +76,16 @@ class Compressor(nn.Module, Method):
         if "compression" in self.loss_weights:
             self.add_compression_head()
 
+    def __getattr__(self, name: str) -> Any:
+        # Beside its modules and parameters it has what its config says.
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            options = vars(self).get("options")
+            if options is None or name.startswith("_") or not hasattr(options, name):
+                raise
+            return getattr(options, name)
+
     def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
         """See `SharedModel.install`."""
         check_base(self.loss_weights, lora is not None or self.encoder_lm is not self.lm)

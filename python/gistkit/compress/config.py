@@ -6,7 +6,7 @@ commands, and what a file is checked against. `setting` adds constraints on a fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from inspect import Parameter, Signature
@@ -145,6 +145,21 @@ class Config:
     @property
     def window(self) -> int | None:
         """Tokens of a longer context that are compressed; None: all."""
+        return None
+
+    @property
+    def train_ratios(self) -> Sequence[int]:
+        """The ratios of which `forward` draws one at each call in training mode; (): none is drawn."""
+        return ()
+
+    @property
+    def budget(self) -> int | None:
+        """Tokens that are kept of any longer context, in place of a share of them; None: a share."""
+        return None
+
+    @property
+    def end_token(self) -> int | None:
+        """The token that ends the reconstruction of a context; None: no token."""
         return None
 
     @property

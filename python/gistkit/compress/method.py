@@ -19,6 +19,9 @@ from gistkit.compress.tokens import Rows
 class Method:
     """A method: its config, and how its memories are made, placed and read.
 
+    A compressor has the settings and all else that its config says, such as `settings`, `title`, `chunk`,
+    `memory_tokens`, `window` and the fields of the method.
+
     A method is a subclass of `Compressor`, `class Name(..., config=NameConfig)`, see `gistkit.compress.config`.
     """
 
@@ -48,49 +51,14 @@ class Method:
         return cls.config_class.names()
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """The keyword arguments that the compressor was made with, except those of `lora`; JSON values."""
-        return self.options.settings
-
-    @property
-    def chunk(self) -> int:
-        """Context tokens of a chunk."""
-        return self.options.chunk
-
-    @property
-    def memory_tokens(self) -> int:
-        """Memory tokens of a chunk."""
-        return self.options.memory_tokens
-
-    @property
     def ratio(self) -> float:
         """Context tokens per memory token, L / M."""
         return self.chunk / self.memory_tokens
 
     @property
-    def train_ratios(self) -> tuple[int, ...]:
-        """The ratios of which `forward` draws one at each call in training mode; (): none is drawn."""
-        return getattr(self.options, "train_ratios", ())
-
-    @property
-    def title(self) -> str:
-        """The title in tables, such as FiveHundredX EPL 5x."""
-        return self.options.title
-
-    @property
     def loss_weights(self) -> dict[str, float]:
         """{name: weight} of the losses that `forward` returns."""
         return cast("dict[str, float]", self.options.losses)
-
-    @property
-    def window(self) -> int | None:
-        """The number of tokens of a longer context that are compressed; None: all."""
-        return self.options.window
-
-    @property
-    def end_token(self) -> int | None:
-        """The token that ends the reconstruction of a context; None: no token."""
-        return getattr(self.options, "end_token", None)
 
     def set_window(self, window: int | None) -> None:
         """Changes how many tokens of a longer context are compressed; None: all of them.
@@ -147,7 +115,7 @@ class Method:
         rows, _ = self.cut(contexts)
         # Without their BOS.
         lengths = [length - bos for length, bos in zip(rows.lengths, self.limits(rows, 0), strict=True)]
-        has_one = getattr(self.options, "budget", None) is not None or not self.options.any_ratio
+        has_one = self.options.budget is not None or not self.options.any_ratio
         found = self if has_one else self.at(-(-max(lengths) // budget))
         if (most := max(map(found.size, lengths))) > budget:
             raise ValueError(

@@ -71,11 +71,6 @@ class AvgPool(OnePass, config=AvgPoolConfig):
     soft_prompt: nn.Parameter | None
 
     @property
-    def pool(self) -> str:
-        """What the means are of."""
-        return self.options.pool
-
-    @property
     def past(self) -> str:
         """The means that `Compressive` keeps."""
         return self.options.past or self.options.pool

@@ -132,21 +132,6 @@ class Dodo(InPlace, config=DodoConfig):
         self._scorer_rests = False
 
     @property
-    def selection(self) -> Rule:
-        """The rule that the compressor was made with."""
-        return self.options.selection
-
-    @property
-    def layer(self) -> int:
-        """The layer whose hidden states are scored."""
-        return self.options.layer
-
-    @property
-    def delimiters(self) -> tuple[int, ...]:
-        """Token ids."""
-        return tuple(self.options.delimiters)
-
-    @property
     def rule(self) -> Rule:
         """The rule that nuggets are selected by now: `selection`, but for inside `selecting`."""
         return self.selection if self._rule is None else self._rule
@@ -159,7 +144,7 @@ class Dodo(InPlace, config=DodoConfig):
     @property
     def train_ratios(self) -> tuple[int, ...]:
         """See `Compressor.train_ratios`; none inside `selecting` with a ratio."""
-        return super().train_ratios if self._nugget_ratio is None else ()
+        return tuple(self.options.train_ratios) if self._nugget_ratio is None else ()
 
     def at(self, ratio: int) -> Self:
         """See `Compressor.at`; it has no threshold yet, and selects at its own ratio inside `selecting` too."""

@@ -140,11 +140,6 @@ class ChunkCompressor(Compressor):
         self.install(None if lora is None else {ENCODER: lora})
         self.add_parts()
 
-    @property
-    def layout(self) -> str:
-        """The position layout."""
-        return str(self.options.layout)
-
     def starts(self, memory: Memory, task: Task) -> tuple[int, ...]:
         """See `Compressor.starts`; a reconstruction has the positions of the context where the layout keeps them."""
         return (0,) * memory.batch_size if task == "ae" and memory.source.consistent else memory.starts

@@ -121,25 +121,30 @@ class InPlaceConfig(RatioConfig):
     part: int | None = setting(None, least=0, before=None, in_memory=False)
 
     @property
-    def apart(self) -> bool:
+    def separate(self) -> bool:
         """Whether compressed tokens have parameters of their own."""
-        return getattr(self, "separate", False)
+        return False
+
+    @property
+    def full_copy(self) -> bool:
+        """Whether these are copies of the layers' maps also with LoRA."""
+        return False
 
     @property
     def copied(self) -> bool:
         """Whether these are copies of the layers' maps."""
-        return self.apart and (self.lora is None or getattr(self, "full_copy", False))
+        return self.separate and (self.lora is None or self.full_copy)
 
     @property
     def roles(self) -> tuple[str, ...]:
         """The text, and compressed tokens if they have their own adapters."""
-        return (TEXT, GISTS) if self.apart and not getattr(self, "full_copy", False) else (TEXT,)
+        return (TEXT, GISTS) if self.separate and not self.full_copy else (TEXT,)
 
     def check_model(self, model: nn.Module) -> None:
         """See `Config.check_model`."""
         if self.part:
             hf.check_moves(model)
-        if self.apart:
+        if self.separate:
             hf.check_projects(model)
 
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
@@ -171,7 +176,7 @@ class InPlace(Compressor):
         options = self.options = replace(
             self.options, bos_token=self.lm.first_token("bos_token", self.options.bos_token)
         )
-        if options.apart and self.lm.traits.maps is not None:
+        if options.separate and self.lm.traits.maps is not None:
             raise TypeError(
                 "model: expected one whose linear maps gists can have copies of, for separate=True, got "
                 f"{type(model).__name__}: {self.lm.traits.maps}"
@@ -187,16 +192,6 @@ class InPlace(Compressor):
             norms=getattr(options, "copy_norms", False),
         )
         self.add_parts()
-
-    @property
-    def bos_token(self) -> int:
-        """The first token of all passes."""
-        return int(self.options.bos_token)
-
-    @property
-    def separate(self) -> bool:
-        """Whether compressed tokens have parameters of their own."""
-        return bool(self.options.apart)
 
     def contexts(self, input_ids: Any, attention_mask: Any = None) -> Rows:
         """`rows` of contexts, each of at least one token besides BOS."""
@@ -326,9 +321,9 @@ class OnePassConfig(InPlaceConfig):
         check_text(self.method, few.layout(3 * few.ratio))
 
     @property
-    def counts_apart(self) -> bool:
+    def separate_positions(self) -> bool:
         """Whether compressed tokens have their own position counter."""
-        return getattr(self, "separate_positions", False)
+        return False
 
 
 class OnePass(InPlace):
@@ -378,7 +373,7 @@ class OnePass(InPlace):
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
         """The uncompressed order, with gists: the position ids, if all tokens share one counter."""
-        if not self.options.counts_apart:
+        if not self.options.separate_positions:
             return super().ordinals(memory)
         ordinals, options = torch.zeros(memory.positions.shape, dtype=torch.int64), self.options.of(memory)
         text_ordinals = []

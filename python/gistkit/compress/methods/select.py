@@ -164,20 +164,18 @@ class Select(InPlace, config=SelectConfig):
 
     def __init__(self, model: Any, config: SelectConfig | None = None, **settings: Any) -> None:
         super().__init__(model, config, **settings)
-        self._follow()
         if self.options.own_reader:
             self.reader = READER
 
-    def _follow(self) -> None:
-        self.score, self.budget = cast(Score, self.options.by), self.options.budget
-        self.closed, self.question = self.options.positions == "closed", self.options.question
-        self.shares, self.fit = self.options.shares, self.options.fit
+    @property
+    def closed(self) -> bool:
+        """Whether kept tokens move together."""
+        return self.options.positions == "closed"
 
-    def changed(self, **settings: Any) -> Self:
-        """See `Compressor.changed`."""
-        other = super().changed(**settings)
-        other._follow()
-        return other
+    @property
+    def score(self) -> Score:
+        """What decides which keys are kept."""
+        return cast(Score, self.options.by)
 
     def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
         """As `Compressor.install`; without LoRA the model stays as it is, with a user's adapters."""

@@ -181,11 +181,6 @@ class VoCo(Compressor, config=VoCoConfig):
             _freeze_vision(vision, **training)
         self.add_parts()
 
-    @property
-    def separators(self) -> frozenset[int]:
-        """Token ids that join the image tokens around them."""
-        return frozenset(self.options.separators)
-
     def rows(self, name: str, ids: Any, attention_mask: Any = None, shortest: int = 0) -> Rows:
         """A user's token ids of a text without images, checked and padded at the end of rows."""
         if isinstance(ids, Mapping) and ids.get("pixel_values") is not None:
@@ -358,7 +353,7 @@ class VoCo(Compressor, config=VoCoConfig):
         for start, end in parts:
             if images:
                 between = tokens[images[-1][1] : start]
-                if between and self.separators.issuperset(between):
+                if between and {*between} <= {*self.options.separators}:
                     images[-1] = images[-1][0], end
                     continue
             images.append((start, end))
