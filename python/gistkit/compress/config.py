@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gistkit.common.checks import POSITIONS, check_bool, check_int
 from gistkit.compress.losses import LOSSES, CompressionHead, JointHead, check_losses
-from gistkit.hf.lora import embedding_scale
+from gistkit.hf.lora import Maps, embedding_scale
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -104,6 +104,8 @@ class Config:
     allowed_losses: ClassVar[tuple[str, ...]] = LOSSES
     free: ClassVar[frozenset[str]] = frozenset()
     """The settings that may change without training, see `Compressor.changed`."""
+    maps: ClassVar[Maps] = "query_value"
+    """The linear maps that get LoRA where `lora` is a rank."""
     compressor: ClassVar[type[Any]]
     """The class that runs the method."""
 
@@ -171,6 +173,16 @@ class Config:
     def roles(self) -> tuple[str, ...]:
         """The roles that have adapters."""
         raise NotImplementedError
+
+    @property
+    def copied(self) -> str | None:
+        """The role whose tokens have copies of the layers' linear maps; None: there are none."""
+        return None
+
+    @property
+    def copy_norms(self) -> bool:
+        """Whether they have copies of the norms too."""
+        return False
 
     def at(self, ratio: int) -> Self:
         """The method at another ratio; a ValueError where its weights have one."""

@@ -34,6 +34,8 @@ class Method:
     """Whether `Memory.last`, which has read the whole context, predicts a continuation's first token."""
     adapts_some: ClassVar[bool] = False
     """Whether its one adapter is for some tokens of a pass, and the others have none."""
+    trains_model: ClassVar[bool] = True
+    """Whether without LoRA the model's own weights train."""
     reader: str | None = None
     """The role whose adapter the decoder runs with; None: no adapter."""
     options: Config

@@ -211,13 +211,13 @@ class Dodo(InPlace, config=DodoConfig):
         """Whether sampled text has to determine the threshold; the other rules determine it themselves."""
         return rule_threshold(self.selection, self.chunk) is None
 
-    def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
-        """See `SharedModel.install`."""
+    def install(self) -> None:
+        """See `Compressor.install`."""
         for token in self.delimiters:
             if token is None:
                 raise ValueError("delimiters: expected token ids, got None")
             self.lm.first_token("delimiters", token)
-        super().install(lora, copies, norms=norms)
+        super().install()
 
     def of_gists(self, name: str) -> bool:
         """False: all its parameters have one learning rate (Appendix B)."""

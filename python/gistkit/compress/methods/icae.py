@@ -26,7 +26,6 @@ from gistkit.compress.plans import encoder_parts, encoder_pass
 from gistkit.compress.tokens import Rows
 from gistkit.hf.attach import decoder_of, frequencies_of
 from gistkit.hf.keep import Layers
-from gistkit.hf.lora import adapter_config
 from gistkit.layouts import Plan
 from gistkit.layouts.positions import SCHEMES
 
@@ -132,13 +131,8 @@ class ChunkCompressor(Compressor):
 
     def __init__(self, model: PreTrainedModel, config: ChunkConfig | None = None, **settings: Any) -> None:
         super().__init__(model, config, **settings)
-        options = self.options
-        lora = adapter_config(
-            model, options.lora, embedding_lora=options.embedding_lora, train_norms=options.train_norms
-        )
-        self.reader = ENCODER if options.shared_lora else None
-        self.install(None if lora is None else {ENCODER: lora})
-        self.add_parts()
+        self.reader = ENCODER if self.options.shared_lora else None
+        self.install()
 
     def starts(self, memory: Memory, task: Task) -> tuple[int, ...]:
         """See `Compressor.starts`; a reconstruction has the positions of the context where the layout keeps them."""

@@ -22,7 +22,7 @@ from gistkit.compress.plans import InPlacePass, check_text, in_place_pass
 from gistkit.compress.tokens import Rows, join_rows
 from gistkit.hf.attach import decoder_of
 from gistkit.hf.keep import Rope
-from gistkit.hf.lora import Maps, adapter_config, maps_of
+from gistkit.hf.lora import Maps, maps_of
 from gistkit.layouts import Layout, Role
 
 if TYPE_CHECKING:
@@ -112,9 +112,7 @@ class InPlaceConfig(RatioConfig):
             model's configuration. It is not added to a context that already begins with it.
     """
 
-    # The linear maps that get LoRA where `lora` is a rank.
     maps: ClassVar[Maps] = "all"
-
     free: ClassVar[frozenset[str]] = frozenset({"part"})
 
     bos_token: int | None = setting(None, in_memory=False)
@@ -131,9 +129,9 @@ class InPlaceConfig(RatioConfig):
         return False
 
     @property
-    def copied(self) -> bool:
-        """Whether these are copies of the layers' maps."""
-        return self.separate and (self.lora is None or self.full_copy)
+    def copied(self) -> str | None:
+        """Compressed tokens' role, if they are apart with all weights."""
+        return GISTS if self.separate and (self.lora is None or self.full_copy) else None
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -181,17 +179,14 @@ class InPlace(Compressor):
                 "model: expected one whose linear maps gists can have copies of, for separate=True, got "
                 f"{type(model).__name__}: {self.lm.traits.maps}"
             )
-        lora = adapter_config(
-            model, options.lora, options.maps, embedding_lora=options.embedding_lora, train_norms=options.train_norms
-        )
-        if options.copied and lora is not None:
-            _check_copied(model, lora)
-        self.install(
-            None if lora is None else dict.fromkeys(options.roles, lora),
-            GISTS if options.copied else None,
-            norms=getattr(options, "copy_norms", False),
-        )
-        self.add_parts()
+        self.install()
+
+    def adapter_config(self) -> LoraConfig | None:
+        """See `Compressor.adapter_config`."""
+        lora = super().adapter_config()
+        if self.options.copied and lora is not None:
+            _check_copied(self.model, lora)
+        return lora
 
     def contexts(self, input_ids: Any, attention_mask: Any = None) -> Rows:
         """`rows` of contexts, each of at least one token besides BOS."""

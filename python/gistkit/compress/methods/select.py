@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from gistkit import hf
 from gistkit.common.checks import placed
-from gistkit.compress.compressor import check_base
 from gistkit.compress.config import draw_like, register, setting
 from gistkit.compress.generation import stop_ids
 from gistkit.compress.matching import QUERIES, References
@@ -25,7 +24,7 @@ from gistkit.compress.parts import equal_ends, moves
 from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.scores import SCORES, Score, description, score_of
 from gistkit.compress.scores.kvzip import KVzip, Repetition
-from gistkit.compress.selection import Repeated, Selection, Whole
+from gistkit.compress.selection import Repeated, Selection
 from gistkit.compress.tokens import QUESTION, Rows, filled_ids, join_rows, pad
 from gistkit.hf.attach import decoder_of, frequencies_of
 from gistkit.hf.keep import Layers
@@ -161,6 +160,7 @@ class Select(InPlace, config=SelectConfig):
     """
 
     options: SelectConfig
+    trains_model = False
 
     def __init__(self, model: Any, config: SelectConfig | None = None, **settings: Any) -> None:
         super().__init__(model, config, **settings)
@@ -176,13 +176,6 @@ class Select(InPlace, config=SelectConfig):
     def score(self) -> Score:
         """What decides which keys are kept."""
         return cast(Score, self.options.by)
-
-    def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
-        """As `Compressor.install`; without LoRA the model stays as it is, with a user's adapters."""
-        if lora is not None:
-            super().install(lora, copies, norms=norms)
-        else:
-            check_base(self.loss_weights, False)
 
     def kept(self, length: int) -> int:
         """How many of `length` tokens each head keeps."""
@@ -245,16 +238,17 @@ class Select(InPlace, config=SelectConfig):
         if behind:
             input_rows = join_rows(input_rows, pad([behind] * rows.batch_size, self.device))
         self.lm.check_positions("input_ids", max(input_rows.lengths) - 1)
-        kind = Whole if self._repeats or self.shares == "all" else Selection
-        depth = self.config.num_hidden_layers
-        keep = kind(lengths, counts, self.score, self.closed, self.frequencies, len(behind), self.shares, depth, sinks)
+        keep = Selection(
+            lengths, counts, self.score, self.closed, self.frequencies, len(behind), self.shares,
+            self.config.num_hidden_layers, sinks, whole=self._repeats or self.shares == "all",
+        )  # fmt: skip
         out = self.lm.run(
             TEXT,
             inputs_embeds=self.lm.embedded(TEXT, input_rows.ids),
             plan=self.lm.causal_plan(input_rows.ids.shape[1]),
             keep=keep,
         )
-        if isinstance(keep, Whole):
+        if keep.whole:
             again = partial(self.repetition, context, keep.layers, asked=asked)
             keep.select(again if self._repeats else None)
         # A BOS of the context's own is one of its tokens.

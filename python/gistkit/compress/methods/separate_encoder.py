@@ -31,7 +31,7 @@ from gistkit.compress.parts import PART
 from gistkit.compress.tokens import Rows, batches, text_ids
 from gistkit.hf import smollm2
 from gistkit.hf.attach import pretrained
-from gistkit.hf.lora import adapter_config
+from gistkit.hf.lora import Maps
 from gistkit.layouts.positions import upl
 
 # Where a memory token comes from: hidden states of windows of a segment, or of learned tokens after it.
@@ -77,6 +77,7 @@ class SeparateEncoderConfig(RatioConfig):
     """
 
     carrier: ClassVar[str] = "embedding"
+    maps: ClassVar[Maps] = "all"
 
     losses: Iterable[str] | Mapping[str, float] = setting(("ae", "lm"), in_memory=False)
     ratio: int = setting(4, least=1, in_memory=False)
@@ -165,12 +166,7 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
         self._encoder_tokenizer: Any = None
         # Whether a folder's settings, which may be anybody's, chose the encoder.
         self.named_by_folder = False
-        lora = adapter_config(
-            self._encoder_lm.model, options.lora, "all",
-            embedding_lora=options.embedding_lora, train_norms=options.train_norms,
-        )  # fmt: skip
-        self.install(None if lora is None else {ENCODER: lora})
-        self.add_parts()
+        self.install()
         if self.encoder is not None:
             freeze_base(model)
             self.encoder.train(model.training)

@@ -18,7 +18,7 @@ from gistkit.compress.config import Config, draw_like, register, setting
 from gistkit.compress.memory import Memory, Task, ordinals_of
 from gistkit.compress.plans import ImagePass, ImageRow, image_pass, image_row
 from gistkit.compress.tokens import Rows, as_rows
-from gistkit.hf.lora import adapter_config, maps_of
+from gistkit.hf.lora import Maps, maps_of
 from gistkit.hf.vision import Vision, VisionFamily
 from gistkit.layouts import Layout
 from gistkit.layouts.positions import SCHEMES
@@ -70,6 +70,7 @@ class VoCoConfig(Config):
     """
 
     allowed_losses: ClassVar[tuple[str, ...]] = ("lm", "qa")
+    maps: ClassVar[Maps] = "all"
 
     memory_tokens: int = setting(128, least=1, in_memory=False)
     layout: str = setting("epl", among=SCHEMES)
@@ -169,17 +170,17 @@ class VoCo(Compressor, config=VoCoConfig):
         # Refuses a model that sees nothing, before it is asked for more.
         vision = Vision(model)
         super().__init__(model, config, **settings)
-        self.vision, options = vision, self.options
-        training = {"train_projector": options.train_projector, "train_vision": options.train_vision}
-        lora = adapter_config(
-            model, options.lora, "all", embedding_lora=options.embedding_lora, train_norms=options.train_norms
-        )
+        self.vision = vision
+        self.install()
+        if self.adapters is None:
+            _freeze_vision(vision, self.options)
+
+    def adapter_config(self) -> LoraConfig | None:
+        """See `Compressor.adapter_config`; with those parts of the vision that train."""
+        lora = super().adapter_config()
         if lora is not None:
-            _add_vision(lora, vision, model, isinstance(options.lora, int), **training)
-        self.install(None if lora is None else {TEXT: lora})
-        if lora is None:
-            _freeze_vision(vision, **training)
-        self.add_parts()
+            _add_vision(lora, self.vision, self.model, self.options)
+        return lora
 
     def rows(self, name: str, ids: Any, attention_mask: Any = None, shortest: int = 0) -> Rows:
         """A user's token ids of a text without images, checked and padded at the end of rows."""
@@ -360,28 +361,22 @@ class VoCo(Compressor, config=VoCoConfig):
         return images
 
 
-def _add_vision(
-    config: LoraConfig,
-    vision: Vision,
-    model: PreTrainedModel,
-    of_rank: bool,
-    train_projector: bool,
-    train_vision: bool,
-) -> None:
-    """Adds those parts of the vision that train; `of_rank`: the maps of the language model were chosen by gistkit."""
-    if train_vision and of_rank:
+def _add_vision(config: LoraConfig, vision: Vision, model: PreTrainedModel, options: VoCoConfig) -> None:
+    """Adds those parts of the vision that train."""
+    # Of a LoraConfig the maps are the user's choice.
+    if options.train_vision and isinstance(options.lora, int):
         # The tower may hold the projector.
         tower = {*maps_of(model, vision.tower)} - {*maps_of(model, vision.projector)}
         config.target_modules = sorted({*(config.target_modules or ()), *tower})
-    if train_projector:
+    if options.train_projector:
         projector = next(name for name, module in model.named_modules() if module is vision.projector)
         config.modules_to_save = sorted({*(config.modules_to_save or ()), projector})
 
 
-def _freeze_vision(vision: Vision, train_projector: bool, train_vision: bool) -> None:
+def _freeze_vision(vision: Vision, options: VoCoConfig) -> None:
     """Freezes what does not train where the model's own weights train."""
     projector = set(vision.projector_weights())
     for parameter in {*vision.tower.parameters()} - projector:
-        parameter.requires_grad_(parameter.requires_grad and train_vision)
+        parameter.requires_grad_(parameter.requires_grad and options.train_vision)
     for parameter in projector:
-        parameter.requires_grad_(parameter.requires_grad and train_projector)
+        parameter.requires_grad_(parameter.requires_grad and options.train_projector)
