@@ -15,11 +15,12 @@ from torch.nn.utils.rnn import pad_sequence
 from gistkit.common.checks import check_int
 from gistkit.compress import decode as reading
 from gistkit.compress import files, generation, memory_join, parts, texts, training
+from gistkit.compress.adapters import Adapters, Copies, Use
 from gistkit.compress.config import Config
 from gistkit.compress.identity import Identity
 from gistkit.compress.memory import Memory
 from gistkit.compress.method import Method
-from gistkit.compress.model import Adapters, Copies, SharedModel, Use
+from gistkit.compress.model import SharedModel
 from gistkit.compress.source import Source
 from gistkit.compress.tokens import Rows, as_rows, pad
 from gistkit.compress.training import check_base
@@ -76,6 +77,7 @@ class Compressor(nn.Module, Method):
         self.compression_head: nn.Module | None = None
         if "compression" in self.loss_weights:
             self.add_compression_head()
+        self.install()
 
     def __getattr__(self, name: str) -> Any:
         # Beside its modules and parameters it has what its config says.
@@ -270,14 +272,7 @@ class Compressor(nn.Module, Method):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, model: PreTrainedModel | None = None, **options: Any) -> Self:
-        """Loads a compressor that `save_pretrained` saved, around its base model; no code of the folder runs.
-
-        Args:
-            folder: a folder of `save_pretrained`, the name of a compressor that comes with gistkit (see `trained`), or
-                "owner/name" on the Hugging Face hub.
-            model: the base model; None if the folder holds it (one that trained, without LoRA).
-            options: tokenizer, encoder, allow_regex, revision and others, see `gistkit.compress.files.from_pretrained`.
-        """
+        """Loads a compressor that `save_pretrained` saved; see `gistkit.compress.files.from_pretrained`."""
         return files.from_pretrained(cls, folder, model, **options)
 
     def using(self, use: Use) -> AbstractContextManager[None]:

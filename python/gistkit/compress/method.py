@@ -55,7 +55,7 @@ class Method:
     @property
     def ratio(self) -> float:
         """Context tokens per memory token, L / M."""
-        return self.chunk / self.memory_tokens
+        return self.options.chunk / self.options.memory_tokens
 
     @property
     def loss_weights(self) -> dict[str, float]:
@@ -128,9 +128,9 @@ class Method:
 
     def cut(self, rows: Rows) -> tuple[Rows, tuple[tuple[int, ...], ...]]:
         """The part of contexts that is compressed, and each row's tokens after the window; () if there are none."""
-        if self.window is None or max(rows.lengths) <= self.window:
+        if self.options.window is None or max(rows.lengths) <= self.options.window:
             return rows, ()
-        limits = self.limits(rows, self.window)
+        limits = self.limits(rows, self.options.window)
         remainder = tuple(tuple(row[limit:]) for row, limit in zip(rows.lists(), limits, strict=True))
         lengths = tuple(map(min, rows.lengths, limits))
         return rows.columns(slice(max(lengths)), lengths), remainder
@@ -213,7 +213,7 @@ class Method:
 
     def segments(self, compressed: Rows) -> Tensor:
         """The context tokens that the compression loss predicts from each memory token."""
-        return segment_targets(compressed.ids, self.chunk, self.memory_tokens, compressed.lengths)
+        return segment_targets(compressed.ids, self.options.chunk, self.options.memory_tokens, compressed.lengths)
 
     def of_gists(self, name: str) -> bool:
         """Whether the parameter of this name is used only for gists."""

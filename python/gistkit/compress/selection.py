@@ -131,7 +131,7 @@ class Selection(hf.Keeper):
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
     ) -> None:
         """Keeps key and value, or what is chosen of them."""
-        inv_freq, scores = self.frequencies(layer_idx), []
+        inv_freq, scores = self.frequencies(layer_idx), list[Tensor]()
         if window is None and not self.score.reads_again:
             scores = self._scores(layer_idx, query, key, value, scale, inv_freq)
         if not self.whole:

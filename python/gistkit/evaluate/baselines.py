@@ -16,9 +16,9 @@ from gistkit import hf
 from gistkit.common.files import read_tensors, write_tensors
 from gistkit.common.messages import shown
 from gistkit.compress import Compressor, Memory
+from gistkit.compress.adapters import freeze_base
 from gistkit.compress.config import Config, draw_like, setting
 from gistkit.compress.memory import Task
-from gistkit.compress.model import freeze_base
 from gistkit.compress.tokens import Rows
 from gistkit.layouts import Plan
 

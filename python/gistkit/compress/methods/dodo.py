@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 
 from gistkit import hf
 from gistkit.common.checks import POSITIONS, check_int, placed
@@ -29,7 +28,7 @@ from gistkit.nn import Nuggets, NuggetScorer, straight_through, top_nuggets
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-    from gistkit.compress.model import Use
+    from gistkit.compress.adapters import Use
 
 
 Rule = Literal["learned", "strided", "random", "delimiters", "none"]
@@ -93,7 +92,6 @@ class DodoConfig(InPlaceConfig):
         return f"Dodo {self.ratio}x" + (learned if self.selection == "learned" else f", {self.selection}")
 
     def check_model(self, model: nn.Module) -> None:
-        """See `Config.check_model`."""
         super().check_model(model)
         layers = cast(Any, model).config.get_text_config().num_hidden_layers
         if self.layer > layers:
@@ -124,12 +122,10 @@ class Dodo(InPlace, config=DodoConfig):
     options: DodoConfig
     scorer: NuggetScorer | None
 
-    def __init__(self, model: PreTrainedModel, config: DodoConfig | None = None, **settings: Any) -> None:
-        super().__init__(model, config, **settings)
-        # What `selecting` has put in place of `selection` and `ratio`.
-        self._rule: Rule | None = None
-        self._nugget_ratio: int | None = None
-        self._scorer_rests = False
+    # What `selecting` has put in place of `selection` and `ratio`.
+    _rule: Rule | None = None
+    _nugget_ratio: int | None = None
+    _scorer_rests = False
 
     @property
     def rule(self) -> Rule:
@@ -212,7 +208,6 @@ class Dodo(InPlace, config=DodoConfig):
         return rule_threshold(self.selection, self.chunk) is None
 
     def install(self) -> None:
-        """See `Compressor.install`."""
         for token in self.delimiters:
             if token is None:
                 raise ValueError("delimiters: expected token ids, got None")

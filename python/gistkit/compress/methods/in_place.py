@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from gistkit import hf
 from gistkit.common.checks import POSITIONS, check_int
+from gistkit.compress.adapters import active_adapters
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import Config, draw_like, setting
 from gistkit.compress.memory import Memory, Task
-from gistkit.compress.model import active_adapters
 from gistkit.compress.parts import equal_ends, moves
 from gistkit.compress.plans import InPlacePass, check_text, in_place_pass
 from gistkit.compress.tokens import Rows, join_rows
@@ -139,7 +139,6 @@ class InPlaceConfig(RatioConfig):
         return (TEXT, GISTS) if self.separate and not self.full_copy else (TEXT,)
 
     def check_model(self, model: nn.Module) -> None:
-        """See `Config.check_model`."""
         if self.part:
             hf.check_moves(model)
         if self.separate:
@@ -169,20 +168,18 @@ class InPlace(Compressor):
     reader: str | None = TEXT
     encoder_predicts_first = True
 
-    def __init__(self, model: Any, config: InPlaceConfig | None = None, **settings: Any) -> None:
-        super().__init__(model, config, **settings)
+    def install(self) -> None:
         options = self.options = replace(
             self.options, bos_token=self.lm.first_token("bos_token", self.options.bos_token)
         )
         if options.separate and self.lm.traits.maps is not None:
             raise TypeError(
                 "model: expected one whose linear maps gists can have copies of, for separate=True, got "
-                f"{type(model).__name__}: {self.lm.traits.maps}"
+                f"{type(self.model).__name__}: {self.lm.traits.maps}"
             )
-        self.install()
+        super().install()
 
     def adapter_config(self) -> LoraConfig | None:
-        """See `Compressor.adapter_config`."""
         lora = super().adapter_config()
         if self.options.copied and lora is not None:
             _check_copied(self.model, lora)
@@ -228,7 +225,6 @@ class InPlace(Compressor):
         return self.lm.all_rows_as(TEXT) if self.separate else nullcontext()
 
     def size(self, context: int) -> int:
-        """See `Compressor.size`."""
         return -(-context // self.chunk)
 
     def of_gists(self, name: str) -> bool:
@@ -240,7 +236,6 @@ class InPlace(Compressor):
 
     @property
     def reach(self) -> int | None:
-        """See `Compressor.reach`."""
         length = self.trained_length if self.options.part is None else self.options.part
         return length if length and not self.training and moves(self.model) else None
 
@@ -326,8 +321,8 @@ class OnePass(InPlace):
 
     memory_embeddings: nn.Parameter
 
-    def __init__(self, model: Any, config: InPlaceConfig | None = None, **settings: Any) -> None:
-        super().__init__(model, config, **settings)
+    def install(self) -> None:
+        super().install()
         if self.adapters is not None and GISTS in self.adapters.names:
             # Gists are learned embeddings.
             self.adapters.drop_embedding(GISTS)
@@ -383,7 +378,6 @@ class OnePass(InPlace):
         return ordinals, tuple(text_ordinals)
 
     def start_behind(self, memory: Memory, context: int) -> int:
-        """See `InPlace.start_behind`."""
         return int(self.options.of(memory).layout(context).positions[-1])
 
     def context_spans(self, memory: Memory) -> Tensor:

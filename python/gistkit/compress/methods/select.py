@@ -108,7 +108,6 @@ class SelectConfig(InPlaceConfig):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """See `Config.settings`."""
         return super().settings | {"by": description(cast(Score, self.by))}
 
     @property
@@ -140,7 +139,6 @@ class SelectConfig(InPlaceConfig):
         return super().changed(**settings)
 
     def check_model(self, model: nn.Module) -> None:
-        """See `Config.check_model`."""
         super().check_model(model)
         if self.shares != "equal" and hf.sliding_windows(model):
             raise ValueError(f"shares: expected equal for a model with sliding windows, got {self.shares}")
@@ -162,8 +160,8 @@ class Select(InPlace, config=SelectConfig):
     options: SelectConfig
     trains_model = False
 
-    def __init__(self, model: Any, config: SelectConfig | None = None, **settings: Any) -> None:
-        super().__init__(model, config, **settings)
+    def install(self) -> None:
+        super().install()
         if self.options.own_reader:
             self.reader = READER
 
@@ -182,12 +180,10 @@ class Select(InPlace, config=SelectConfig):
         return min(length, self.budget) if self.budget is not None else max(1, length // self.chunk)
 
     def size(self, context: int) -> int:
-        """See `Compressor.size`."""
         return max(min(context, self.kept(context + 1)), len(equal_ends(context, self.reach)))
 
     @property
     def reach(self) -> int | None:
-        """See `Compressor.reach`."""
         found, limit = super().reach, getattr(self.config, "max_position_embeddings", None)
         if found is not None or self.options.part == 0 or self.training or limit is None or not moves(self.model):
             return found
@@ -196,7 +192,6 @@ class Select(InPlace, config=SelectConfig):
         return max(1, (limit - behind) // (2 if self._repeats else 1))
 
     def part_ends(self, row: Sequence[int]) -> list[int]:
-        """See `Compressor.part_ends`."""
         bos = int(row[0] == self.bos_token)
         return [bos + end for end in equal_ends(len(row) - bos, self.reach)]
 
@@ -288,7 +283,6 @@ class Select(InPlace, config=SelectConfig):
         return memory if keep.shares == "equal" else memory.without_padding()
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
-        """See `Compressor.ordinals`."""
         return ordinals_of(memory), memory.starts
 
     # Each document keeps its own BOS.

@@ -105,7 +105,6 @@ class VoCoConfig(Config):
 
     @classmethod
     def sizes(cls, chunk: int, memory_tokens: int) -> dict[str, Any]:
-        """See `Config.sizes`."""
         return {"memory_tokens": memory_tokens}
 
     def check_model(self, model: nn.Module) -> None:
@@ -168,12 +167,14 @@ class VoCo(Compressor, config=VoCoConfig):
         if not isinstance(model, nn.Module):
             raise TypeError(f"model: expected a transformers vision-language model, got {type(model).__name__}")
         # Refuses a model that sees nothing, before it is asked for more.
-        vision = Vision(model)
+        Vision(model)
         super().__init__(model, config, **settings)
-        self.vision = vision
-        self.install()
+
+    def install(self) -> None:
+        self.vision = Vision(self.model)
+        super().install()
         if self.adapters is None:
-            _freeze_vision(vision, self.options)
+            _freeze_vision(self.vision, self.options)
 
     def adapter_config(self) -> LoraConfig | None:
         """See `Compressor.adapter_config`; with those parts of the vision that train."""
@@ -191,8 +192,10 @@ class VoCo(Compressor, config=VoCoConfig):
             )
         return self._text_alone(name, super().rows(name, ids, attention_mask, shortest))
 
-    def contexts(self, input_ids: Any, attention_mask: Any = None) -> ImageRows:
+    def contexts(self, input_ids: Any, attention_mask: Any = None, **images: Any) -> ImageRows:
         """A processor's output, checked: texts of at least one image each, padded at the end of rows."""
+        if images:
+            input_ids = {**(input_ids if isinstance(input_ids, Mapping) else {"input_ids": input_ids}), **images}
         rows, is_image = self._marked(input_ids, attention_mask)
         without = [row for row, count in enumerate(is_image.sum(1).tolist()) if not count]
         if without:
@@ -206,32 +209,6 @@ class VoCo(Compressor, config=VoCoConfig):
         contexts.is_image = is_image
         contexts.pixels = self.vision.pixels(input_ids, self.device, self.embed.weight.dtype)
         return contexts
-
-    def forward(
-        self,
-        input_ids: Any,
-        attention_mask: Any = None,
-        *,
-        continuation_ids: Any = None,
-        question_ids: Any = None,
-        answer_ids: Any = None,
-        **images: Any,
-    ) -> dict[str, Tensor]:
-        """The losses named at construction, and their weighted mean as "loss", see `Compressor.forward`.
-
-        Args:
-            input_ids, attention_mask: the contexts, as in `encode`; or only their token ids, with `images`.
-            continuation_ids, question_ids, answer_ids: as in `Compressor.forward`, text without images.
-            images: pixel_values and the arguments that belong to them, if `input_ids` is not a mapping.
-        """
-        inputs = {**(input_ids if isinstance(input_ids, Mapping) else {"input_ids": input_ids}), **images}
-        return super().forward(
-            inputs,
-            attention_mask,
-            continuation_ids=continuation_ids,
-            question_ids=question_ids,
-            answer_ids=answer_ids,
-        )
 
     def split(self, inputs: Any, attention_mask: Any = None) -> tuple[dict[str, Any], list[list[int]]]:
         """Splits a processor's output into `encode`'s context and the token ids after each row's last image and gap.
@@ -320,7 +297,6 @@ class VoCo(Compressor, config=VoCoConfig):
         )
 
     def text(self, name: str, rows: Rows) -> Rows:
-        """See `Compressor.text`."""
         return self._text_alone(name, rows)
 
     def _text_alone(self, name: str, rows: Rows) -> Rows:
