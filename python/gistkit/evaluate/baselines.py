@@ -117,10 +117,13 @@ class Baseline(Compressor):
         end_token: int | None = None,
     ) -> None:
         super().__init__(model, BaselineConfig(losses=losses, end_token=end_token))
-        self.task_embeddings = nn.ParameterDict({task: draw_like(self.embed, 1) for task in ("ae", "lm")})
         self.task_tokens = task_tokens
         if task_tokens:
             freeze_base(model)
+
+    def install(self) -> None:
+        """Nothing goes into the model."""
+        self.task_embeddings = nn.ParameterDict({task: draw_like(self.embed, 1) for task in ("ae", "lm")})
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The task tokens by name, if there are any."""
