@@ -128,9 +128,10 @@ class Method:
 
     def cut(self, rows: Rows) -> tuple[Rows, tuple[tuple[int, ...], ...]]:
         """The part of contexts that is compressed, and each row's tokens after the window; () if there are none."""
-        if self.options.window is None or max(rows.lengths) <= self.options.window:
+        window = cast(Any, self).window
+        if window is None or max(rows.lengths) <= window:
             return rows, ()
-        limits = self.limits(rows, self.options.window)
+        limits = self.limits(rows, window)
         remainder = tuple(tuple(row[limit:]) for row, limit in zip(rows.lists(), limits, strict=True))
         lengths = tuple(map(min, rows.lengths, limits))
         return rows.columns(slice(max(lengths)), lengths), remainder
