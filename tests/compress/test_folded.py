@@ -136,7 +136,7 @@ def test_a_memory_is_made_and_read_as_before(counted):
 
 def test_answers_of_several_tokens_fold_by_themselves_and_keep_the_weights(monkeypatch, counted):
     folds = []
-    monkeypatch.setattr("gistkit.compress.model.fold", lambda *its: folds.append(1) or fold(*its))
+    monkeypatch.setattr("gistkit.compress.adapters.fold", lambda *its: folds.append(1) or fold(*its))
     compressor = gistpool()
     memory = compressor.encode(tokens(2, 13))
     calls = counted(compressor)
@@ -170,7 +170,7 @@ def test_an_answer_without_room_for_folded_weights_is_the_same(monkeypatch, coun
     def full(*its):
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr("gistkit.compress.model.fold", full)
+    monkeypatch.setattr("gistkit.compress.adapters.fold", full)
     assert torch.equal(compressor.generate(memory, max_new_tokens=9), expected) and calls
     monkeypatch.undo()
     calls.clear()

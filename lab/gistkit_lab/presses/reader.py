@@ -162,8 +162,7 @@ class PressReader:
 class _Pooled(AvgPool):
     """AvgPool on a model as it is, with such adapters as it has."""
 
-    def install(self, lora: Any, copies: str | None = None, *, norms: bool = False) -> None:
-        """Changes nothing."""
+    trains_model = False
 
 
 class _Kept(hf.Keeper):

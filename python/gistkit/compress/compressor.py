@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +15,16 @@ from torch.nn.utils.rnn import pad_sequence
 from gistkit.common.checks import check_int
 from gistkit.compress import decode as reading
 from gistkit.compress import files, generation, memory_join, parts, texts, training
+from gistkit.compress.adapters import Adapters, Copies, Use
 from gistkit.compress.config import Config
 from gistkit.compress.identity import Identity
 from gistkit.compress.memory import Memory
 from gistkit.compress.method import Method
-from gistkit.compress.model import Adapters, Copies, SharedModel, Use
+from gistkit.compress.model import SharedModel
 from gistkit.compress.source import Source
 from gistkit.compress.tokens import Rows, as_rows, pad
 from gistkit.compress.training import check_base
+from gistkit.hf.lora import adapter_config
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -68,6 +69,7 @@ class Compressor(nn.Module, Method):
         self.trained_length: int | None = None
         # Those of its training's texts, such as "en"; None: unknown.
         self.languages: tuple[str, ...] | None = None
+        self._parts: frozenset[str] = frozenset()
         self.options = config
         if self.end_token is not None:
             self.lm.first_token("end_token", self.end_token)
@@ -75,17 +77,37 @@ class Compressor(nn.Module, Method):
         self.compression_head: nn.Module | None = None
         if "compression" in self.loss_weights:
             self.add_compression_head()
+        self.install()
 
-    def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
-        """See `SharedModel.install`."""
-        check_base(self.loss_weights, lora is not None or self.encoder_lm is not self.lm)
-        self.encoder_lm.install(lora, copies, norms=norms, by_role=self.adapts_some)
-        self.copies = self.lm.copies
+    def __getattr__(self, name: str) -> Any:
+        # Beside its modules and parameters it has what its config says.
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            options = vars(self).get("options")
+            if options is None or name.startswith("_") or name in self._parts or not hasattr(options, name):
+                raise
+            return getattr(options, name)
 
-    def add_parts(self) -> None:
-        """Adds the modules that the method trains beside the model."""
-        for name, part in self.options.parts(self.embed).items():
+    def install(self) -> None:
+        """Puts the adapters of the config's roles into the model that encodes, and what trains beside it."""
+        lora, options, lm = self.adapter_config(), self.options, self.encoder_lm
+        check_base(self.loss_weights, lora is not None or lm is not self.lm)
+        if lora is not None or self.trains_model:
+            roles = None if lora is None else dict.fromkeys(options.roles, lora)
+            lm.install(roles, options.copied, norms=options.copy_norms, by_role=self.adapts_some)
+            self.copies = self.lm.copies
+        parts = options.parts(self.embed)
+        # A setting of a part's name, such as `soft_prompt`, says that there is one.
+        self._parts = frozenset(parts)
+        for name, part in parts.items():
             setattr(self, name, part)
+
+    def adapter_config(self) -> LoraConfig | None:
+        """The adapter of each of the config's roles; None: there is none."""
+        options = self.options
+        settings: Any = {"embedding_lora": options.embedding_lora, "train_norms": options.train_norms}
+        return adapter_config(cast(Any, self.encoder_lm.model), options.lora, options.maps, **settings)
 
     @property
     def embed(self) -> nn.Embedding:
@@ -224,10 +246,6 @@ class Compressor(nn.Module, Method):
     check_readable = reading.check_readable
     join = memory_join.join
 
-    def join_parts(self, memories: Sequence[Memory]) -> Memory:
-        """Joins the memories of the parts in which one context was read."""
-        return self.join(memories)
-
     encode_parts = parts.encode_parts
     forward = training.forward
     set_losses = training.set_losses
@@ -254,14 +272,7 @@ class Compressor(nn.Module, Method):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, model: PreTrainedModel | None = None, **options: Any) -> Self:
-        """Loads a compressor that `save_pretrained` saved, around its base model; no code of the folder runs.
-
-        Args:
-            folder: a folder of `save_pretrained`, the name of a compressor that comes with gistkit (see `trained`), or
-                "owner/name" on the Hugging Face hub.
-            model: the base model; None if the folder holds it (one that trained, without LoRA).
-            options: tokenizer, encoder, allow_regex, revision and others, see `gistkit.compress.files.from_pretrained`.
-        """
+        """Loads a compressor that `save_pretrained` saved; see `gistkit.compress.files.from_pretrained`."""
         return files.from_pretrained(cls, folder, model, **options)
 
     def using(self, use: Use) -> AbstractContextManager[None]:

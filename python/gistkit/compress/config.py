@@ -6,7 +6,7 @@ commands, and what a file is checked against. `setting` adds constraints on a fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from inspect import Parameter, Signature
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gistkit.common.checks import POSITIONS, check_bool, check_int
 from gistkit.compress.losses import LOSSES, CompressionHead, JointHead, check_losses
-from gistkit.hf.lora import embedding_scale
+from gistkit.hf.lora import Maps, embedding_scale
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -104,6 +104,8 @@ class Config:
     allowed_losses: ClassVar[tuple[str, ...]] = LOSSES
     free: ClassVar[frozenset[str]] = frozenset()
     """The settings that may change without training, see `Compressor.changed`."""
+    maps: ClassVar[Maps] = "query_value"
+    """The linear maps that get LoRA where `lora` is a rank."""
     compressor: ClassVar[type[Any]]
     """The class that runs the method."""
 
@@ -148,6 +150,21 @@ class Config:
         return None
 
     @property
+    def train_ratios(self) -> Sequence[int]:
+        """The ratios of which `forward` draws one at each call in training mode; (): none is drawn."""
+        return ()
+
+    @property
+    def budget(self) -> int | None:
+        """Tokens that are kept of any longer context, in place of a share of them; None: a share."""
+        return None
+
+    @property
+    def end_token(self) -> int | None:
+        """The token that ends the reconstruction of a context; None: no token."""
+        return None
+
+    @property
     def title(self) -> str:
         """The compressor's title in tables, such as FiveHundredX EPL 5x."""
         return f"{self.compressor.__name__} {self.chunk}x"
@@ -156,6 +173,16 @@ class Config:
     def roles(self) -> tuple[str, ...]:
         """The roles that have adapters."""
         raise NotImplementedError
+
+    @property
+    def copied(self) -> str | None:
+        """The role whose tokens have copies of the layers' linear maps; None: there are none."""
+        return None
+
+    @property
+    def copy_norms(self) -> bool:
+        """Whether they have copies of the norms too."""
+        return False
 
     def at(self, ratio: int) -> Self:
         """The method at another ratio; a ValueError where its weights have one."""

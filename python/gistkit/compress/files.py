@@ -29,6 +29,7 @@ from gistkit.common.hub import hub_or_cache
 from gistkit.common.languages import is_language
 from gistkit.common.messages import one_line, shown
 from gistkit.common.trained import find
+from gistkit.compress.adapters import first_adapter
 from gistkit.compress.config import OF_ADAPTERS, REGISTRY, Config
 from gistkit.compress.folder import (
     ADAPTER_CONFIG,
@@ -43,7 +44,7 @@ from gistkit.compress.folder import (
     weights_of,
 )
 from gistkit.compress.losses import HEAD
-from gistkit.compress.model import first_adapter, of_models
+from gistkit.compress.model import of_models
 from gistkit.hf import smollm2
 from gistkit.hf.lora import unchanged_on_error
 

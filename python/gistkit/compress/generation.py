@@ -560,7 +560,6 @@ class Reading(Loop):
         generator: torch.Generator | None,
         options: dict[str, Any],
     ) -> Any:
-        """See `Loop.write`."""
         # Beams change places, and drafts are taken back.
         if config.get_generation_mode(options.get("assistant_model")) in _TOKEN_BY_TOKEN:
             self._passes.behind = self._behind
@@ -574,7 +573,6 @@ class Reading(Loop):
         return answer
 
     def states(self, input_ids: Tensor) -> Tensor:
-        """See `Loop.states`."""
         read = max(self._passes.position - self._start - self.lead.shape[1], 0)
         return self.read(input_ids[:, self._prompt.ids.shape[1] + read :])
 

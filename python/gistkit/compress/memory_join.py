@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,11 +23,38 @@ def join(compressor: Any, memories: Sequence[Memory]) -> Memory:
     every chunk is numbered from 0 anyway. If RoPE's frequencies depend on the length of a context (dynamic, longrope)
     and differ between documents, all keys get those of the longest document.
 
+    In methods in place each document was read by itself, and its keys move behind those before it. The first BOS
+    stays for all; in `Select` each document keeps its own.
+
     Args:
         memories: at least one, all readable by `compressor`, with the same number of rows; only the last may have a
             `rest`.
+
+    Raises:
+        TypeError: for a model whose keys cannot be moved, in methods in place.
+        ValueError: for memories that this method cannot join.
     """
-    _check(compressor, memories)
+    if not memories:
+        raise ValueError("memories: expected at least one, got none")
+    for memory in memories:
+        compressor.check_readable(memory)
+        if memory.dtype != memories[0].dtype:
+            raise ValueError(f"memories: expected {memories[0].dtype} in each, got one of {memory.dtype}")
+        if memory.batch_size != memories[0].batch_size:
+            raise ValueError(
+                f"memories: expected {memories[0].batch_size} rows in each, got one of {memory.batch_size}"
+            )
+    for memory in memories[:-1]:
+        if any(memory.rest):
+            raise ValueError(
+                "memories: expected tokens after the window only in the last memory, got some in an earlier one"
+            )
+    compressor.check_documents(memories)
+    return joined(compressor, memories)
+
+
+def joined(compressor: Any, memories: Sequence[Memory]) -> Memory:
+    """`join` without its checks, of which those of documents do not hold for the parts of one context."""
     memories = _in_one_rotation(compressor, memories)
     result = memories[0]
     for memory in memories[1:]:
@@ -34,67 +62,59 @@ def join(compressor: Any, memories: Sequence[Memory]) -> Memory:
     return result
 
 
-def join_selected(compressor: Any, memories: Sequence[Memory]) -> Memory:
-    """`join` of memories of `Select`: each document keeps its own BOS, and its keys are rotated behind those before it.
-
-    Raises:
-        TypeError: for a model whose keys cannot be moved.
-    """
-    _check(compressor, memories)
-    hf.check_moves(compressor.lm.model)
-    result = memories[0]
-    for memory in memories[1:]:
-        if result.counts is not None:
-            result = _append_packed(compressor, result, memory)
-            continue
-        delta = torch.tensor(result.starts)[:, None]
-        context = torch.tensor(result.context_lengths)[:, None, None]
-        positions = (memory.positions + context).where(memory.positions > 1, memory.positions)
-        first, second = (compressor.ordinals(one)[0] for one in (result, memory))
-        biases = _biases(result, memory)
-        result = replace(
-            _together(result, memory),
-            positions=_after(result.positions, positions, result, memory),
-            ordinals=_columns_after(first, second + delta, result, memory),
-            starts=_sum(result.starts, memory.starts),
-            key_bias=_after(*biases, result, memory) if biases else None,
-            layers=_layers_after(compressor, result, memory, delta),
+def _append(compressor: Any, first: Memory, second: Memory) -> Memory:
+    """Two memories as one; where heads keep different numbers of keys, the second's of each head follow the first's."""
+    shared = compressor.shared_columns
+    if shared:
+        second = _without_first(second, shared)
+    packed = first.counts is not None
+    if packed:
+        first, second = first.of_each_row(), second.of_each_row()
+    delta = torch.tensor(compressor.offsets(first))[:, None]
+    positions, biases = compressor.positions_behind(first, second, delta), _biases(first, second)
+    result = replace(
+        second,
+        lengths=_sum(first.lengths, second.lengths),
+        context_lengths=_sum(first.context_lengths, second.context_lengths),
+        documents=tuple(one + other for one, other in zip(first.documents, second.documents, strict=True)),
+        starts=tuple(start - shared for start in _sum(first.starts, second.starts)),
+        frequencies=None if first.frequencies is None else second.frequencies,
+        fingerprint=first.fingerprint if first.fingerprint == second.fingerprint else None,
+        maker=first.maker if first.maker == second.maker else None,
+    )
+    if packed:
+        own, others = (torch.cat(one.counts or (), 1) for one in (first, second))
+        lengths = tuple((own + others).amax(1).tolist())
+        return replace(
+            result,
+            lengths=lengths,
+            positions=_interleaved(first.positions, positions, own, others),
+            ordinals=last_places(result.starts, lengths),
+            counts=tuple(a + b for a, b in zip(first.counts or (), second.counts or (), strict=True)),
+            key_bias=None if biases is None else _interleaved(*biases, own, others),
+            layers=_packed_layers_after(compressor, first, second),
         )
-    return result
+    after = partial(_after, first=first, second=second)
+    return replace(
+        result,
+        positions=after(first.positions, positions),
+        ordinals=after(first.ordinals, None if second.ordinals is None else second.ordinals + delta),
+        embeddings=after(first.embeddings, second.embeddings),
+        key_bias=None if biases is None else after(*biases),
+        straight_through=after(first.straight_through, second.straight_through),
+        layers=None if first.layers is None else _layers_after(compressor, first, second, delta),
+    )
 
 
-def join_in_place(compressor: Any, memories: Sequence[Memory]) -> Memory:
-    """`join` of memories that were compressed in place: the first BOS stays, and other keys move behind those before.
-
-    Raises:
-        TypeError: for a model whose keys cannot be moved.
-    """
-    _check(compressor, memories)
-    hf.check_moves(compressor.lm.model)
-    result = memories[0]
-    for memory in memories[1:]:
-        first, second = result, _without_bos(memory)
-        delta = torch.tensor(first.starts)[:, None] - 1
-        result = replace(
-            _together(first, second),
-            positions=_columns_after(first.positions, second.positions + delta, first, second),
-            starts=tuple(start - 1 for start in _sum(first.starts, second.starts)),
-            straight_through=None
-            if first.straight_through is None or second.straight_through is None
-            else _columns_after(first.straight_through, second.straight_through, first, second),
-            layers=_layers_after(compressor, first, second, delta),
-        )
-    return result
-
-
-def _without_bos(memory: Memory) -> Memory:
-    """A memory without its first column."""
+def _without_first(memory: Memory, count: int) -> Memory:
+    """A memory without its first columns."""
+    through = memory.straight_through
     return replace(
         memory,
-        lengths=tuple(length - 1 for length in memory.lengths),
-        positions=memory.positions[:, 1:],
-        straight_through=None if memory.straight_through is None else memory.straight_through[:, 1:],
-        layers=tuple((key[:, :, 1:], value[:, :, 1:]) for key, value in memory.layers or ()),
+        lengths=tuple(length - count for length in memory.lengths),
+        positions=memory.positions[:, count:],
+        straight_through=None if through is None else through[:, count:],
+        layers=tuple((key[:, :, count:], value[:, :, count:]) for key, value in memory.layers or ()),
     )
 
 
@@ -110,9 +130,8 @@ def _layers_after(compressor: Any, first: Memory, second: Memory, delta: Tensor)
     )
 
 
-def _append_packed(compressor: Any, first: Memory, second: Memory) -> Memory:
-    """`join_selected` of two memories with `counts`: the second one's keys of each head follow the first one's."""
-    first, second = first.of_each_row(), second.of_each_row()
+def _packed_layers_after(compressor: Any, first: Memory, second: Memory) -> tuple[tuple[Tensor, Tensor], ...]:
+    """`_layers_after` of memories with `counts`."""
     layers = []
     for (key, value), (other_key, other_value), own, others, frequencies in zip(
         first.layers or (), second.layers or (), first.counts or (), second.counts or (),
@@ -124,21 +143,7 @@ def _append_packed(compressor: Any, first: Memory, second: Memory) -> Memory:
         ]
         moved_key = torch.cat(moved, 2)[0, 0]
         layers.append((_interleaved(key, moved_key, own, others), _interleaved(value, other_value, own, others)))
-    own, others = (torch.cat(one.counts or (), 1) for one in (first, second))
-    context = torch.tensor(first.context_lengths, dtype=torch.int32).repeat_interleave(others.sum(1))
-    positions = torch.where(second.positions > 1, second.positions + context, second.positions)
-    biases = _biases(first, second)
-    starts, lengths = _sum(first.starts, second.starts), tuple((own + others).amax(1).tolist())
-    return replace(
-        _together(first, second),
-        lengths=lengths,
-        positions=_interleaved(first.positions, positions, own, others),
-        ordinals=last_places(starts, lengths),
-        starts=starts,
-        counts=tuple(a + b for a, b in zip(first.counts or (), second.counts or (), strict=True)),
-        key_bias=_interleaved(*biases, own, others) if biases else None,
-        layers=tuple(layers),
-    )
+    return tuple(layers)
 
 
 def _biases(first: Memory, second: Memory) -> tuple[Tensor, Tensor] | None:
@@ -158,29 +163,11 @@ def _interleaved(first: Tensor, second: Tensor, counts: Tensor, others: Tensor) 
     return torch.cat([part for pair in pairs for part in pair])
 
 
-def _check(compressor: Any, memories: Sequence[Memory]) -> None:
-    if not memories:
-        raise ValueError("memories: expected at least one, got none")
-    for memory in memories:
-        compressor.check_readable(memory)
-        if memory.dtype != memories[0].dtype:
-            raise ValueError(f"memories: expected {memories[0].dtype} in each, got one of {memory.dtype}")
-        if memory.batch_size != memories[0].batch_size:
-            raise ValueError(
-                f"memories: expected {memories[0].batch_size} rows in each, got one of {memory.batch_size}"
-            )
-    for memory in memories[:-1]:
-        if any(memory.rest):
-            raise ValueError(
-                "memories: expected tokens after the window only in the last memory, got some in an earlier one"
-            )
-
-
 def _in_one_rotation(compressor: Any, memories: Sequence[Memory]) -> Sequence[Memory]:
     """The memories with keys that the same frequencies rotated in all of a row, those of its longest document."""
     first = memories[0]
     complete = all(memory.frequencies is not None for memory in memories)
-    if first.layers is None or len(memories) == 1 or not (complete or _numbered_through(first)):
+    if first.layers is None or len(memories) == 1 or not (complete or first.source.numbered_through):
         return memories
     own = [_frequencies(compressor, memory) for memory in memories]
     longest = [
@@ -191,11 +178,6 @@ def _in_one_rotation(compressor: Any, memories: Sequence[Memory]) -> Sequence[Me
         torch.stack([own[index][layer][row] for row, index in enumerate(longest)]) for layer in range(len(own[0]))
     )
     return [_rotated_by(memory, before, common) for memory, before in zip(memories, own, strict=True)]
-
-
-def _numbered_through(memory: Memory) -> bool:
-    """Whether the encoder numbers a context's tokens through all its chunks, in keys that are cached."""
-    return memory.source.carrier == "kv" and memory.source.layout in ("upl", "epl")
 
 
 def _frequencies(compressor: Any, memory: Memory) -> tuple[Tensor, ...]:
@@ -225,56 +207,16 @@ def _turned(keys: Tensor, delta: Tensor, frequencies: Tensor) -> Tensor:
     return torch.cat([ops.rerotate(*row) for row in rows])
 
 
-def _append(compressor: Any, first: Memory, second: Memory) -> Memory:
-    source = first.source
-    contexts = _sum(first.context_lengths, second.context_lengths)
-    lengths = _sum(first.lengths, second.lengths)
-    # The offset of the second's ids: the context before it, or, for embeddings numbered in a row, the memory before it.
-    if source.carrier == "kv":
-        offsets = first.context_lengths if _numbered_through(first) else (0,) * first.batch_size
-    else:
-        offsets = first.context_lengths if source.consistent else first.lengths
-    delta = torch.tensor(offsets)[:, None]
-    positions = second.positions + delta
-    layers = None
-    if first.layers is not None and second.layers is not None:
-        layers = _layers_after(compressor, first, second, delta)
-    embeddings = None
-    if first.embeddings is not None and second.embeddings is not None:
-        embeddings = _after(first.embeddings, second.embeddings, first, second)
-    return replace(
-        _together(first, second),
-        positions=_columns_after(first.positions, positions, first, second),
-        starts=contexts if source.consistent else lengths,
-        embeddings=embeddings,
-        layers=layers,
-        frequencies=None if first.frequencies is None else second.frequencies,
-    )
-
-
-def _together(first: Memory, second: Memory) -> Memory:
-    """The second memory with the lengths and the origin of both."""
-    return replace(
-        second,
-        lengths=_sum(first.lengths, second.lengths),
-        context_lengths=_sum(first.context_lengths, second.context_lengths),
-        documents=tuple(one + other for one, other in zip(first.documents, second.documents, strict=True)),
-        fingerprint=first.fingerprint if first.fingerprint == second.fingerprint else None,
-        maker=first.maker if first.maker == second.maker else None,
-    )
-
-
 def _sum(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(x + y for x, y in zip(a, b, strict=True))
 
 
-def _columns_after(first_values: Tensor, second_values: Tensor, first: Memory, second: Memory) -> Tensor:
-    """`_after` of [B, K]."""
-    return _after(first_values[..., None], second_values[..., None], first, second)[..., 0]
-
-
-def _after(first_values: Tensor, second_values: Tensor, first: Memory, second: Memory) -> Tensor:
-    """[B, .., K, d]: each row's `first_values`, then its `second_values`, padded with zeros at the end."""
+def _after(first_values: Any, second_values: Any, first: Memory, second: Memory) -> Any:
+    """[B, K] or [B, .., K, d]: each row's `first_values`, then its `second_values`, zeros after them; None of None."""
+    if first_values is None or second_values is None:
+        return None
+    if first_values.dim() == 2:
+        return _after(first_values[..., None], second_values[..., None], first, second)[..., 0]
     if min(first.lengths) == first.num_tokens:
         return torch.cat([first_values, second_values], -2)
     width = max(_sum(first.lengths, second.lengths))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self, cast
@@ -17,8 +16,11 @@ from gistkit.compress.memory import Memory, Task
 from gistkit.compress.tokens import Rows
 
 
-class Method(ABC):
+class Method:
     """A method: its config, and how its memories are made, placed and read.
+
+    A compressor has the settings and all else that its config says, such as `settings`, `title`, `chunk`,
+    `memory_tokens`, `window` and the fields of the method.
 
     A method is a subclass of `Compressor`, `class Name(..., config=NameConfig)`, see `gistkit.compress.config`.
     """
@@ -32,6 +34,8 @@ class Method(ABC):
     """Whether `Memory.last`, which has read the whole context, predicts a continuation's first token."""
     adapts_some: ClassVar[bool] = False
     """Whether its one adapter is for some tokens of a pass, and the others have none."""
+    trains_model: ClassVar[bool] = True
+    """Whether without LoRA the model's own weights train."""
     reader: str | None = None
     """The role whose adapter the decoder runs with; None: no adapter."""
     options: Config
@@ -49,49 +53,14 @@ class Method(ABC):
         return cls.config_class.names()
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """The keyword arguments that the compressor was made with, except those of `lora`; JSON values."""
-        return self.options.settings
-
-    @property
-    def chunk(self) -> int:
-        """Context tokens of a chunk."""
-        return self.options.chunk
-
-    @property
-    def memory_tokens(self) -> int:
-        """Memory tokens of a chunk."""
-        return self.options.memory_tokens
-
-    @property
     def ratio(self) -> float:
         """Context tokens per memory token, L / M."""
-        return self.chunk / self.memory_tokens
-
-    @property
-    def train_ratios(self) -> tuple[int, ...]:
-        """The ratios of which `forward` draws one at each call in training mode; (): none is drawn."""
-        return getattr(self.options, "train_ratios", ())
-
-    @property
-    def title(self) -> str:
-        """The title in tables, such as FiveHundredX EPL 5x."""
-        return self.options.title
+        return self.options.chunk / self.options.memory_tokens
 
     @property
     def loss_weights(self) -> dict[str, float]:
         """{name: weight} of the losses that `forward` returns."""
         return cast("dict[str, float]", self.options.losses)
-
-    @property
-    def window(self) -> int | None:
-        """The number of tokens of a longer context that are compressed; None: all."""
-        return self.options.window
-
-    @property
-    def end_token(self) -> int | None:
-        """The token that ends the reconstruction of a context; None: no token."""
-        return getattr(self.options, "end_token", None)
 
     def set_window(self, window: int | None) -> None:
         """Changes how many tokens of a longer context are compressed; None: all of them.
@@ -148,7 +117,7 @@ class Method(ABC):
         rows, _ = self.cut(contexts)
         # Without their BOS.
         lengths = [length - bos for length, bos in zip(rows.lengths, self.limits(rows, 0), strict=True)]
-        has_one = getattr(self.options, "budget", None) is not None or not self.options.any_ratio
+        has_one = self.options.budget is not None or not self.options.any_ratio
         found = self if has_one else self.at(-(-max(lengths) // budget))
         if (most := max(map(found.size, lengths))) > budget:
             raise ValueError(
@@ -159,23 +128,24 @@ class Method(ABC):
 
     def cut(self, rows: Rows) -> tuple[Rows, tuple[tuple[int, ...], ...]]:
         """The part of contexts that is compressed, and each row's tokens after the window; () if there are none."""
-        if self.window is None or max(rows.lengths) <= self.window:
+        window = cast(Any, self).window
+        if window is None or max(rows.lengths) <= window:
             return rows, ()
-        limits = self.limits(rows, self.window)
+        limits = self.limits(rows, window)
         remainder = tuple(tuple(row[limit:]) for row, limit in zip(rows.lists(), limits, strict=True))
         lengths = tuple(map(min, rows.lengths, limits))
         return rows.columns(slice(max(lengths)), lengths), remainder
 
-    @abstractmethod
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor | None]:
         """The memory of rows that fit the window, and the hidden states [B, K, d] at the learned memory tokens.
 
         The hidden states are None if they were not kept because the losses do not include the compression loss.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
         """[B, 0 or 1, d]: the task token between memory and text; without one, `Memory.last` predicts the text."""
+        raise NotImplementedError
 
     def starts(self, memory: Memory, task: Task) -> tuple[int, ...]:
         """The position ID of each row's task token, or of its text if there is none."""
@@ -184,6 +154,23 @@ class Method(ABC):
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
         """The logical order, by which sliding windows count, of memory tokens [B, K] and of each row's text."""
         return torch.arange(memory.num_tokens).repeat(memory.batch_size, 1), memory.lengths
+
+    shared_columns: ClassVar[int] = 0
+    """Memory tokens at the beginning of each row that `join` keeps of the first memory alone."""
+
+    def offsets(self, memory: Memory) -> tuple[int, ...]:
+        """How many positions `join` moves what follows a memory, in each row."""
+        source = memory.source
+        if source.carrier == "kv":
+            return memory.context_lengths if source.numbered_through else (0,) * memory.batch_size
+        return memory.context_lengths if source.consistent else memory.lengths
+
+    def positions_behind(self, first: Memory, second: Memory, delta: Tensor) -> Tensor:
+        """The `positions` of a memory that `join` moves by `delta` [B, 1] behind another."""
+        return second.positions + delta
+
+    def check_documents(self, memories: Sequence[Memory]) -> None:
+        """Refuses memories, each readable, that `join` cannot make one of."""
 
     def key_biases(self, memory: Memory) -> list[Tensor] | None:
         """For each layer the bias on the logits of the memory's keys, float32 [B, Hk, K]; None: no bias."""
@@ -227,7 +214,7 @@ class Method(ABC):
 
     def segments(self, compressed: Rows) -> Tensor:
         """The context tokens that the compression loss predicts from each memory token."""
-        return segment_targets(compressed.ids, self.chunk, self.memory_tokens, compressed.lengths)
+        return segment_targets(compressed.ids, self.options.chunk, self.options.memory_tokens, compressed.lengths)
 
     def of_gists(self, name: str) -> bool:
         """Whether the parameter of this name is used only for gists."""

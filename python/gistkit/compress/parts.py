@@ -11,6 +11,7 @@ from torch import nn
 
 from gistkit import hf
 from gistkit.compress.memory import Memory
+from gistkit.compress.memory_join import joined
 from gistkit.compress.tokens import Rows, batches, pad
 
 # Tokens that a pass encodes at most where it might encode more, by device: a GPU needs more of them to be busy.
@@ -23,8 +24,8 @@ def encode_in_parts(compressor: Any, rows: Rows) -> tuple[Memory, Rows]:
     ends, memories = [compressor.part_ends(row) for row in compressed.lists()], []
     for row, bounds in zip(compressed.lists(), ends, strict=True):
         parts = [row[start:end] for start, end in pairwise([0, *bounds])]
-        joined = compressor.join_parts(compressor.encode_parts(parts))
-        memories.append(replace(joined, documents=((len(row),),)))
+        memory = joined(compressor, compressor.encode_parts(parts))
+        memories.append(replace(memory, documents=((len(row),),)))
     memory = Memory.stack(memories)
     return replace(memory, rest=rest or memory.rest), compressed
 

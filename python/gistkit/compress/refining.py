@@ -21,6 +21,7 @@ from gistkit.compress.memory import Memory, check_memory
 from gistkit.compress.methods.select import Select
 from gistkit.compress.scores.kvzip import KVzip
 from gistkit.compress.tokens import QUESTION, Rows, batches, filled_ids, pad, text_ids, texts_of
+from gistkit.hf.modes import eval_mode
 
 # How the model's own questions begin.
 OPENINGS = ("What", "Which", "Who", "When", "Where", "Why", "How many", "What does")
@@ -168,17 +169,14 @@ def refine(
 @contextmanager
 def _undisturbed(compressor: Compressor) -> Iterator[None]:
     """Inside, all modules are in eval mode; afterwards they and torch's random numbers are as before."""
-    modes = {module: module.training for module in compressor.modules()}
-    device = compressor.device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        compressor.eval()
+    trains = compressor.training
+    with torch.random.fork_rng([compressor.device] if compressor.device.type == "cuda" else []), eval_mode(compressor):
         try:
             yield
         finally:
-            # In training mode it also frees what answers have kept.
-            compressor.train(modes[compressor])
-            for module, mode in modes.items():
-                module.training = mode
+            if trains:
+                # What answers have kept.
+                compressor.lm.release()
 
 
 def _checked(compressor: Compressor, memory: Memory, text: str | Sequence[int], control_tokens: bool) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -96,6 +96,7 @@ class Selection(hf.Keeper):
         shares: as of `Select`.
         depth: layers of the model, for a pyramid.
         sinks: how many of the score's first tokens are kept whatever their scores; None: all.
+        whole: keep all keys and values until `select` chooses among them; else each layer's are chosen in the pass.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Selection(hf.Keeper):
         shares: str = "equal",
         depth: int = 1,
         sinks: int | None = None,
+        whole: bool = False,
     ) -> None:
         super().__init__()
         first = getattr(score, "sinks", 0)
@@ -116,23 +118,31 @@ class Selection(hf.Keeper):
         self.question, self.shares, self.depth = question, shares, depth
         self.lengths, self.counts, self.score = lengths, counts, score
         self.closed, self.frequencies = closed, frequencies
+        self.whole = whole
+        # Window and frequencies of each layer, and of each row the scores [Hk, n] of layers without a window.
+        self._about: dict[int, tuple[int | None, Tensor | None]] = {}
+        self.scores: list[dict[int, Tensor]] = [{} for _ in lengths]
         # Of each layer, what was chosen, int64 [B, Hk, K], and -1 behind it in heads with less.
         self.places: dict[int, Tensor] = {}
         # Of each row and fitted layer, biases [Hk, K] of what was chosen, and the changes [Hk, K, Dv] of its values.
-        self.fits: list[dict[int, tuple[Tensor, Tensor]]] = []
+        self.fits: list[dict[int, tuple[Tensor, Tensor]]] = [{} for _ in lengths]
 
     def attend(
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
     ) -> None:
-        """Keeps the chosen rows of key and value."""
-        inv_freq = self.frequencies(layer_idx)
-        if window is not None:
-            index = self._last(key)
-        else:
+        """Keeps key and value, or what is chosen of them."""
+        inv_freq, scores = self.frequencies(layer_idx), list[Tensor]()
+        if window is None and not self.score.reads_again:
             scores = self._scores(layer_idx, query, key, value, scale, inv_freq)
-            counts = self._counts(layer_idx)
-            index = _places([self._chosen([own], count)[0] for own, count in zip(scores, counts, strict=True)])
-        self._take(layer_idx, key, value, index, inv_freq)
+        if not self.whole:
+            windows = () if window is None else (layer_idx,)
+            found = [Repeated({layer_idx: own}, {}) for own in scores]
+            self.choose({layer_idx: (key, value)}, found.__getitem__, windows, {layer_idx: inv_freq})
+            return
+        self._about.setdefault(layer_idx, (window, None if inv_freq is None else inv_freq.clone()))
+        for row, own in zip(self.scores, scores, strict=False):
+            row.setdefault(layer_idx, own)
+        self.keep(layer_idx, key, value)
 
     @torch.no_grad()
     def _scores(
@@ -187,8 +197,8 @@ class Selection(hf.Keeper):
         full = [layer for layer in sorted(layers) if layer not in windows]
         pools = [full] if self.shares == "all" else [[layer] for layer in full]
         stay: dict[int, list[Tensor]] = {layer: [] for layer in full}
-        for row in range(len(self.lengths)):
-            self.fits.append(self._choose_row(row, layers, found(row), pools, stay))
+        for row in range(len(self.lengths)) if full else ():
+            self.fits[row] |= self._choose_row(row, layers, found(row), pools, stay)
         for layer, (key, value) in layers.items():
             index = _places(stay[layer]) if layer in stay else self._last(key)
             self._take(layer, key, value, index, (inv_freqs or {}).get(layer))
@@ -242,30 +252,8 @@ class Selection(hf.Keeper):
             key = moved[:, 0].unflatten(0, key.shape[:2])
         self.keep(layer_idx, key, value)
 
-
-class Whole(Selection):
-    """Keeps all keys and values until `select` chooses among them; arguments are those of `Selection`."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        # Window and frequencies of each layer.
-        self._about: dict[int, tuple[int | None, Tensor | None]] = {}
-        # Of each row, those [Hk, n] of layers without a window.
-        self.scores: list[dict[int, Tensor]] = [{} for _ in self.lengths]
-
-    def attend(
-        self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
-    ) -> None:
-        """Keeps key and value whole."""
-        inv_freq = self.frequencies(layer_idx)
-        self._about.setdefault(layer_idx, (window, None if inv_freq is None else inv_freq.clone()))
-        if window is None and not self.score.reads_again:
-            for row, own in zip(self.scores, self._scores(layer_idx, query, key, value, scale, inv_freq), strict=True):
-                row.setdefault(layer_idx, own)
-        self.keep(layer_idx, key, value)
-
     def select(self, repetition: Callable[[int], Repeated] | None) -> None:
-        """Keeps what the scores of the pass choose, or those of a row's repetition, whose references fit it."""
+        """Of what was kept whole keeps what the pass's scores choose, or those of a row's repetition, which fits it."""
 
         def found(row: int) -> Repeated:
             again = Repeated(self.scores[row], {}) if repetition is None else repetition(row)

@@ -44,6 +44,11 @@ class Source:
         """Whether the decoder's tokens keep the position ids of the uncompressed sequence (CPL, EPL)."""
         return self.layout in ("cpl", "epl")
 
+    @property
+    def numbered_through(self) -> bool:
+        """Whether cached keys have the position ids of the context through all its chunks (UPL, EPL)."""
+        return self.carrier == "kv" and self.layout in ("upl", "epl")
+
     @staticmethod
     def of(content: Mapping[str, Any]) -> Source:
         """The source that a file describes."""

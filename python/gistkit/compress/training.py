@@ -35,6 +35,7 @@ def forward(
     continuation_ids: Any = None,
     question_ids: Any = None,
     answer_ids: Any = None,
+    **images: Any,
 ) -> dict[str, Tensor]:
     """Returns the losses named at construction, from one compression, and their weighted mean as "loss".
 
@@ -44,6 +45,7 @@ def forward(
             the loss "lm".
         question_ids, answer_ids: the same for the losses "qa", "kl", "reverse_kl" and "hidden": the answer is predicted
             after the question.
+        images: for `VoCo`, pixel_values and what belongs to them, if `input_ids` are only token ids.
 
     In in-place methods the loss "lm" includes the first token of a continuation, which the encoder's last state
     predicts. That token says nothing about the memory, so `evaluate` leaves it out.
@@ -57,7 +59,7 @@ def forward(
     weights, lm = compressor.loss_weights, compressor.lm
     if "compression" in weights:
         compressor.check_head()
-    contexts = compressor.contexts(input_ids, attention_mask)
+    contexts = compressor.contexts(input_ids, attention_mask, **images)
     answers = next((name for name in ("qa", *TAUGHT) if name in weights), "")
     labels = {
         "continuation_ids": ("lm", continuation_ids),

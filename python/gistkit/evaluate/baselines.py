@@ -16,9 +16,9 @@ from gistkit import hf
 from gistkit.common.files import read_tensors, write_tensors
 from gistkit.common.messages import shown
 from gistkit.compress import Compressor, Memory
+from gistkit.compress.adapters import freeze_base
 from gistkit.compress.config import Config, draw_like, setting
 from gistkit.compress.memory import Task
-from gistkit.compress.model import freeze_base
 from gistkit.compress.tokens import Rows
 from gistkit.layouts import Plan
 
@@ -117,10 +117,13 @@ class Baseline(Compressor):
         end_token: int | None = None,
     ) -> None:
         super().__init__(model, BaselineConfig(losses=losses, end_token=end_token))
-        self.task_embeddings = nn.ParameterDict({task: draw_like(self.embed, 1) for task in ("ae", "lm")})
         self.task_tokens = task_tokens
         if task_tokens:
             freeze_base(model)
+
+    def install(self) -> None:
+        """Nothing goes into the model."""
+        self.task_embeddings = nn.ParameterDict({task: draw_like(self.embed, 1) for task in ("ae", "lm")})
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The task tokens by name, if there are any."""

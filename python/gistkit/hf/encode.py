@@ -19,17 +19,16 @@ from transformers import AttentionInterface, AttentionMaskInterface, GenerationM
 
 from gistkit.hf.attach import (
     attach,
-    attention,
     cache_of,
     checkpoints_reentrantly,
     decoder_of,
     forwards,
-    mask,
     parts_of,
     pretrained,
     rope_modules,
     sliding_windows,
 )
+from gistkit.hf.attention import attention, mask
 from gistkit.hf.cache import CACHE
 from gistkit.hf.carry import layers_of
 from gistkit.hf.keep import Keeper
@@ -181,7 +180,7 @@ def _encoded_images(base: PreTrainedModel, position: PositionEncoding) -> Iterat
         undo.callback(base.register_forward_pre_hook(_prepare_images(position), with_kwargs=True).remove)
         undo.enter_context(_bound(list(layers), _as_argument))
         # What the embeddings ask for their own positions, of any size.
-        undo.enter_context(_replaced(table, "interpolate_pos_encoding", lambda hidden, *_: hidden.new_zeros(())))
+        undo.enter_context(forwards({table: lambda hidden, *_: hidden.new_zeros(())}, "interpolate_pos_encoding"))
         base.set_attn_implementation(_IMAGE_ATTENTION)
         undo.callback(base.set_attn_implementation, before)
         yield
@@ -231,19 +230,6 @@ def _bound(layers: Sequence[nn.Module], bind: Bind, *, embeds: bool = True) -> I
         yield
 
 
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside, an instance has an attribute instead of its class's, or of its own."""
-    before = vars(owner).get(name)
-    vars(owner)[name] = value
-    try:
-        yield
-    finally:
-        del vars(owner)[name]
-        if before is not None:
-            vars(owner)[name] = before
-
-
 def _frozen_generate(model: Any, position: PositionEncoding) -> AbstractContextManager[None]:
     """Inside, the model's `generate` runs with the encoding frozen."""
     generate = model.generate
@@ -253,7 +239,7 @@ def _frozen_generate(model: Any, position: PositionEncoding) -> AbstractContextM
         with position.frozen():
             return generate(*args, **kwargs)
 
-    return _replaced(model, "generate", frozen)
+    return forwards({model: frozen}, "generate")
 
 
 def _check_pass(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:

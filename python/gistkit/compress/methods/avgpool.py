@@ -39,7 +39,6 @@ class AvgPoolConfig(OnePassConfig):
     soft_prompt: bool = setting(False, before=False, in_memory=False)
 
     def check_model(self, model: nn.Module) -> None:
-        """See `Config.check_model`."""
         if self.pool == "kv":
             hf.check_rotates(model)
         if "hidden" in (self.pool, self.past):
@@ -59,7 +58,6 @@ class AvgPoolConfig(OnePassConfig):
         return layouts.avgpool(context, self.ratio, 1)
 
     def kept(self, batch: InPlacePass, as_text: AsText) -> hf.Keeper:
-        """See `OnePassConfig.kept`."""
         positions = moved(batch.positions[:, 1:], batch.plan.spans.device)
         return PooledKeys(batch.context, batch.windows, positions, self.pool == "hidden", as_text)
 
@@ -69,11 +67,6 @@ class AvgPool(OnePass, config=AvgPoolConfig):
 
     options: AvgPoolConfig
     soft_prompt: nn.Parameter | None
-
-    @property
-    def pool(self) -> str:
-        """What the means are of."""
-        return self.options.pool
 
     @property
     def past(self) -> str:
@@ -101,7 +94,6 @@ class PooledKeys(WithBos):
     def compressed(
         self, layer: nn.Module, before: Tensor, after: Tensor, key: Tensor, value: Tensor, rope: Rope
     ) -> tuple[Tensor, Tensor]:
-        """See `WithBos.compressed`."""
         if self.of_hidden:
             means = ops.window_pool(before[:, self.rows], windows=self.windows)
             with self.as_text():

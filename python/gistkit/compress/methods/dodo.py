@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 
 from gistkit import hf
 from gistkit.common.checks import POSITIONS, check_int, placed
@@ -29,7 +28,7 @@ from gistkit.nn import Nuggets, NuggetScorer, straight_through, top_nuggets
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-    from gistkit.compress.model import Use
+    from gistkit.compress.adapters import Use
 
 
 Rule = Literal["learned", "strided", "random", "delimiters", "none"]
@@ -93,7 +92,6 @@ class DodoConfig(InPlaceConfig):
         return f"Dodo {self.ratio}x" + (learned if self.selection == "learned" else f", {self.selection}")
 
     def check_model(self, model: nn.Module) -> None:
-        """See `Config.check_model`."""
         super().check_model(model)
         layers = cast(Any, model).config.get_text_config().num_hidden_layers
         if self.layer > layers:
@@ -124,27 +122,10 @@ class Dodo(InPlace, config=DodoConfig):
     options: DodoConfig
     scorer: NuggetScorer | None
 
-    def __init__(self, model: PreTrainedModel, config: DodoConfig | None = None, **settings: Any) -> None:
-        super().__init__(model, config, **settings)
-        # What `selecting` has put in place of `selection` and `ratio`.
-        self._rule: Rule | None = None
-        self._nugget_ratio: int | None = None
-        self._scorer_rests = False
-
-    @property
-    def selection(self) -> Rule:
-        """The rule that the compressor was made with."""
-        return self.options.selection
-
-    @property
-    def layer(self) -> int:
-        """The layer whose hidden states are scored."""
-        return self.options.layer
-
-    @property
-    def delimiters(self) -> tuple[int, ...]:
-        """Token ids."""
-        return tuple(self.options.delimiters)
+    # What `selecting` has put in place of `selection` and `ratio`.
+    _rule: Rule | None = None
+    _nugget_ratio: int | None = None
+    _scorer_rests = False
 
     @property
     def rule(self) -> Rule:
@@ -159,7 +140,7 @@ class Dodo(InPlace, config=DodoConfig):
     @property
     def train_ratios(self) -> tuple[int, ...]:
         """See `Compressor.train_ratios`; none inside `selecting` with a ratio."""
-        return super().train_ratios if self._nugget_ratio is None else ()
+        return tuple(self.options.train_ratios) if self._nugget_ratio is None else ()
 
     def at(self, ratio: int) -> Self:
         """See `Compressor.at`; it has no threshold yet, and selects at its own ratio inside `selecting` too."""
@@ -226,13 +207,12 @@ class Dodo(InPlace, config=DodoConfig):
         """Whether sampled text has to determine the threshold; the other rules determine it themselves."""
         return rule_threshold(self.selection, self.chunk) is None
 
-    def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
-        """See `SharedModel.install`."""
+    def install(self) -> None:
         for token in self.delimiters:
             if token is None:
                 raise ValueError("delimiters: expected token ids, got None")
             self.lm.first_token("delimiters", token)
-        super().install(lora, copies, norms=norms)
+        super().install()
 
     def of_gists(self, name: str) -> bool:
         """False: all its parameters have one learning rate (Appendix B)."""

@@ -52,7 +52,6 @@ class GistsConfig(OnePassConfig):
             )
 
     def check_model(self, model: nn.Module) -> None:
-        """See `Config.check_model`."""
         if self.offset:
             hf.check_projects(model)
         super().check_model(model)
@@ -62,7 +61,6 @@ class GistsConfig(OnePassConfig):
         return super().parts(embed) | {"memory_embeddings": draw_like(embed, self.gists or 1)}
 
     def kept(self, batch: InPlacePass, as_text: AsText) -> hf.Keeper:
-        """See `OnePassConfig.kept`."""
         if self.offset:
             return OffsetKeys(batch.gists, as_text)
         rows = [0, *range(batch.gists.start, batch.gists.stop)]
@@ -86,7 +84,6 @@ class OffsetKeys(WithBos):
     def compressed(
         self, layer: nn.Module, before: Tensor, after: Tensor, key: Tensor, value: Tensor, rope: Rope
     ) -> tuple[Tensor, Tensor]:
-        """See `WithBos.compressed`."""
         with self.as_text():
             return rope.project(layer, after[:, self.rows], rope.positions[..., self.rows])
 

@@ -16,8 +16,8 @@ from tqdm import tqdm
 
 from gistkit import ops
 from gistkit.common.checks import placed
+from gistkit.compress.adapters import Copies
 from gistkit.compress.methods.gist import GistPool
-from gistkit.compress.model import Copies
 from gistkit.compress.plans import InPlacePass
 from gistkit.hf.attach import decoder_of
 from gistkit.hf.lora import plain_map

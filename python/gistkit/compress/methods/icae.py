@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
-from transformers import PreTrainedModel
 
 from gistkit import hf
 from gistkit.common.checks import check_float
@@ -26,7 +25,6 @@ from gistkit.compress.plans import encoder_parts, encoder_pass
 from gistkit.compress.tokens import Rows
 from gistkit.hf.attach import decoder_of, frequencies_of
 from gistkit.hf.keep import Layers
-from gistkit.hf.lora import adapter_config
 from gistkit.layouts import Plan
 from gistkit.layouts.positions import SCHEMES
 
@@ -92,7 +90,6 @@ class ChunkConfig(Config):
 
     @classmethod
     def sizes(cls, chunk: int, memory_tokens: int) -> dict[str, Any]:
-        """See `Config.sizes`."""
         return {"chunk": chunk, "ratio": chunk / memory_tokens}
 
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
@@ -130,20 +127,9 @@ class ChunkCompressor(Compressor):
     memory_embeddings: nn.Parameter
     task_embeddings: nn.ParameterDict
 
-    def __init__(self, model: PreTrainedModel, config: ChunkConfig | None = None, **settings: Any) -> None:
-        super().__init__(model, config, **settings)
-        options = self.options
-        lora = adapter_config(
-            model, options.lora, embedding_lora=options.embedding_lora, train_norms=options.train_norms
-        )
-        self.reader = ENCODER if options.shared_lora else None
-        self.install(None if lora is None else {ENCODER: lora})
-        self.add_parts()
-
-    @property
-    def layout(self) -> str:
-        """The position layout."""
-        return str(self.options.layout)
+    def install(self) -> None:
+        self.reader = ENCODER if self.options.shared_lora else None
+        super().install()
 
     def starts(self, memory: Memory, task: Task) -> tuple[int, ...]:
         """See `Compressor.starts`; a reconstruction has the positions of the context where the layout keeps them."""
@@ -220,7 +206,6 @@ class ChunkCompressor(Compressor):
         return made[0] if is_read else None, made[first:]
 
     def size(self, context: int) -> int:
-        """See `Compressor.size`."""
         return -(-context // self.chunk) * self.memory_tokens
 
     def parts_of(self, context: int) -> NDArray[np.int64]:
@@ -283,7 +268,6 @@ class ICAEConfig(ChunkConfig):
         return (matched.to(hidden_states.dtype),)
 
     def contents(self, compressor: Any, kept: Sequence[Tensor]) -> dict[str, Any]:
-        """See `ChunkConfig.contents`."""
         return {"embeddings": kept[0]}
 
 
@@ -304,7 +288,6 @@ class FiveHundredXConfig(ChunkConfig):
         return tuple(tensor for layer in layers for tensor in layer)
 
     def contents(self, compressor: Any, kept: Sequence[Tensor]) -> dict[str, Any]:
-        """See `ChunkConfig.contents`."""
         frequencies = frequencies_of(decoder_of(compressor.model))
         rows = kept[0].shape[0]
         return {

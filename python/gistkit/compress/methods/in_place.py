@@ -13,17 +13,16 @@ from torch import Tensor, nn
 
 from gistkit import hf
 from gistkit.common.checks import POSITIONS, check_int
+from gistkit.compress.adapters import active_adapters
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import Config, draw_like, setting
 from gistkit.compress.memory import Memory, Task
-from gistkit.compress.memory_join import join_in_place
-from gistkit.compress.model import active_adapters
 from gistkit.compress.parts import equal_ends, moves
 from gistkit.compress.plans import InPlacePass, check_text, in_place_pass
 from gistkit.compress.tokens import Rows, join_rows
 from gistkit.hf.attach import decoder_of
 from gistkit.hf.keep import Rope
-from gistkit.hf.lora import Maps, adapter_config, maps_of
+from gistkit.hf.lora import Maps, maps_of
 from gistkit.layouts import Layout, Role
 
 if TYPE_CHECKING:
@@ -113,34 +112,36 @@ class InPlaceConfig(RatioConfig):
             model's configuration. It is not added to a context that already begins with it.
     """
 
-    # The linear maps that get LoRA where `lora` is a rank.
     maps: ClassVar[Maps] = "all"
-
     free: ClassVar[frozenset[str]] = frozenset({"part"})
 
     bos_token: int | None = setting(None, in_memory=False)
     part: int | None = setting(None, least=0, before=None, in_memory=False)
 
     @property
-    def apart(self) -> bool:
+    def separate(self) -> bool:
         """Whether compressed tokens have parameters of their own."""
-        return getattr(self, "separate", False)
+        return False
 
     @property
-    def copied(self) -> bool:
-        """Whether these are copies of the layers' maps."""
-        return self.apart and (self.lora is None or getattr(self, "full_copy", False))
+    def full_copy(self) -> bool:
+        """Whether these are copies of the layers' maps also with LoRA."""
+        return False
+
+    @property
+    def copied(self) -> str | None:
+        """Compressed tokens' role, if they are apart with all weights."""
+        return GISTS if self.separate and (self.lora is None or self.full_copy) else None
 
     @property
     def roles(self) -> tuple[str, ...]:
         """The text, and compressed tokens if they have their own adapters."""
-        return (TEXT, GISTS) if self.apart and not getattr(self, "full_copy", False) else (TEXT,)
+        return (TEXT, GISTS) if self.separate and not self.full_copy else (TEXT,)
 
     def check_model(self, model: nn.Module) -> None:
-        """See `Config.check_model`."""
         if self.part:
             hf.check_moves(model)
-        if self.apart:
+        if self.separate:
             hf.check_projects(model)
 
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
@@ -167,37 +168,22 @@ class InPlace(Compressor):
     reader: str | None = TEXT
     encoder_predicts_first = True
 
-    def __init__(self, model: Any, config: InPlaceConfig | None = None, **settings: Any) -> None:
-        super().__init__(model, config, **settings)
+    def install(self) -> None:
         options = self.options = replace(
             self.options, bos_token=self.lm.first_token("bos_token", self.options.bos_token)
         )
-        if options.apart and self.lm.traits.maps is not None:
+        if options.separate and self.lm.traits.maps is not None:
             raise TypeError(
                 "model: expected one whose linear maps gists can have copies of, for separate=True, got "
-                f"{type(model).__name__}: {self.lm.traits.maps}"
+                f"{type(self.model).__name__}: {self.lm.traits.maps}"
             )
-        lora = adapter_config(
-            model, options.lora, options.maps, embedding_lora=options.embedding_lora, train_norms=options.train_norms
-        )
-        if options.copied and lora is not None:
-            _check_copied(model, lora)
-        self.install(
-            None if lora is None else dict.fromkeys(options.roles, lora),
-            GISTS if options.copied else None,
-            norms=getattr(options, "copy_norms", False),
-        )
-        self.add_parts()
+        super().install()
 
-    @property
-    def bos_token(self) -> int:
-        """The first token of all passes."""
-        return int(self.options.bos_token)
-
-    @property
-    def separate(self) -> bool:
-        """Whether compressed tokens have parameters of their own."""
-        return bool(self.options.apart)
+    def adapter_config(self) -> LoraConfig | None:
+        lora = super().adapter_config()
+        if self.options.copied and lora is not None:
+            _check_copied(self.model, lora)
+        return lora
 
     def contexts(self, input_ids: Any, attention_mask: Any = None) -> Rows:
         """`rows` of contexts, each of at least one token besides BOS."""
@@ -239,7 +225,6 @@ class InPlace(Compressor):
         return self.lm.all_rows_as(TEXT) if self.separate else nullcontext()
 
     def size(self, context: int) -> int:
-        """See `Compressor.size`."""
         return -(-context // self.chunk)
 
     def of_gists(self, name: str) -> bool:
@@ -251,7 +236,6 @@ class InPlace(Compressor):
 
     @property
     def reach(self) -> int | None:
-        """See `Compressor.reach`."""
         length = self.trained_length if self.options.part is None else self.options.part
         return length if length and not self.training and moves(self.model) else None
 
@@ -260,25 +244,22 @@ class InPlace(Compressor):
         bos = int(row[0] == self.bos_token)
         return [bos + end for end in equal_ends(len(row) - bos, self.reach, self.chunk)]
 
-    def join(self, memories: Sequence[Memory]) -> Memory:
-        """See `Compressor.join`: each document was read by itself, and its keys are moved behind those before it.
+    # BOS.
+    shared_columns = 1
 
-        Raises:
-            ValueError: if some documents of a row begin with the first token and others do not.
-        """
-        for memory in memories:
-            self.check_readable(memory)
+    def offsets(self, memory: Memory) -> tuple[int, ...]:
+        """What follows begins where the memory's text does, without a BOS of its own."""
+        return tuple(start - self.shared_columns for start in memory.starts)
+
+    def check_documents(self, memories: Sequence[Memory]) -> None:
+        """Refuses a model whose keys cannot be moved, and documents of which some begin with BOS and others do not."""
+        hf.check_moves(self.model)
         have_bos = [[self.documents_of(memory, row)[0] for row in range(memory.batch_size)] for memory in memories]
-        if any(len({*row}) > 1 for row in zip(*have_bos, strict=False)):
+        if any(len({*row}) > 1 for row in zip(*have_bos, strict=True)):
             raise ValueError(
                 "memories: expected documents that all begin with the first token, or none, got some with it and some "
                 "without"
             )
-        return self.join_parts(memories)
-
-    def join_parts(self, memories: Sequence[Memory]) -> Memory:
-        """See `Compressor.join_parts`; only the first part may have a first token of its own."""
-        return join_in_place(self, memories)
 
     def documents_of(self, memory: Memory, row: int) -> tuple[int, list[int]]:
         """1 if the documents of a row begin with BOS, else 0; and the tokens of each of them besides it."""
@@ -330,9 +311,9 @@ class OnePassConfig(InPlaceConfig):
         check_text(self.method, few.layout(3 * few.ratio))
 
     @property
-    def counts_apart(self) -> bool:
+    def separate_positions(self) -> bool:
         """Whether compressed tokens have their own position counter."""
-        return getattr(self, "separate_positions", False)
+        return False
 
 
 class OnePass(InPlace):
@@ -340,8 +321,8 @@ class OnePass(InPlace):
 
     memory_embeddings: nn.Parameter
 
-    def __init__(self, model: Any, config: InPlaceConfig | None = None, **settings: Any) -> None:
-        super().__init__(model, config, **settings)
+    def install(self) -> None:
+        super().install()
         if self.adapters is not None and GISTS in self.adapters.names:
             # Gists are learned embeddings.
             self.adapters.drop_embedding(GISTS)
@@ -374,21 +355,15 @@ class OnePass(InPlace):
         lengths = tuple(length - 1 for length in input_rows.lengths)
         return in_place_pass(self.options, lengths, self.lm.windows, str(self.device))
 
-    def join(self, memories: Sequence[Memory]) -> Memory:
-        """See `InPlace.join`.
-
-        Raises:
-            ValueError: for memories of different ratios, as the places of compressed tokens follow from one.
-        """
-        for memory in memories:
-            self.check_readable(memory)
+    def check_documents(self, memories: Sequence[Memory]) -> None:
+        """Also refuses memories of different ratios, as the places of compressed tokens follow from one."""
         if len(ratios := list(dict.fromkeys(memory.source.chunk for memory in memories))) > 1:
             raise ValueError(f"memories: expected the same ratio in each, got {' and '.join(map(str, ratios))}")
-        return super().join(memories)
+        super().check_documents(memories)
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
         """The uncompressed order, with gists: the position ids, if all tokens share one counter."""
-        if not self.options.counts_apart:
+        if not self.options.separate_positions:
             return super().ordinals(memory)
         ordinals, options = torch.zeros(memory.positions.shape, dtype=torch.int64), self.options.of(memory)
         text_ordinals = []
@@ -403,7 +378,6 @@ class OnePass(InPlace):
         return ordinals, tuple(text_ordinals)
 
     def start_behind(self, memory: Memory, context: int) -> int:
-        """See `InPlace.start_behind`."""
         return int(self.options.of(memory).layout(context).positions[-1])
 
     def context_spans(self, memory: Memory) -> Tensor:

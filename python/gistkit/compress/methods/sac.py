@@ -97,7 +97,6 @@ class SAC(ChunkCompressor, config=SACConfig):
         return memory, None
 
     def size(self, context: int) -> int:
-        """See `Compressor.size`."""
         return len(anchors(context, self.chunk, int(self.options.ratio)))
 
     def parts_of(self, context: int) -> NDArray[np.int64]:

@@ -15,18 +15,16 @@ from torch.nn import functional as F
 
 from gistkit import hf
 from gistkit.common.checks import placed
-from gistkit.compress.compressor import check_base
 from gistkit.compress.config import draw_like, register, setting
 from gistkit.compress.generation import stop_ids
 from gistkit.compress.matching import QUERIES, References
 from gistkit.compress.memory import Memory, last_places, ordinals_of
-from gistkit.compress.memory_join import join_selected
 from gistkit.compress.methods.in_place import TEXT, InPlace, InPlaceConfig
 from gistkit.compress.parts import equal_ends, moves
 from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.scores import SCORES, Score, description, score_of
 from gistkit.compress.scores.kvzip import KVzip, Repetition
-from gistkit.compress.selection import Repeated, Selection, Whole
+from gistkit.compress.selection import Repeated, Selection
 from gistkit.compress.tokens import QUESTION, Rows, filled_ids, join_rows, pad
 from gistkit.hf.attach import decoder_of, frequencies_of
 from gistkit.hf.keep import Layers
@@ -110,7 +108,6 @@ class SelectConfig(InPlaceConfig):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """See `Config.settings`."""
         return super().settings | {"by": description(cast(Score, self.by))}
 
     @property
@@ -142,7 +139,6 @@ class SelectConfig(InPlaceConfig):
         return super().changed(**settings)
 
     def check_model(self, model: nn.Module) -> None:
-        """See `Config.check_model`."""
         super().check_model(model)
         if self.shares != "equal" and hf.sliding_windows(model):
             raise ValueError(f"shares: expected equal for a model with sliding windows, got {self.shares}")
@@ -162,42 +158,32 @@ class Select(InPlace, config=SelectConfig):
     """
 
     options: SelectConfig
+    trains_model = False
 
-    def __init__(self, model: Any, config: SelectConfig | None = None, **settings: Any) -> None:
-        super().__init__(model, config, **settings)
-        self._follow()
+    def install(self) -> None:
+        super().install()
         if self.options.own_reader:
             self.reader = READER
 
-    def _follow(self) -> None:
-        self.score, self.budget = cast(Score, self.options.by), self.options.budget
-        self.closed, self.question = self.options.positions == "closed", self.options.question
-        self.shares, self.fit = self.options.shares, self.options.fit
+    @property
+    def closed(self) -> bool:
+        """Whether kept tokens move together."""
+        return self.options.positions == "closed"
 
-    def changed(self, **settings: Any) -> Self:
-        """See `Compressor.changed`."""
-        other = super().changed(**settings)
-        other._follow()
-        return other
-
-    def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
-        """As `Compressor.install`; without LoRA the model stays as it is, with a user's adapters."""
-        if lora is not None:
-            super().install(lora, copies, norms=norms)
-        else:
-            check_base(self.loss_weights, False)
+    @property
+    def score(self) -> Score:
+        """What decides which keys are kept."""
+        return cast(Score, self.options.by)
 
     def kept(self, length: int) -> int:
         """How many of `length` tokens each head keeps."""
         return min(length, self.budget) if self.budget is not None else max(1, length // self.chunk)
 
     def size(self, context: int) -> int:
-        """See `Compressor.size`."""
         return max(min(context, self.kept(context + 1)), len(equal_ends(context, self.reach)))
 
     @property
     def reach(self) -> int | None:
-        """See `Compressor.reach`."""
         found, limit = super().reach, getattr(self.config, "max_position_embeddings", None)
         if found is not None or self.options.part == 0 or self.training or limit is None or not moves(self.model):
             return found
@@ -206,7 +192,6 @@ class Select(InPlace, config=SelectConfig):
         return max(1, (limit - behind) // (2 if self._repeats else 1))
 
     def part_ends(self, row: Sequence[int]) -> list[int]:
-        """See `Compressor.part_ends`."""
         bos = int(row[0] == self.bos_token)
         return [bos + end for end in equal_ends(len(row) - bos, self.reach)]
 
@@ -248,16 +233,17 @@ class Select(InPlace, config=SelectConfig):
         if behind:
             input_rows = join_rows(input_rows, pad([behind] * rows.batch_size, self.device))
         self.lm.check_positions("input_ids", max(input_rows.lengths) - 1)
-        kind = Whole if self._repeats or self.shares == "all" else Selection
-        depth = self.config.num_hidden_layers
-        keep = kind(lengths, counts, self.score, self.closed, self.frequencies, len(behind), self.shares, depth, sinks)
+        keep = Selection(
+            lengths, counts, self.score, self.closed, self.frequencies, len(behind), self.shares,
+            self.config.num_hidden_layers, sinks, whole=self._repeats or self.shares == "all",
+        )  # fmt: skip
         out = self.lm.run(
             TEXT,
             inputs_embeds=self.lm.embedded(TEXT, input_rows.ids),
             plan=self.lm.causal_plan(input_rows.ids.shape[1]),
             keep=keep,
         )
-        if isinstance(keep, Whole):
+        if keep.whole:
             again = partial(self.repetition, context, keep.layers, asked=asked)
             keep.select(again if self._repeats else None)
         # A BOS of the context's own is one of its tokens.
@@ -297,18 +283,23 @@ class Select(InPlace, config=SelectConfig):
         return memory if keep.shares == "equal" else memory.without_padding()
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
-        """See `Compressor.ordinals`."""
         return ordinals_of(memory), memory.starts
 
-    def join(self, memories: Sequence[Memory]) -> Memory:
-        """See `Compressor.join`: each document was read by itself, and its keys are moved behind those before it."""
+    # Each document keeps its own BOS.
+    shared_columns = 0
+
+    def positions_behind(self, first: Memory, second: Memory, delta: Tensor) -> Tensor:
+        """They are places in the context, not position ids."""
+        positions, context = second.positions, torch.tensor(first.context_lengths)[:, None, None]
+        if second.counts is not None:
+            context = context.flatten().int().repeat_interleave(torch.cat(second.counts, 1).sum(1))
+        return torch.where(positions > 1, positions + context, positions)
+
+    def check_documents(self, memories: Sequence[Memory]) -> None:
+        """Refuses a model whose keys cannot be moved."""
+        hf.check_moves(self.model)
         for memory in memories:
             self.context_spans(memory)
-        return self.join_parts(memories)
-
-    def join_parts(self, memories: Sequence[Memory]) -> Memory:
-        """See `Compressor.join_parts`."""
-        return join_selected(self, memories)
 
     def context_spans(self, memory: Memory) -> Tensor:
         """The token itself, int64 [B, K, A, 2], as each of A layers and key heads keeps its own tokens."""

@@ -20,18 +20,19 @@ from gistkit.common.checks import padded, placed
 from gistkit.common.hub import hub_or_cache
 from gistkit.common.messages import one_line
 from gistkit.compress import texts
+from gistkit.compress.adapters import freeze_base
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import draw_like, embedding_statistics, register, setting
 from gistkit.compress.folder import ENCODER_TOKENIZER
 from gistkit.compress.memory import Memory
 from gistkit.compress.methods.icae import ENCODER, ChunkCompressor
 from gistkit.compress.methods.in_place import RatioConfig
-from gistkit.compress.model import SharedModel, freeze_base
+from gistkit.compress.model import SharedModel
 from gistkit.compress.parts import PART
 from gistkit.compress.tokens import Rows, batches, text_ids
 from gistkit.hf import smollm2
 from gistkit.hf.attach import pretrained
-from gistkit.hf.lora import adapter_config
+from gistkit.hf.lora import Maps
 from gistkit.layouts.positions import upl
 
 # Where a memory token comes from: hidden states of windows of a segment, or of learned tokens after it.
@@ -77,6 +78,7 @@ class SeparateEncoderConfig(RatioConfig):
     """
 
     carrier: ClassVar[str] = "embedding"
+    maps: ClassVar[Maps] = "all"
 
     losses: Iterable[str] | Mapping[str, float] = setting(("ae", "lm"), in_memory=False)
     ratio: int = setting(4, least=1, in_memory=False)
@@ -154,30 +156,23 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
     projector: Projector
     load_encoder = staticmethod(_load_encoder)
 
-    def __init__(self, model: PreTrainedModel, config: SeparateEncoderConfig | None = None, **settings: Any) -> None:
-        Compressor.__init__(self, model, config, **settings)
-        options = self.options
+    def install(self) -> None:
+        model, options = self.model, self.options
         encoder = self.load_encoder(options.encoder, model) if isinstance(options.encoder, str) else options.encoder
         # A compressor whose encoder is the model itself has one copy of it.
         self.encoder = None if encoder is model else encoder
-        options = self.options = replace(options, encoder=self.encoder)
+        self.options = replace(options, encoder=self.encoder)
         self._encoder_lm = self.lm if self.encoder is None else _shared(self.encoder)
         self._encoder_tokenizer: Any = None
         # Whether a folder's settings, which may be anybody's, chose the encoder.
         self.named_by_folder = False
-        lora = adapter_config(
-            self._encoder_lm.model, options.lora, "all",
-            embedding_lora=options.embedding_lora, train_norms=options.train_norms,
-        )  # fmt: skip
-        self.install(None if lora is None else {ENCODER: lora})
-        self.add_parts()
+        Compressor.install(self)
         if self.encoder is not None:
             freeze_base(model)
             self.encoder.train(model.training)
 
     @property
     def encoder_lm(self) -> SharedModel:
-        """See `Compressor.encoder_lm`."""
         return self._encoder_lm
 
     @property
@@ -287,11 +282,9 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
         return self.projector(found.to(self.device)).to(self.embed.weight.dtype)  # type: ignore[no-any-return]
 
     def size(self, context: int) -> int:
-        """See `Compressor.size`."""
         return sum(-(-(end - start) // self.chunk) for start, end in _spans(context, self.options.segment))
 
     def parts_of(self, context: int) -> NDArray[np.int64]:
-        """See `ChunkCompressor.parts_of`."""
         found = []
         for start, end in _spans(context, self.options.segment):
             windows = _windows(end - start, -(-(end - start) // self.chunk))

@@ -18,7 +18,7 @@ from gistkit.compress.config import Config, draw_like, register, setting
 from gistkit.compress.memory import Memory, Task, ordinals_of
 from gistkit.compress.plans import ImagePass, ImageRow, image_pass, image_row
 from gistkit.compress.tokens import Rows, as_rows
-from gistkit.hf.lora import adapter_config, maps_of
+from gistkit.hf.lora import Maps, maps_of
 from gistkit.hf.vision import Vision, VisionFamily
 from gistkit.layouts import Layout
 from gistkit.layouts.positions import SCHEMES
@@ -70,6 +70,7 @@ class VoCoConfig(Config):
     """
 
     allowed_losses: ClassVar[tuple[str, ...]] = ("lm", "qa")
+    maps: ClassVar[Maps] = "all"
 
     memory_tokens: int = setting(128, least=1, in_memory=False)
     layout: str = setting("epl", among=SCHEMES)
@@ -104,7 +105,6 @@ class VoCoConfig(Config):
 
     @classmethod
     def sizes(cls, chunk: int, memory_tokens: int) -> dict[str, Any]:
-        """See `Config.sizes`."""
         return {"memory_tokens": memory_tokens}
 
     def check_model(self, model: nn.Module) -> None:
@@ -167,24 +167,21 @@ class VoCo(Compressor, config=VoCoConfig):
         if not isinstance(model, nn.Module):
             raise TypeError(f"model: expected a transformers vision-language model, got {type(model).__name__}")
         # Refuses a model that sees nothing, before it is asked for more.
-        vision = Vision(model)
+        Vision(model)
         super().__init__(model, config, **settings)
-        self.vision, options = vision, self.options
-        training = {"train_projector": options.train_projector, "train_vision": options.train_vision}
-        lora = adapter_config(
-            model, options.lora, "all", embedding_lora=options.embedding_lora, train_norms=options.train_norms
-        )
-        if lora is not None:
-            _add_vision(lora, vision, model, isinstance(options.lora, int), **training)
-        self.install(None if lora is None else {TEXT: lora})
-        if lora is None:
-            _freeze_vision(vision, **training)
-        self.add_parts()
 
-    @property
-    def separators(self) -> frozenset[int]:
-        """Token ids that join the image tokens around them."""
-        return frozenset(self.options.separators)
+    def install(self) -> None:
+        self.vision = Vision(self.model)
+        super().install()
+        if self.adapters is None:
+            _freeze_vision(self.vision, self.options)
+
+    def adapter_config(self) -> LoraConfig | None:
+        """See `Compressor.adapter_config`; with those parts of the vision that train."""
+        lora = super().adapter_config()
+        if lora is not None:
+            _add_vision(lora, self.vision, self.model, self.options)
+        return lora
 
     def rows(self, name: str, ids: Any, attention_mask: Any = None, shortest: int = 0) -> Rows:
         """A user's token ids of a text without images, checked and padded at the end of rows."""
@@ -195,8 +192,10 @@ class VoCo(Compressor, config=VoCoConfig):
             )
         return self._text_alone(name, super().rows(name, ids, attention_mask, shortest))
 
-    def contexts(self, input_ids: Any, attention_mask: Any = None) -> ImageRows:
+    def contexts(self, input_ids: Any, attention_mask: Any = None, **images: Any) -> ImageRows:
         """A processor's output, checked: texts of at least one image each, padded at the end of rows."""
+        if images:
+            input_ids = {**(input_ids if isinstance(input_ids, Mapping) else {"input_ids": input_ids}), **images}
         rows, is_image = self._marked(input_ids, attention_mask)
         without = [row for row, count in enumerate(is_image.sum(1).tolist()) if not count]
         if without:
@@ -210,32 +209,6 @@ class VoCo(Compressor, config=VoCoConfig):
         contexts.is_image = is_image
         contexts.pixels = self.vision.pixels(input_ids, self.device, self.embed.weight.dtype)
         return contexts
-
-    def forward(
-        self,
-        input_ids: Any,
-        attention_mask: Any = None,
-        *,
-        continuation_ids: Any = None,
-        question_ids: Any = None,
-        answer_ids: Any = None,
-        **images: Any,
-    ) -> dict[str, Tensor]:
-        """The losses named at construction, and their weighted mean as "loss", see `Compressor.forward`.
-
-        Args:
-            input_ids, attention_mask: the contexts, as in `encode`; or only their token ids, with `images`.
-            continuation_ids, question_ids, answer_ids: as in `Compressor.forward`, text without images.
-            images: pixel_values and the arguments that belong to them, if `input_ids` is not a mapping.
-        """
-        inputs = {**(input_ids if isinstance(input_ids, Mapping) else {"input_ids": input_ids}), **images}
-        return super().forward(
-            inputs,
-            attention_mask,
-            continuation_ids=continuation_ids,
-            question_ids=question_ids,
-            answer_ids=answer_ids,
-        )
 
     def split(self, inputs: Any, attention_mask: Any = None) -> tuple[dict[str, Any], list[list[int]]]:
         """Splits a processor's output into `encode`'s context and the token ids after each row's last image and gap.
@@ -316,15 +289,14 @@ class VoCo(Compressor, config=VoCoConfig):
         of_model = self.lm.windows, str(self.device)
         return image_pass(tuple(image_rows), self.options, self.vision.family, rows.ids.shape[1], *of_model)
 
-    def join(self, memories: Sequence[Memory]) -> NoReturn:
-        """Refused: images and texts that are read in one pass see each other."""
+    def check_documents(self, memories: Sequence[Memory]) -> NoReturn:
+        """Refuses all: images and texts that are read in one pass see each other."""
         raise ValueError(
             "memories: expected those of a method that compresses chunks by themselves, got voco's; encode the images "
             "as one context"
         )
 
     def text(self, name: str, rows: Rows) -> Rows:
-        """See `Compressor.text`."""
         return self._text_alone(name, rows)
 
     def _text_alone(self, name: str, rows: Rows) -> Rows:
@@ -358,35 +330,29 @@ class VoCo(Compressor, config=VoCoConfig):
         for start, end in parts:
             if images:
                 between = tokens[images[-1][1] : start]
-                if between and self.separators.issuperset(between):
+                if between and {*between} <= {*self.options.separators}:
                     images[-1] = images[-1][0], end
                     continue
             images.append((start, end))
         return images
 
 
-def _add_vision(
-    config: LoraConfig,
-    vision: Vision,
-    model: PreTrainedModel,
-    of_rank: bool,
-    train_projector: bool,
-    train_vision: bool,
-) -> None:
-    """Adds those parts of the vision that train; `of_rank`: the maps of the language model were chosen by gistkit."""
-    if train_vision and of_rank:
+def _add_vision(config: LoraConfig, vision: Vision, model: PreTrainedModel, options: VoCoConfig) -> None:
+    """Adds those parts of the vision that train."""
+    # Of a LoraConfig the maps are the user's choice.
+    if options.train_vision and isinstance(options.lora, int):
         # The tower may hold the projector.
         tower = {*maps_of(model, vision.tower)} - {*maps_of(model, vision.projector)}
         config.target_modules = sorted({*(config.target_modules or ()), *tower})
-    if train_projector:
+    if options.train_projector:
         projector = next(name for name, module in model.named_modules() if module is vision.projector)
         config.modules_to_save = sorted({*(config.modules_to_save or ()), projector})
 
 
-def _freeze_vision(vision: Vision, train_projector: bool, train_vision: bool) -> None:
+def _freeze_vision(vision: Vision, options: VoCoConfig) -> None:
     """Freezes what does not train where the model's own weights train."""
     projector = set(vision.projector_weights())
     for parameter in {*vision.tower.parameters()} - projector:
-        parameter.requires_grad_(parameter.requires_grad and train_vision)
+        parameter.requires_grad_(parameter.requires_grad and options.train_vision)
     for parameter in projector:
-        parameter.requires_grad_(parameter.requires_grad and train_projector)
+        parameter.requires_grad_(parameter.requires_grad and options.train_projector)

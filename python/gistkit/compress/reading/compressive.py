@@ -14,9 +14,8 @@ from gistkit import hf, ops
 from gistkit.common.checks import padded
 from gistkit.compress.methods.avgpool import AvgPool
 from gistkit.compress.methods.in_place import TEXT
-from gistkit.compress.model import Use
 from gistkit.compress.reading.cache import StreamCache
-from gistkit.compress.reading.language import LanguageModel, Stream, keys_seen
+from gistkit.compress.reading.language import LanguageModel, Stream
 from gistkit.compress.tokens import Rows
 from gistkit.hf.keep import Layers, Rope
 from gistkit.layouts import Plan
@@ -51,33 +50,20 @@ class Compressive(LanguageModel):
         """The first position that a token at `position` sees uncompressed, the beginning of a window."""
         return super().first(position) // self.compressor.chunk * self.compressor.chunk
 
-    def hidden(self, rows: Rows, *, keep: hf.KeptKeys | None = None) -> Tensor:
-        """Hidden states [B, N, d] at each token of rows with BOS, from one pass; `keep` as in `gistkit.hf.attach`."""
-        compressor, count = self.compressor, rows.ids.shape[1]
-        inputs = compressor.lm.embedded(TEXT, rows.ids)
-        prompt: Any = compressor.soft_prompt
-        if prompt is not None:
-            lead = prompt.to(inputs.dtype).expand(inputs.shape[0], 1, -1)
-            inputs = torch.cat([lead, inputs[:, 1:]], 1)
-        with compressor.lm.attached():
-            extend = self._with_means(count) if len(self._bounds(count)) > 1 else None
-            out = compressor.lm.run(TEXT, inputs_embeds=inputs, plan=self.plan(count), keep=keep, extend=extend)
-        return out.last_hidden_state  # type: ignore[no-any-return]
+    def embedded(self, rows: Rows) -> Tensor:
+        """See `LanguageModel.embedded`; a soft prompt stands in BOS's place."""
+        inputs, prompt = super().embedded(rows), self.compressor.soft_prompt
+        if prompt is None:
+            return inputs
+        return torch.cat([prompt.to(inputs.dtype).expand(inputs.shape[0], 1, -1), inputs[:, 1:]], 1)
 
-    def states(self, rows: Rows) -> Tensor:
-        """int64 [B, N]: how many states each token of rows with BOS sees, itself included; 0 on padding."""
-        return keys_seen(self.plan(rows.ids.shape[1])).where(rows.valid, 0)
-
-    def _start(self, rows: Rows) -> Stream:
-        return MeanStream(self, rows)
-
-    def plan(self, count: int) -> Plan:
-        """The plan of `count` tokens, BOS first; after their keys come the means of `ratio` tokens each."""
+    def plan(self, seen: int) -> Plan:
+        """See `LanguageModel.plan`; after the tokens' keys come the means of `ratio` tokens each."""
         compressor = self.compressor
-        spans = torch.from_numpy(self._spans(count, None))
-        cuts = {window: torch.from_numpy(self._spans(count, window))[None] for window in compressor.lm.windows}
-        means = len(self._bounds(count)) - 1
-        plan = Plan.from_spans(spans, count + means, torch.arange(count))
+        spans = torch.from_numpy(self._spans(seen, None))
+        cuts = {window: torch.from_numpy(self._spans(seen, window))[None] for window in compressor.lm.windows}
+        means = len(self._bounds(seen)) - 1
+        plan = Plan.from_spans(spans, seen + means, torch.arange(seen))
         return plan.with_windows(cuts).to(compressor.device)
 
     def _bounds(self, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -105,9 +91,11 @@ class Compressive(LanguageModel):
         spans = np.where(nonempty[..., None], spans, 0)
         return np.take_along_axis(spans, order[..., None], 1).astype(np.int32)
 
-    def _with_means(self, count: int) -> Any:
-        """A function that appends the means of windows to the keys and values of a layer."""
+    def extend(self, count: int) -> Any:
+        """See `LanguageModel.extend`: the means of windows."""
         compressor = self.compressor
+        if len(self._bounds(count)) < 2:
+            return None
         windows = torch.from_numpy(self._bounds(count)).to(compressor.device)
         position_ids = torch.arange(count, device=compressor.device)
         # The mean of consecutive position ids.
@@ -311,5 +299,5 @@ class MeanStream(Stream):
         frequencies = [inv_freq.clone() for inv_freq in hf.frequencies(self.reader.compressor.model)]
         return hidden_states, MeanCache(self.reader, keep.close(), self.ends, frequencies)
 
-    def _roles(self, stays: Sequence[bool]) -> Use:
-        return TEXT
+
+Compressive.stream = MeanStream

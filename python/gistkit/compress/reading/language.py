@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation import BaseStreamer
 
+from gistkit import hf
 from gistkit.common.checks import IGNORE, placed
+from gistkit.compress.adapters import Use
 from gistkit.compress.generation import Loop, configured, padded_at_start
 from gistkit.compress.losses import token_loss
-from gistkit.compress.methods.in_place import InPlace
-from gistkit.compress.model import Use
+from gistkit.compress.methods.in_place import TEXT, InPlace
 from gistkit.compress.reading.cache import StreamCache
 from gistkit.compress.tokens import Rows
 from gistkit.layouts import Plan
@@ -34,6 +35,11 @@ class LanguageModel(ABC):
         compressor: its model, adapters and BOS are used.
         tau, segment: see `gistkit.layouts.dodo`.
     """
+
+    role: ClassVar[str | None] = TEXT
+    """The role of its tokens."""
+    stream: ClassVar[type[Stream]]
+    """What reads on token by token."""
 
     def __init__(self, compressor: InPlace, tau: int, segment: int) -> None:
         self.compressor = compressor
@@ -54,12 +60,27 @@ class LanguageModel(ABC):
         return max(0, position // self.segment * self.segment - (self.tau - self.segment))
 
     @abstractmethod
-    def hidden(self, rows: Rows) -> Tensor:
-        """Hidden states [B, N, d] at each token of rows with BOS, from one pass."""
+    def plan(self, seen: Any) -> Plan:
+        """The plan of one pass over so many tokens, BOS first."""
 
-    @abstractmethod
+    def embedded(self, rows: Rows) -> Tensor:
+        """Input embeddings [B, N, d] of rows with BOS."""
+        return self.compressor.lm.embedded(self.role, rows.ids)
+
+    def extend(self, count: int) -> Any:
+        """What adds keys to those of so many tokens in every layer, see `gistkit.hf.attach`; None: nothing."""
+        return None
+
+    def hidden(self, rows: Rows, *, keep: hf.KeptKeys | None = None) -> Tensor:
+        """Hidden states [B, N, d] at each token of rows with BOS, from one pass; `keep` as in `gistkit.hf.attach`."""
+        lm, count = self.compressor.lm, rows.ids.shape[1]
+        with lm.attached():
+            reading: dict[str, Any] = {"plan": self.plan(count), "keep": keep, "extend": self.extend(count)}
+            return cast(Tensor, lm.run(self.role, inputs_embeds=self.embedded(rows), **reading).last_hidden_state)
+
     def states(self, rows: Rows) -> Tensor:
-        """int64 [B, N]: how many states each token of rows with BOS sees in a layer, its own included."""
+        """int64 [B, N]: how many states each token of rows with BOS sees in a layer, its own included; 0 on padding."""
+        return keys_seen(self.plan(rows.ids.shape[1])).where(rows.valid, 0)
 
     def __call__(self, input_ids: Any, attention_mask: Any = None) -> dict[str, Tensor]:
         """{"loss": nats a token} of texts, each token after BOS predicted from those before it (Equation 11).
@@ -87,7 +108,7 @@ class LanguageModel(ABC):
 
     def start(self, input_ids: Any, attention_mask: Any = None) -> Stream:
         """Reads texts in one pass and returns a `Stream`, which reads on token by token."""
-        return self._start(self.rows(input_ids, attention_mask))
+        return self.stream(self, self.rows(input_ids, attention_mask))
 
     @torch.no_grad()
     def generate(
@@ -113,10 +134,6 @@ class LanguageModel(ABC):
         with lm.attached(), lm.without_checkpointing():
             continuation = _Continuation(self.start(texts.ids, texts.valid))
             return continuation.write(padded_at_start(texts, config), config, streamer, generator, options)
-
-    @abstractmethod
-    def _start(self, rows: Rows) -> Stream:
-        """A stream that continues checked rows."""
 
     def rows(self, input_ids: Any, attention_mask: Any = None) -> Rows:
         """A user's texts, checked, with BOS before them; each has at least one other token."""
@@ -204,9 +221,9 @@ class Stream(ABC):
         """Whether each row's next token, with input embeddings [B, 1, d], stays for good."""
         return [False] * len(self.ends)
 
-    @abstractmethod
     def _roles(self, stays: Sequence[bool]) -> Use:
         """The role of each row's next token."""
+        return self.reader.role
 
 
 class _Continuation(Loop):
@@ -217,7 +234,6 @@ class _Continuation(Loop):
         self._stream, self._begun = stream, False
 
     def states(self, input_ids: Tensor) -> Tensor:
-        """See `Loop.states`."""
         if self._begun:
             # Rows that have ended are fed any token.
             self._stream.read_on(input_ids[:, -1].clamp(0, self.lm.vocabulary - 1))

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from gistkit import hf, layouts
 from gistkit.common.checks import padded, placed
+from gistkit.compress.adapters import Use
 from gistkit.compress.methods.dodo import Dodo, rule_scores
 from gistkit.compress.methods.in_place import GISTS, TEXT
-from gistkit.compress.model import Use
 from gistkit.compress.reading.cache import StreamCache
 from gistkit.compress.reading.language import LanguageModel, Stream, keys_seen
 from gistkit.compress.tokens import Rows
@@ -84,10 +84,10 @@ class MixedResolution(LanguageModel):
         self.compressor.threshold = threshold_for(torch.cat(scores), ratio)
         return self.compressor.threshold
 
-    def plan(self, is_nugget: Tensor) -> Plan:
-        """The plan of one pass with the nuggets `is_nugget` [B, N]; every role has the same columns in all rows."""
+    def plan(self, seen: Tensor) -> Plan:
+        """The plan of one pass with the nuggets `seen`, bool [B, N]; every role has the same columns in all rows."""
         # The choice is copied to the host once, for all layers.
-        parts = [layouts.dodo(row, self.tau, segment=self.segment, bos=True) for row in is_nugget.cpu().numpy()]
+        parts = [layouts.dodo(row, self.tau, segment=self.segment, bos=True) for row in seen.cpu().numpy()]
         compressor = self.compressor
         return layouts.compile_batch(parts, aligned=True, windows=compressor.lm.windows, device=compressor.device)
 
@@ -147,9 +147,6 @@ class MixedResolution(LanguageModel):
         """int64 [B, N]: how many tokens each token of rows with BOS sees, itself included; 0 on padding."""
         plan = self.plan(self.nuggets(rows) if is_nugget is None else is_nugget)
         return plan.restore(keys_seen(plan))[:, : rows.ids.shape[1]].where(rows.valid, 0)
-
-    def _start(self, rows: Rows) -> Stream:
-        return NuggetStream(self, rows)
 
     def _roles(self, plan: Plan) -> Use:
         if not self.compressor.separate:
@@ -214,3 +211,6 @@ class NuggetStream(Stream):
         self, keep: hf.KeptKeys, positions: Sequence[Sequence[int]], nuggets: Sequence[Iterable[int]]
     ) -> StreamCache:
         return StreamCache(keep.close(), positions, nuggets, self.reader.first, self.ends, self.reader.segment)
+
+
+MixedResolution.stream = NuggetStream

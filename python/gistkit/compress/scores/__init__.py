@@ -1,4 +1,4 @@
-"""Scores of keys for `Select`, one file a kind; the keys with the highest scores are kept."""
+"""Scores of keys for `Select`; the keys with the highest scores are kept."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from gistkit.compress.scores.expected_attention import ExpectedAttention
-from gistkit.compress.scores.fixed import Even, Random, Streaming
-from gistkit.compress.scores.keys import KeyDiff, KeyNorm
+from gistkit.compress.scores.keys import Even, KeyDiff, KeyNorm, Random, Streaming
 from gistkit.compress.scores.kvzip import KVzip
 from gistkit.compress.scores.score import Heads, Score
 from gistkit.compress.scores.snapkv import SnapKV

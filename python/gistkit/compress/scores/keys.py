@@ -1,9 +1,10 @@
-"""KeyNorm and KeyDiff: scores of keys by themselves."""
+"""Scores of keys by themselves, and controls of any comparison that look at nothing but places."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -31,3 +32,47 @@ class KeyDiff(Score):
         """Minus the cosine between each key and the mean of all keys of length 1."""
         key = F.normalize(wide(heads.key), dim=-1)
         return -F.cosine_similarity(key, key.mean(1, keepdim=True), dim=-1)
+
+
+@dataclass(frozen=True)
+class Streaming(Score):
+    """The first `sinks` tokens and the last ones are kept (StreamingLLM, Xiao et al., arXiv 2309.17453)."""
+
+    name = "streaming"
+    sinks: int = 4
+
+    def __post_init__(self) -> None:
+        self.check(sinks=0)
+
+    def __call__(self, heads: Heads) -> Tensor:
+        """The place of a token."""
+        return torch.arange(heads.key.shape[1], device=heads.key.device).float().expand(heads.key.shape[0], -1)
+
+
+@dataclass(frozen=True)
+class Even(Score):
+    """Evenly spaced tokens are kept, from the first to the last."""
+
+    name = "even"
+
+    def __call__(self, heads: Heads) -> Tensor:
+        """1 for the kept tokens."""
+        score = torch.zeros(heads.key.shape[:2], device=heads.key.device)
+        score[:, torch.linspace(0, heads.key.shape[1] - 1, heads.count).round().long()] = 1
+        return score
+
+
+@dataclass(frozen=True)
+class Random(Score):
+    """Any tokens are kept, other ones in each head, the same ones for the same `seed` and length."""
+
+    name = "random"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.check(seed=0)
+
+    def __call__(self, heads: Heads) -> Tensor:
+        """Uniform in [0, 1)."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + heads.layer)
+        return torch.rand(heads.key.shape[:2], generator=generator).to(heads.key.device)
