@@ -27,6 +27,10 @@ SCHEDULER = "scheduler.json"
 NOTICE = "The run ends after this step, with a checkpoint. The same signal once more ends it at once."
 
 
+class _Ended(Exception):
+    """A run that goes on has nothing left to do."""
+
+
 class Flow(TrainerCallback):
     """When a `ResumableTrainer` saves and ends."""
 
@@ -52,11 +56,13 @@ class Flow(TrainerCallback):
         self.number = int(ours[0])
         control.should_training_stop = bool(ours[2] or self.number)
         control.should_save = bool(control.should_save or ours[1] or control.should_training_stop)
+        if self.number:
+            # An interrupted run is measured when it goes on.
+            control.should_evaluate = False
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # A run that a signal ends within an epoch gets here too.
-        control.should_evaluate &= not self.number or float(state.epoch).is_integer()
-        control.should_save |= bool(self.number and control.should_evaluate)
+        control.should_evaluate = bool(control.should_evaluate and not self.number)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # A callback before this one may have ended the run.
@@ -70,8 +76,8 @@ class ResumableTrainer(transformers.Trainer):
     """transformers' Trainer, with whole checkpoints of the trained tensors; under a launcher, on all its processes.
 
     - A checkpoint is a folder that is whole or not there; a damaged last one gives way to the one before.
-    - SIGINT (Ctrl-C) and SIGTERM, in any process, end a run after its step, and the evaluation that is due, with a
-      checkpoint; a second one at once.
+    - SIGINT (Ctrl-C) and SIGTERM, in any process, end a run after its step, with a checkpoint; a second one at once.
+      The evaluation that the run then had left is made when it goes on.
 
     Args:
         model: the module that is wrapped, whose output is the loss or what `compute_loss` makes one of.
@@ -141,9 +147,12 @@ class ResumableTrainer(transformers.Trainer):
             self._load_from_checkpoint(str(path))
             self.state = state
             return TrainOutput(state.global_step, 0.0, {})
-        self.args.eval_on_start = self.args.eval_strategy != "no" and path is None
+        self.args.eval_on_start = self.args.eval_strategy != "no" and self._evaluation_due(state)
         with deferred_signals(self.notice if main else "") as self.signals:
-            output = super().train(None if path is None else str(path), *args, **options)
+            try:
+                output = super().train(None if path is None else str(path), *args, **options)
+            except _Ended:
+                output = TrainOutput(self.state.global_step, 0.0, {})
             if number := self.flow.number:
                 raise Interrupted(number, self._interruption(number))
         return output
@@ -159,10 +168,33 @@ class ResumableTrainer(transformers.Trainer):
         """Whether the run of a checkpoint ended before its last step."""
         return False
 
+    def _evaluation_due(self, state: TrainerState | None) -> bool:
+        """Whether the last step before a resumed run has an evaluation that was not made."""
+        if state is None:
+            return True
+        step, last = state.global_step, self.args.max_steps if self.args.max_steps > 0 else state.max_steps
+        if any("eval_loss" in entry and entry["step"] == step for entry in state.log_history):
+            return False
+        if self.args.eval_strategy == "epoch":
+            return step == last or float(state.epoch or 0).is_integer()
+        # Those of this run, not of the checkpoint.
+        state.compute_steps(self.args, last)
+        return step == last or step % cast(int, state.eval_steps) == 0
+
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
         """transformers' own; a step's time begins here."""
         self.clock = time.perf_counter()
         return super().get_batch_samples(epoch_iterator, num_batches, device)
+
+    def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]:
+        metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+        # The evaluation that an interrupted run had left: it may have found the best weights, or the end.
+        if skip_scheduler and self.state.global_step:
+            self._determine_best_metric(metrics, trial)
+            if self.control.should_training_stop:
+                self._save_checkpoint(self.model, trial)
+                raise _Ended
+        return metrics
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._partial or self.out)
