@@ -102,6 +102,20 @@ def test_rows_are_as_they_are_alone(name):
         assert answers[row].tolist() == read[len(text) :]
 
 
+@pytest.mark.parametrize("name", QUICK)
+def test_settings_stay_and_unknown_arguments_are_refused(name):
+    compressor = make(name)
+    for setting in ("title", "settings", "chunk"):
+        value = getattr(compressor, setting)
+        with pytest.raises(AttributeError):
+            setattr(compressor, setting, 3)
+        assert getattr(compressor, setting) == value
+    with pytest.raises(TypeError, match=r"forward\(\) got an unexpected keyword argument 'continuaton_ids'"):
+        compressor(tokens(2, 8), continuaton_ids=tokens(2, 3))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = compressor.nonsense
+
+
 @pytest.mark.parametrize("name", tiers(CASES, QUICK))
 def test_gradient_checkpointing_gives_the_same_gradients(name):
     losses, batch = all_losses(name)

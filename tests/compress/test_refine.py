@@ -115,6 +115,13 @@ def test_seconds_hold_all_that_is_done(monkeypatch):
     assert found.steps == 1 and found.after != found.before and now[0] - begun < 20
 
 
+def test_a_memory_that_did_not_gain_comes_back():
+    compressor = made()
+    memory = compressor.compress(TEXT)
+    found = refine(compressor, memory, TEXT, steps=2, rate=1e20)
+    assert found.memory is memory and found.after == found.before
+
+
 def test_modes_and_random_numbers_are_as_before():
     compressor = made("adapter").train()
     compressor.model.model.layers[1].eval()

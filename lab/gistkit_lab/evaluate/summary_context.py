@@ -73,11 +73,11 @@ class SummaryContext(FullContext):
     def summaries(self, input_ids: Any, attention_mask: Any = None) -> list[str]:
         """The summary of each context; arguments as in `encode`."""
         rows = self.contexts(input_ids, attention_mask)
-        return self._summaries([self._parts(row)[-1] for row in rows.lists()])
+        return self._summaries([self._divided(row)[-1] for row in rows.lists()])
 
     def _input(self, rows: Rows) -> BaselineInput:
         contexts = rows.lists()
-        parts = [self._parts(row) for row in contexts]
+        parts = [self._divided(row) for row in contexts]
         summaries = self._summaries([text for *_, text in parts])
         summarised = [
             (first + self._ids(opened + summary, special=False)) or row[:1]
@@ -85,7 +85,7 @@ class SummaryContext(FullContext):
         ]
         return super()._input(pad(summarised, self.device))
 
-    def _parts(self, row: list[int]) -> tuple[list[int], str, str]:
+    def _divided(self, row: list[int]) -> tuple[list[int], str, str]:
         """A context's first token, where it is the tokenizer's own; its opening marker, if any; its text."""
         start, name = getattr(self.tokenizer, "bos_token_id", None), getattr(self.tokenizer, "bos_token", None)
         # A marker that begins with that token is searched in the text.

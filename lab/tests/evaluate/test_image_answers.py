@@ -136,7 +136,10 @@ def test_on_the_command_line(llava, data, capsys):  # noqa: F811
 
 def test_answers_that_are_no_list_of_texts(data):
     path = data / "wrong.jsonl"
-    for answers, message in (([], "expected answers, a list of texts"), (["a", 3], "expected answers, a text, got 3")):
+    for answers, message in (
+        ([], "'answers': expected a list of at least one text"),
+        (["a", 3], "'answers': expected a list of at least one text"),
+    ):
         path.write_text(json.dumps({"image": "0.png", "question": "who", "answers": answers}))
         with pytest.raises(ValueError, match=message):
             load_conversations(path, data / "photos")

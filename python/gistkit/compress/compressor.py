@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from inspect import ismethod
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -41,6 +42,9 @@ class Compressor(nn.Module, Method):
         model: a transformers causal language model; all passes use its one copy of the weights.
         config: the method's arguments; they may be given by name instead.
     """
+
+    # Of transformers' Trainer: losses are means over a batch.
+    accepts_loss_kwargs = False
 
     def __init__(self, model: PreTrainedModel, config: Config | None = None, **settings: Any) -> None:
         if config is None:
@@ -80,14 +84,24 @@ class Compressor(nn.Module, Method):
         self.install()
 
     def __getattr__(self, name: str) -> Any:
-        # Beside its modules and parameters it has what its config says.
+        # Beside its modules and parameters it has the values of its config, without the methods.
         try:
             return super().__getattr__(name)
         except AttributeError:
             options = vars(self).get("options")
             if options is None or name.startswith("_") or name in self._parts or not hasattr(options, name):
                 raise
-            return getattr(options, name)
+            value = getattr(options, name)
+            if ismethod(value):
+                raise
+            return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        options = vars(self).get("options")
+        own = name.startswith("_") or hasattr(type(self), name) or isinstance(value, nn.Module | nn.Parameter)
+        if options is not None and not own and name not in self._parts and hasattr(options, name):
+            raise AttributeError(f"{name}: expected a setting to stay as it was given, got {value!r}")
+        super().__setattr__(name, value)
 
     def install(self) -> None:
         """Puts the adapters of the config's roles into the model that encodes, and what trains beside it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self, cast
@@ -16,7 +17,7 @@ from gistkit.compress.memory import Memory, Task
 from gistkit.compress.tokens import Rows
 
 
-class Method:
+class Method(ABC):
     """A method: its config, and how its memories are made, placed and read.
 
     A compressor has the settings and all else that its config says, such as `settings`, `title`, `chunk`,
@@ -136,16 +137,16 @@ class Method:
         lengths = tuple(map(min, rows.lengths, limits))
         return rows.columns(slice(max(lengths)), lengths), remainder
 
+    @abstractmethod
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor | None]:
         """The memory of rows that fit the window, and the hidden states [B, K, d] at the learned memory tokens.
 
         The hidden states are None if they were not kept because the losses do not include the compression loss.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
         """[B, 0 or 1, d]: the task token between memory and text; without one, `Memory.last` predicts the text."""
-        raise NotImplementedError
 
     def starts(self, memory: Memory, task: Task) -> tuple[int, ...]:
         """The position ID of each row's task token, or of its text if there is none."""
@@ -169,7 +170,7 @@ class Method:
         """The `positions` of a memory that `join` moves by `delta` [B, 1] behind another."""
         return second.positions + delta
 
-    def check_documents(self, memories: Sequence[Memory]) -> None:
+    def check_documents(self, memories: Sequence[Memory]) -> None:  # noqa: B027
         """Refuses memories, each readable, that `join` cannot make one of."""
 
     def key_biases(self, memory: Memory) -> list[Tensor] | None:

@@ -164,7 +164,8 @@ def refine(
                 progress(min(1.0, max(taken / steps, started + step)))
         result = _holding(memory, [tensor.detach() for tensor in trained])
         after = _divergence(compressor, result, held)
-        if after > before:
+        # A loss that is no number is no gain either.
+        if not after < before:
             result, after = memory, before
         return Refined(result, before, after, taken, len(exercises))
 

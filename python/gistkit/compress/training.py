@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -53,6 +54,8 @@ def forward(
     Returns:
         fp32 scalars in nats per token, one for each loss and "loss"; "hidden" is in standard deviations.
     """
+    if images and "images" not in signature(compressor.contexts).parameters:
+        raise TypeError(f"forward() got an unexpected keyword argument {next(iter(images))!r}")
     thaw(compressor)
     if compressor.training and torch.is_grad_enabled():
         compressor.identity.forget()

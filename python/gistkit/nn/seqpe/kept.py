@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 # Rows are computed so many at a time, which bounds what the encoder needs beside them.
 PART = 4096
-# Numbers from each of a few new ones on that are computed with it: others may follow one by one.
-AHEAD = 64
+# Numbers from each of a few new ones on that are computed with it, as others may follow one by one.
+AHEAD, FEW = 64, 32
 
 
 class KeptEmbeddings:
@@ -47,7 +47,7 @@ class KeptEmbeddings:
             self._weights, self._state = weights, state
             self.forget()
         new = self._new(numbers)
-        if self._ahead and 0 < len(new) < AHEAD:
+        if self._ahead and 0 < len(new) <= FEW:
             following = (new[:, None] + torch.arange(AHEAD)).flatten()
             # A sum beyond int64 is below 0.
             new = self._new(following[(following >= 0) & (following <= self._last)])
