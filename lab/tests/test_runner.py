@@ -104,17 +104,19 @@ def test_small_models_train_on_one_thread(plan, tmp_path, small):
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_all_processes(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupt_or_a_kill_ends_all_processes(tmp_path, number):
     words = ["study", "epl", "--layouts", "dpl,epl", "--steps", "5000", "--processes", "2", "--out", str(tmp_path)]
     process = subprocess.Popen([sys.executable, "-m", "gistkit.cli", *words], stderr=subprocess.PIPE, text=True)
     try:
         wait(lambda: len({path.parent for path in tmp_path.glob("*/checkpoint-*")}) == 2, "both runs' first", 300)
         children = descendants(process.pid)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         shown = process.communicate(timeout=120)[1]
     finally:
         process.kill()
-    assert process.returncode == 130 and f"interrupted; {tmp_path} has what is saved, and the same command" in shown
+    if number == signal.SIGINT:
+        assert process.returncode == 130 and f"interrupted; {tmp_path} has what is saved, and the same command" in shown
     # Two runs and the server that they are forked from; it ends by itself, when nobody is left.
     assert len(children) >= 3
     wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), f"the end of {children}", 60)

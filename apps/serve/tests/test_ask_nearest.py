@@ -128,7 +128,7 @@ def test_the_index_follows_the_store(store, run, words, tmp_path):
     [
         (("--task", "lm"), "--document: expected one of the 3 documents of {store} for --task lm, got none"),
         (
-            ("Who?", "--sources", "--text", "garden.txt"),
+            ("Who?", "--sources", "--text", __file__),
             "--document: expected one of the 3 documents of {store} for --text, got none",
         ),
         (("Who?", "--nearest", "0"), "argument --nearest: expected a whole number of at least 1, got '0'"),

@@ -192,11 +192,11 @@ def test_a_key_is_asked_for_and_its_commands_show_where_it_goes(folders, capsys,
 
 
 @pytest.mark.parametrize(("option", "variable"), [("", "secret"), (" \n", None), (None, ""), (None, "\n")])
-def test_a_key_that_is_empty_is_no_open_server(capsys, monkeypatch, option, variable):
+def test_a_key_that_is_empty_is_no_open_server(capsys, monkeypatch, tmp_path, option, variable):
     if variable is not None:
         monkeypatch.setenv("GISTKIT_API_KEY", variable)
     words = [] if option is None else ["--api-key", option]
-    assert cli.main(["serve", "--model", "/nowhere", "--port", "0", *words]) == 2
+    assert cli.main(["serve", "--model", str(tmp_path), "--port", "0", *words]) == 2
     name = "GISTKIT_API_KEY" if option is None else "--api-key"
     assert capsys.readouterr().err == f"gistkit: {name}: expected a key, got an empty one\n"
 
@@ -221,10 +221,10 @@ def test_a_server_listens_to_this_machine_alone_unless_told_otherwise():
     assert parse(["serve"]).host == "127.0.0.1" in LOOPBACK
 
 
-def test_a_port_that_is_taken_is_told_before_anything_is_loaded(capsys):
+def test_a_port_that_is_taken_is_told_before_anything_is_loaded(capsys, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert cli.main(["serve", "--port", str(port), "--model", "/nowhere"]) == 2
+        assert cli.main(["serve", "--port", str(port), "--model", str(tmp_path)]) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"gistkit: --port: expected a free address, got 127.0.0.1 and {port}: ")
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import threading
 import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -135,8 +136,8 @@ def _side_by_side(
                 job, place = waiting.popleft(), free.popleft()
                 # No daemon: those may not start processes that read images.
                 process = context.Process(target=_work, args=(sender, packed, pickle.dumps(job), *place, lock))
-                running[receiver] = job, process, place
                 process.start()
+                running[receiver] = job, process, place
                 sender.close()
             ended: list[Any] = wait(list(running))
             for ready in ended:
@@ -172,6 +173,7 @@ def _work(connection: Any, packed: bytes, packed_job: bytes, place: int, device:
     """The main function of a run's process, whose bar is in the line of its place."""
     # When the user interrupts, the parent process ends this one, by SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         name, plan, out, resume, threads = pickle.loads(packed)
         job = pickle.loads(packed_job)
@@ -187,6 +189,14 @@ def _work(connection: Any, packed: bytes, packed_job: bytes, place: int, device:
         return
     except Exception as error:
         connection.send((None, (_portable(error), traceback.format_exc())))
+
+
+def _end_with_parent() -> None:
+    """Ends this process, after its step, where the parent process was killed."""
+    parent = parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _portable(error: Exception) -> Exception:
