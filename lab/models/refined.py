@@ -114,6 +114,8 @@ def main() -> int:
         asked = asked_of(sets, tokenizer)
         outcomes = measured(presses, asked, arguments.ratios, arguments.steps, tokenizer)
         now = Comparison(settings, asked.sets, asked.owners, [len(asked.contexts[0].context)], outcomes)
+        if found is not None and [one.entry for one in found.outcomes] != [one.entry for one in outcomes]:
+            raise ValueError(f"--out: expected results of the same rows, got others in {arguments.out}")
         found = now if found is None else joined(found, now)
         found.save(arguments.out)
         print(f"{len(found.lengths)} documents, {len(found.sets)} questions\n{presses_table(found)}", flush=True)

@@ -229,6 +229,8 @@ def test_questions_pad_and_go_round():
         QuestionAnswering([Example("a", question="b", answers=("c",))], None, 1)
     with pytest.raises(ValueError, match=r"examples\[0\]: expected a question with an answer"):
         QuestionAnswering([Example("a")], None, 1)
+    with pytest.raises(ValueError, match="examples: expected at least one question, got none"):
+        QuestionAnswering({}, None, 1)
 
 
 def test_a_fall_as_long_as_a_warm_up_does_not_begin_within_it():

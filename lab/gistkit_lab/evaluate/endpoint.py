@@ -164,7 +164,7 @@ def in_order(
 
     `on_each` is called in this thread after each item, in their order. After an error what waits is not asked for.
     """
-    found, threads = [], int(getattr(asked, "concurrency", 1))
+    found, threads = [], max(1, int(getattr(asked, "concurrency", 1)))
     with ThreadPoolExecutor(threads) as pool:
         for each in (map if threads == 1 else pool.map)(function, items):
             found.append(each)

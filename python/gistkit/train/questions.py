@@ -80,6 +80,8 @@ class QuestionAnswering(Epochs):
         trained = len(self._questions)
         for name, several in () if validation is None else _sets("validation", validation):
             self._add(name, several, starts)
+        if not self._questions:
+            raise ValueError("examples: expected at least one question, got none")
         is_last = np.array([number in held_out for number, *_ in self._questions])
         if validation is not None:
             is_last = np.arange(len(self._questions)) >= trained
