@@ -112,7 +112,7 @@ class Comparison:
     def save(self, path: str | Path) -> Path:
         """Writes JSON lines: one of the questions, then one of each outcome."""
         head = {"settings": self.settings, "sets": self.sets, "contexts": self.contexts, "lengths": self.lengths}
-        rounded = lambda values: [round(value, 4) for value in values]  # noqa: E731
+        rounded = lambda values: [int(value) if float(value).is_integer() else round(value, 4) for value in values]  # noqa: E731
         lines = [head]
         for outcome in self.outcomes:
             line = asdict(outcome)
