@@ -239,7 +239,7 @@ def _entry(name: str, path: Path) -> Entry:
     try:
         with safe_open(path, "pt") as file:
             about = json.loads(file.metadata()[_DOCUMENT])
-        numbers = (int(about[key]) for key in ("tokens", "memory_tokens", "text"))
-        return Entry(name, *numbers, path.stat().st_size)
+        tokens, memory_tokens, text = (int(about[key]) for key in ("tokens", "memory_tokens", "text"))
+        return Entry(name, tokens, memory_tokens, text, path.stat().st_size)
     except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: expected the memory of a document, got {one_line(error)}") from error
