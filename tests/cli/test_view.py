@@ -34,11 +34,21 @@ def test_every_builder_has_a_command(method, tmp_path, capsys, monkeypatch):
     assert len(laid[0]) <= 4096
 
 
-def test_help_has_the_words_of_the_builder(capsys):
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("gistpool", "--windows N number of windows that a memory token sees, at least 1; all: all up to its own."),
+        ("decoder", 'after the task token and the question, at least 0; all is `context` for task "ae".'),
+        ("voco", "--images N number of images, at least 1; all: the length of `vision` or `memory`, else 1."),
+        ("causal", "model: TEXT tokens at positions 0..length-1. options:"),
+        ("causal", "--length N number of tokens, at least 1."),
+    ],
+)
+def test_help_has_the_words_of_the_builder_and_the_values_of_the_option(capsys, method, words):
     with pytest.raises(SystemExit):
-        cli.main(["view", "layout", "gistpool", "--help"])
+        cli.main(["view", "layout", method, "--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "--windows N number of windows that a memory token sees, at least 1; None: all up to its own." in shown
+    assert words in shown and "None" not in shown
 
 
 def test_the_limit_is_that_of_the_page():

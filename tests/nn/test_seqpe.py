@@ -380,6 +380,28 @@ class TestFrozen:
             torch.testing.assert_close(found, models[1](positions))
             torch.testing.assert_close(models[0](positions), models[0].plain(positions))
 
+    def test_weights_that_want_no_gradient_are_read_once(self):
+        model, positions = encoder(digits=3).eval().requires_grad_(False), torch.arange(20)
+        calls = counted(model)
+        with torch.enable_grad(), model.frozen():
+            for _ in range(2):
+                torch.testing.assert_close(model(positions), model.plain(positions))
+            assert calls == [83]
+            model.out.bias.requires_grad_(True)
+            assert model(positions).requires_grad and calls == [83, 20]
+
+    def test_weights_of_a_vmap_are_read_as_outside(self):
+        models, positions = [encoder(digits=3).eval() for _ in range(2)], torch.arange(20)
+        stacked = torch.func.stack_module_state(models)[0]
+
+        def call(weights):
+            return torch.func.functional_call(models[0], weights, (positions,))
+
+        with models[0].frozen(positions):
+            found = torch.func.vmap(call)(stacked)
+            torch.testing.assert_close(models[0](positions), models[0].plain(positions))
+        torch.testing.assert_close(found, torch.stack([model(positions) for model in models]))
+
     def test_autocast_has_rows_of_its_own(self):
         model, positions = encoder(digits=3).eval(), torch.arange(20)
         with torch.autocast("cpu", torch.bfloat16):

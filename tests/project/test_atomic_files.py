@@ -52,6 +52,48 @@ def test_a_write_that_fails_leaves_the_file_and_nothing_else(tmp_path):
     assert path.read_text() == "before" and left(tmp_path) == []
 
 
+@pytest.mark.parametrize("failure", [None, KeyboardInterrupt, PermissionError])
+@pytest.mark.parametrize("step", ["sync", "stale", "first", "first after stale", "second"])
+def test_files_that_replace_others_leave_the_old_ones_or_no_mixture(tmp_path, monkeypatch, step, failure):
+    """What fails is the folder's sync, the removal of a stale file, or the move of the first or second new one."""
+    folder, moves = tmp_path / "folder", []
+    stale = [] if step == "first" else [folder / "stale"]
+    for name in ("a", "last", "stale"):
+        write_text(folder / name, "old")
+    sync, unlink, replace = files.sync, Path.unlink, os.replace
+
+    def fails(at):
+        if failure is not None and step.removesuffix(" after stale") == at:
+            raise failure(errno.EACCES, "refused")
+
+    def moved(source, place):
+        moves.append(Path(place).name)
+        fails({"a": "first", "b": "second"}.get(moves[-1]))
+        replace(source, place)
+
+    monkeypatch.setattr(files, "sync", lambda path: fails("sync" if path == folder else None) or sync(path))
+    monkeypatch.setattr(Path, "unlink", lambda path, **how: fails("stale") or unlink(path, **how))
+    monkeypatch.setattr(os, "replace", moved)
+    try:
+        with files.replacing_files(folder, last="last", stale=stale) as partial:
+            for name in ("a", "b", "last"):
+                (partial / name).write_text("new")
+    except (KeyboardInterrupt, PermissionError):
+        told = True
+    else:
+        told = False
+    found = {path.name: path.read_text() for path in folder.iterdir()}
+    # Some file systems refuse the sync of folders.
+    assert told == (failure is not None and (failure, step) != (PermissionError, "sync"))
+    if not told:
+        assert found == {"a": "new", "b": "new", "last": "new"} | ({} if stale else {"stale": "old"})
+    elif step in ("sync", "stale", "first"):
+        assert found == {"a": "old", "last": "old", "stale": "old"}
+    else:
+        assert "last" not in found
+    assert [*tmp_path.iterdir()] == [folder]
+
+
 def test_of_concurrent_writers_the_last_wins_and_none_fails(tmp_path):
     path, failures = tmp_path / "file", []
 

@@ -212,6 +212,8 @@ def damage(path, how):
         tensors["starts"][1] = 10**9
     elif how == "documents":
         tensors["documents"][0] = 99
+    elif how == "column":
+        tensors["documents"] = tensors["documents"][:, None]
     elif how == "missing":
         del tensors["counts"]
     elif how == "kind":
@@ -229,7 +231,7 @@ def damage(path, how):
         ("short", "expected a file of a store's index, got one that is damaged"),
         ("version", "expected format gistkit-index, version 1, got gistkit-index, version 9"),
         *((how, "expected windows of documents, got arrays") for how in ("names", "terms", "starts", "documents")),
-        *((how, "expected windows of documents, got arrays") for how in ("missing", "kind", "fewer")),
+        *((how, "expected windows of documents, got arrays") for how in ("missing", "kind", "fewer", "column")),
     ],
 )
 def test_a_damaged_index_is_refused_and_made_again_once_deleted(store, tmp_path, how, told):

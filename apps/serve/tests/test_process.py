@@ -1,5 +1,6 @@
 """`gistkit serve` as a process: its help, its address, its memories after a restart, and its end."""
 
+import asyncio
 import json
 import os
 import re
@@ -133,6 +134,25 @@ def test_who_comes_before_the_model_is_loaded_waits_for_it(folders):
         assert client.get(f"http://127.0.0.1:{port}/health").status_code == 200, server.errors()
 
 
+async def fill(app, count):
+    """The statuses of requests that are there at a time, and of one more."""
+    begun, held = [], asyncio.Event()
+
+    async def body():
+        begun.append(1)
+        await held.wait()
+        yield b"{}"
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+        there = [asyncio.ensure_future(client.post("/nowhere", content=body())) for _ in range(count)]
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert len(begun) == count
+        more = await client.get("/nowhere")
+        held.set()
+        return [response.status_code for response in (*await asyncio.gather(*there), more)]
+
+
 def test_the_command_greets_and_gives_its_limits_on(folders, capsys, monkeypatch, tmp_path):
     """In this process, with a client in place of uvicorn."""
     served, stored = [], tmp_path / "stored.gist"
@@ -149,6 +169,7 @@ def test_the_command_greets_and_gives_its_limits_on(folders, capsys, monkeypatch
                 self.listed = [one["id"] for one in client.get("/v1/memories").json()["data"]]
                 greets_and_answers(self, client, "memories", there=1)
                 self.refused = client.post("/v1/memories", json={"text": "t" * 99})
+            self.full = asyncio.run(fill(app, 11))
 
         def line(self):
             return next(self.lines)
@@ -160,6 +181,8 @@ def test_the_command_greets_and_gives_its_limits_on(folders, capsys, monkeypatch
     (server,) = served
     assert server.listed == ["stored"]
     assert server.greeting[2] == server.url and server.refused.status_code == 413
+    # Both queues of --queue and an answered --batch.
+    assert server.full == [404] * 11 + [503]
 
 
 @pytest.mark.parametrize("given", ["option", "variable"])

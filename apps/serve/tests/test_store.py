@@ -1,11 +1,13 @@
 """Stores: every document once and as by itself, whatever is killed, and errors for what is damaged."""
 
+import os
 import shutil
 import tracemalloc
 
 import pytest
 import torch
 
+from gistkit.common.files import replacing
 from gistkit.compress import Memory
 from gistkit.compress.memory_files import packed
 from gistkit_serve.store import Store, compress_documents, index_documents
@@ -189,6 +191,10 @@ def test_there_is_no_part_beyond_the_last(tmp_path):
             "store.json: expected format gistkit-store, version 2, got gistkit-store, version 7",
         ),
         (
+            lambda header: header.write_text(header.read_text().replace('"version": 2', '"version": 1')),
+            "store.json: expected version 2, got 1 of an earlier gistkit; compress the texts again",
+        ),
+        (
             lambda header: header.write_text(header.read_text().replace('"maker"', '"made"')),
             "store.json: expected the header of a store, got none for maker",
         ),
@@ -229,6 +235,30 @@ def test_a_damaged_memory_is_refused_and_the_others_are_read(store, tmp_path):
     assert plain not in Store(tmp_path / "store")
 
 
+def test_what_is_no_document_or_being_written_is_passed_over(store, tmp_path, monkeypatch):
+    """A writer that runs keeps its folder, which may go while the store is read; what a killed one left goes."""
+    folder = tmp_path / "store"
+    shutil.copytree(store, folder)
+    for place in (folder, folder / "1", folder / "empty"):
+        (place / "folder.gist").mkdir(parents=True)
+        (place / ".gist").touch()
+        (place / ".gistkit-killed.partial" / "files").mkdir(parents=True)
+        (place / ".gistkit-killed.partial" / "files" / "a.gist").touch()
+    scandir = os.scandir
+
+    def gone(path="."):
+        if ".gistkit-" in str(path):
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    with monkeypatch.context() as patch, replacing(folder / "empty" / "a.gist") as partial:
+        patch.setattr(os, "scandir", gone)
+        assert list(Store(folder)) == sorted(TEXTS)
+        patch.undo()
+        assert list(Store.of(folder, make_compressor())) == sorted(TEXTS)
+        assert partial.parent.is_dir() and [*folder.rglob("*.partial")] == [partial.parent.parent]
+
+
 def test_what_cannot_go_on_is_refused(store, tmp_path):
     shutil.copytree(store, tmp_path / "store")
     with pytest.raises(
@@ -240,9 +270,30 @@ def test_what_cannot_go_on_is_refused(store, tmp_path):
     opened, memory = Store.of(tmp_path / "store", make_compressor()), make_compressor().encode([[1, 2, 3]])
     with pytest.raises(ValueError, match=r"name: expected none that is in the store, got 1/8.txt"):
         opened.add("1/8.txt", "text", 3, memory)
-    for name in ("../one", "/one", ".one", "a/.b/one", "a//one", "a/./one", ""):
-        with pytest.raises(ValueError, match="name: expected a relative path without hidden folders, got "):
+    whole = make_compressor()
+    whole.encode = None
+    for name in (
+        "../one",
+        "/one",
+        ".one",
+        "a/.b/one",
+        "a//one",
+        "a/./one",
+        "",
+        "https://x.org/a",
+        "\u00e4" * 126,
+        "a\0",
+    ):
+        with pytest.raises(ValueError, match="name: expected a relative path without hidden folders, of parts of at "):
             opened.add(name, "text", 3, memory)
+        # Before anything is encoded, though the name is the last and another process's.
+        with pytest.raises(ValueError, match="name: expected a relative path without hidden folders, of parts of at "):
+            write(tmp_path / "names", {"long.txt": "text" * 9, name: "t"}, whole, parts=2)
+    for names, told in ((("a", "a.gist/b"), "a.gist, the file of another"), (("store.json/a",), "the store's header")):
+        with pytest.raises(ValueError, match=f"name: expected no document in a folder .*{told}"):
+            write(tmp_path / "names", dict.fromkeys(names, "text"), whole)
+    assert not (tmp_path / "names").exists()
+    assert write(tmp_path / "names", {"x" * 250: "text", f"{'y' * 250}/b": "text"}) == 2
     assert contents(tmp_path / "store") == contents(store)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("no store")

@@ -89,7 +89,13 @@ def about(folder: Path, name: object) -> tuple[About, tuple[int, ...]]:
         ValueError: if its file is damaged or none of a memory.
     """
     with _opened(folder, name) as file:
-        return _about(name, file), tuple(file.get_slice("values").get_shape())
+        found, shape = _about(name, file), tuple(file.get_slice("values").get_shape())
+    if len(shape) != 5:
+        raise ValueError(
+            f"memory {name!r}: expected keys and values [layers, 2, tokens, heads, size], got shape {list(shape)}, as "
+            f"of an earlier gistkit's embeddings; export it again"
+        )
+    return found, shape
 
 
 def values(folder: Path, name: str, expected: str) -> Tensor:

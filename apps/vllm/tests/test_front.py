@@ -16,6 +16,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 def store(tmp_path):
     about = {"context_tokens": 9, "placeholder": 7, "text": "<x>", "reader": "r"}
     memory_files.add(tmp_path, "2026/märz", torch.rand(2, 2, 3, 1, 4), tokens=3, **about)
+    memory_files.add(tmp_path, "embedded", torch.rand(2, 4), tokens=2, **about)
     memory_files.path_of(tmp_path, "cut").write_bytes(memory_files.path_of(tmp_path, "2026/märz").read_bytes()[:100])
     return tmp_path
 
@@ -94,7 +95,7 @@ def test_other_routes_are_not_read(store):
     [
         ("nothing", 404, "memory_not_found"), ("../2026", 404, "memory_not_found"), (7, 404, "memory_not_found"),
         ("", 404, "memory_not_found"), ("x" * 9999, 404, "memory_not_found"), ("\ud800", 404, "memory_not_found"),
-        ("cut", 400, "memory_not_read"),
+        ("cut", 400, "memory_not_read"), ("embedded", 400, "memory_not_read"),
     ],
 )  # fmt: skip
 def test_a_memory_that_cannot_be_read_is_told_without_the_engine(store, name, status, code):

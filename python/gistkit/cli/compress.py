@@ -66,8 +66,8 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "-o", "--out", type=path, help="memory file; for several texts, a folder for their files; for one folder of "
-        "texts, a store, which holds all memories in a few files and which the same command continues after a stop "
-        "(default: X.gist beside X.txt)",
+        "texts, a store, which has a file for each text and which the same command continues after a stop (default: "
+        "X.gist beside X.txt)",
     )  # fmt: skip
     parser.add_argument(
         "--glob", help="files to read in a folder (default: **/*.txt, and for a store **/*.md too; a store takes no "

@@ -97,10 +97,13 @@ def add(kinds: Any) -> None:
                 continue
             how: dict[str, Any] = {"type": kind, "metavar": "NAME" if kind is str else "N"}
             how = {"action": argparse.BooleanOptionalAction} if kind is bool else how
+            said = words.get(argument.name)
+            if kind is _or_all and said is not None:
+                said = re.sub(r"\bNone\b", "all", said)
             needed = argument.default is inspect.Parameter.empty
             parser.add_argument(
                 "--" + argument.name.replace("_", "-"), dest=argument.name, required=needed,
-                help=words.get(argument.name), **how,
+                help=said, **how,
                 default=TEXT if argument.name == "text" and not needed else argparse.SUPPRESS,
             )  # fmt: skip
         add_out(parser)

@@ -182,7 +182,7 @@ def replacing_files(
     Args:
         folder: made if there is none.
         size: as in `replacing`.
-        last: the file without which nothing reads the folder. It is removed before any other file is, and replaced
+        last: the file without which nothing reads the folder. It goes before any other file does, and is replaced
             after all others: an interruption leaves no mixture that could be read.
         stale: files of the folder that are removed in between.
 
@@ -212,20 +212,28 @@ def _moved(folder: Path, beside: Path, last: str | None = None, stale: Sequence[
             os.chmod(path, mode)
             # On the disk before it replaces a good file.
             sync(path)
-        if last is not None and (folder / last).exists():
-            (folder / last).unlink()
-            sync(folder)
-        for path in stale:
-            path.unlink(missing_ok=True)
-            with suppress(OSError):
-                # Somebody may have put other files there.
-                path.parent.rmdir()
-        for path in sorted(written, key=lambda path: path == partial / str(last)):
-            place = folder / path.relative_to(partial)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(path, place)
-            with suppress(OSError):
-                sync(place.parent)
+        aside, others = private / "last", [*written, *(path for path in stale if path.exists())]
+        try:
+            if last is not None and (folder / last).is_file():
+                os.replace(folder / last, aside)
+                with suppress(OSError):
+                    sync(folder)
+            for path in stale:
+                path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    # Somebody may have put other files there.
+                    path.parent.rmdir()
+            for path in sorted(written, key=lambda path: path == partial / str(last)):
+                place = folder / path.relative_to(partial)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(path, place)
+                with suppress(OSError):
+                    sync(place.parent)
+        except BaseException:
+            # Nothing has moved or gone yet: the folder is whole again.
+            if aside.exists() and all(path.exists() for path in others):
+                os.replace(aside, folder / str(last))
+            raise
 
 
 def remove_partials(folder: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from gistkit.common.checks import at_least, check_int
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.tokens import batches, text_ids
-from gistkit_serve.store.store import Entry, Store
+from gistkit_serve.store.store import Entry, Store, check_names
 
 # Documents of about the same size whose texts are in memory at a time, and sorted by their number of tokens.
 WINDOW = 512
@@ -25,7 +25,8 @@ class Document:
     """A document that is read when its turn comes.
 
     Args:
-        name: its name in the store.
+        name: its name in the store, a relative path such as a/b.txt: parts of at most 250 bytes, of which none is empty
+            or begins with a dot. The file of one, a.gist, is no folder of another, as in a.gist/b.
         size: bytes, about as many as its text has.
         read: gives the text.
     """
@@ -65,10 +66,11 @@ def compress_documents(
 
     Raises:
         ValueError: if a document is empty, too long for the compressor, or not the text that the store has under its
-            name, if there is no such part, or as `Store.of`.
+            name, if a name is none, if there is no such part, or as `Store.of`.
     """
     batch_tokens = at_least("compress_documents", "batch_tokens", batch_tokens, 1)
     own = share(documents, part, parts)
+    check_names([document.name for document in documents])
     count, store = 0, Store.of(folder, compressor)
     stored = dict(store.entries)
     if on_batch is not None:

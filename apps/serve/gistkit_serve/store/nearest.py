@@ -138,7 +138,9 @@ def read_file(path: Path, kind: str) -> File:
 def _file(names: Any, arrays: Mapping[str, np.ndarray], kind: str) -> File:
     documents, probe = arrays["documents"], arrays.get("probe")
     named = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    if not named or documents.dtype != np.int32 or documents.min() < 0 or documents.max() >= len(names):
+    if not named or (documents.dtype, documents.ndim) != (np.int32, 1):
+        raise ValueError("documents that have no name")
+    if documents.min() < 0 or documents.max() >= len(names):
         raise ValueError("documents that have no name")
     if kind == "words":
         # Whether it is there.

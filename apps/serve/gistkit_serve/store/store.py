@@ -7,8 +7,9 @@ header has the CRC-32 of the text too. A file is whole or not there, so a proces
 from __future__ import annotations
 
 import json
+import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -26,6 +27,8 @@ from gistkit_serve.store.nearest import Embed, Nearest
 
 FORMAT, VERSION = "gistkit-store", 2
 HEADER, SUFFIX = "store.json", ".gist"
+# Bytes of a part of a name: file systems allow 255, with the suffix.
+LONGEST = 250
 # Which compressor made a store.
 _MAKER = ("source", "fingerprint", "maker")
 # Of a memory's file, beside what every one has.
@@ -67,10 +70,10 @@ class Store(Mapping[str, Memory]):
     def __init__(self, folder: str | Path, *, verify: bool = True) -> None:
         self.folder, self.verify = Path(folder), verify
         self.header = _read_header(self.folder)
-        files = (path for path in self.folder.rglob(f"*{SUFFIX}") if not path.is_symlink())
-        names = {path.relative_to(self.folder).as_posix().removesuffix(SUFFIX): path for path in files}
-        # Hidden ones are being written.
-        self._paths = {name: names[name] for name in sorted(names) if not _hidden(name)}
+        files = (place / name for place, names in _walk(self.folder) for name in names if name.endswith(SUFFIX))
+        paths = (path for path in files if path.is_file() and not path.is_symlink())
+        names = {path.relative_to(self.folder).as_posix().removesuffix(SUFFIX): path for path in paths}
+        self._paths = {name: names[name] for name in sorted(names)}
         self._indexes: dict[str, Nearest] = {}
 
     @classmethod
@@ -85,10 +88,9 @@ class Store(Mapping[str, Memory]):
         source = asdict(compressor.source)
         made = {"format": FORMAT, "version": VERSION, "source": source, "fingerprint": fingerprint, "maker": maker}
         _begin(Path(folder), made)
-        store = cls(folder)
-        for place in {store.folder, *(path.parent for path in store._paths.values())}:
+        for place, _ in _walk(Path(folder)):
             remove_partials(place)
-        return store
+        return cls(folder)
 
     def __getitem__(self, name: str) -> Memory:
         """The memory of one document, on the CPU.
@@ -125,13 +127,12 @@ class Store(Mapping[str, Memory]):
         """Writes the memory of a document of `tokens` tokens; when it returns it is on the disk.
 
         Raises:
-            ValueError: if the store has the document, or the name is no relative path or a hidden one.
+            ValueError: if the store has the document, or the name is none of a `Document`.
             OSError: if the disk is full; what was there before stays.
         """
         if name in self:
             raise ValueError(f"name: expected none that is in the store, got {shown(name)}")
-        if _hidden(name) or PurePosixPath(name).is_absolute() or str(PurePosixPath(name)) != name:
-            raise ValueError(f"name: expected a relative path without hidden folders, got {shown(name)}")
+        check_names([name])
         path = self.folder / f"{name}{SUFFIX}"
         about = {"tokens": tokens, "memory_tokens": memory.sizes[0], "text": zlib.crc32(text.encode())}
         tensors, header = packed(memory)
@@ -169,6 +170,31 @@ def is_store(path: Path) -> bool:
     return (path / HEADER).is_file()
 
 
+def check_names(names: Collection[str]) -> None:
+    """A ValueError unless documents of these names have a file each; see `Document.name`."""
+    folders = {folder for name in names for folder in PurePosixPath(name).parents}
+    for name in names:
+        if not _is_name(name):
+            raise ValueError(
+                f"name: expected a relative path without hidden folders, of parts of at most {LONGEST} bytes, got "
+                f"{shown(name)}"
+            )
+        if PurePosixPath(name + SUFFIX) in folders:
+            raise ValueError(f"name: expected no document in a folder {shown(name + SUFFIX)}, the file of another")
+    if PurePosixPath(HEADER) in folders:
+        raise ValueError(f"name: expected no document in a folder {HEADER}, the store's header")
+
+
+def _is_name(name: str) -> bool:
+    path = PurePosixPath(name)
+    try:
+        short = all(len(os.fsencode(part)) <= LONGEST for part in path.parts)
+    except UnicodeEncodeError:
+        return False
+    visible = bool(path.parts) and not any(part.startswith(".") for part in path.parts)
+    return short and visible and not path.is_absolute() and str(path) == name and "\0" not in name
+
+
 def _begin(folder: Path, header: dict[str, Any]) -> None:
     """Writes the header of a new store, or compares it with that of one which is there."""
     if not is_store(folder):
@@ -189,6 +215,8 @@ def _begin(folder: Path, header: dict[str, Any]) -> None:
 def _read_header(folder: Path) -> dict[str, Any]:
     path = folder / HEADER
     header = read_json(path, "the header of a store")
+    if (header.get("format"), header.get("version")) == (FORMAT, 1):
+        raise ValueError(f"{path}: expected version {VERSION}, got 1 of an earlier gistkit; compress the texts again")
     if header.get("format") != FORMAT or header.get("version") != VERSION:
         raise ValueError(
             f"{path}: expected format {FORMAT}, version {VERSION}, got {shown(header.get('format'))}, "
@@ -199,8 +227,11 @@ def _read_header(folder: Path) -> dict[str, Any]:
     return header
 
 
-def _hidden(name: str) -> bool:
-    return any(part.startswith(".") for part in PurePosixPath(name).parts)
+def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Each folder of a store and its files; what is hidden is being written and may go at any time."""
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield Path(place), [name for name in files if not name.startswith(".")]
 
 
 def _entry(name: str, path: Path) -> Entry:

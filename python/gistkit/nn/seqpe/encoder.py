@@ -163,11 +163,11 @@ class SeqPE(nn.Module):
     def frozen(self, positions: Tensor | None = None) -> Iterator[None]:
         """Inside the `with` block each position is encoded once.
 
-        In eval mode without gradients, embeddings are kept until the block ends or the weights change: those requested,
-        and some following ones, as positions may come one by one. In training or with gradients the encoder runs as
-        outside, and what was kept goes. A change that torch does not count, such as one through a weight's `.data`, is
-        not noticed. A block belongs to its thread; nested blocks share what is kept. Copies of the encoder are not
-        frozen.
+        In eval mode, where no weight gets a gradient, embeddings are kept until the block ends or the weights change:
+        those requested, and some following ones, as positions may come one by one. In training or with gradients the
+        encoder runs as outside, and what was kept goes. A change that torch does not count, such as one through a
+        weight's `.data`, is not noticed. A block belongs to its thread; nested blocks share what is kept. Copies of the
+        encoder are not frozen.
 
         Args:
             positions: encoded when the block begins; as in `forward`.
@@ -259,15 +259,18 @@ class SeqPE(nn.Module):
         kept = self._kept.get(threading.get_ident())
         # int64 does not have all positions of many axes as one number.
         whole = self.axes == 1 or self.limit**self.axes <= 1 << 63
-        if kept is not None and (self.training or torch.is_grad_enabled()):
+        if kept is None:
+            return None
+        if self.training or (torch.is_grad_enabled() and any(one.requires_grad for one in self.parameters())):
             # A fused optimizer that follows changes weights without a count.
             kept.forget()
             return None
-        if kept is None or not positions.numel() or not whole:
+        if not positions.numel() or not whole:
             return None
         DigitTrie.check(positions, axes=self.axes, base=self.base, digits=self.digits)
         numbers = as_number(positions.reshape(-1, self.axes).long(), self.limit)
-        return kept.look_up(numbers).view(*self._shape(positions), self.out_dim)
+        found = kept.look_up(numbers)
+        return None if found is None else found.view(*self._shape(positions), self.out_dim)
 
     def _shape(self, positions: Tensor) -> torch.Size:
         return positions.shape if self.axes == 1 else positions.shape[:-1]

@@ -37,11 +37,15 @@ class KeptEmbeddings:
         """Begins anew."""
         self._numbers = self._numbers[:0]
 
-    def look_up(self, numbers: Tensor) -> Tensor:
-        """Embeddings [P, D] of numbers int64 [P] on the CPU, computed where they are new."""
+    def look_up(self, numbers: Tensor) -> Tensor | None:
+        """Embeddings [P, D] of numbers int64 [P] on the CPU, computed where new; None for weights without data."""
         weights: list[Tensor] = [*self._module.parameters()]
         device = weights[0].device.type
-        state: list[Any] = [(id(one), 0 if one.is_inference() else one._version, one.data_ptr()) for one in weights]
+        try:
+            state: list[Any] = [(id(one), 0 if one.is_inference() else one._version, one.data_ptr()) for one in weights]
+        except RuntimeError:
+            # Those of torch.func.vmap have none of their own.
+            return None
         state.append(torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device))
         if state != self._state:
             self._weights, self._state = weights, state
