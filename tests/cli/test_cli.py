@@ -706,9 +706,17 @@ def test_mistakes_of_training_and_evaluation(run, tmp_path, words, message):
     assert status == 2 and not shown and one_line(complaints.splitlines()[-1:], message), complaints
 
 
+def fill(parser):
+    """A parser with what is added to it at first use, if commands are."""
+    if parser.prog == "gistkit view layout":
+        parser.format_help()
+    return parser
+
+
 def commands(parser=None, path=()):
     """Every command, as the words that call it."""
     parser = parser or cli.parser()
+    fill(parser)
     groups = [action for action in parser._actions if isinstance(action.choices, dict)]
     return [
         found for group in groups for name, sub in group.choices.items() for found in commands(sub, (*path, name))
@@ -718,7 +726,7 @@ def commands(parser=None, path=()):
 def parsers(parser=None):
     """Every parser, those of groups of commands among them."""
     parser = parser or cli.parser()
-    yield parser
+    yield fill(parser)
     for action in parser._actions:
         if isinstance(action.choices, dict):
             for child in action.choices.values():
