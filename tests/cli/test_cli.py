@@ -859,6 +859,15 @@ def test_a_mistyped_path_imports_no_torch(tmp_path):
         assert printed(code) == "2 False\n"
 
 
+def test_a_path_in_a_folder_that_cannot_be_listed_is_named(monkeypatch, capsys):
+    def listdir(folder):
+        raise PermissionError(13, "Permission denied", folder)
+
+    monkeypatch.setattr("os.listdir", listdir)
+    assert cli.main(["ask", "reprot.txt"]) == 2
+    assert capsys.readouterr().err == "gistkit: MEMORY: reprot.txt: no such file or folder\n"
+
+
 def test_the_parser_loads_nothing_heavy():
     code = "import sys; from gistkit import cli; cli.parser(); print({'torch', 'transformers'} & set(sys.modules))"
     assert printed(code) == "set()\n"
