@@ -75,6 +75,8 @@ class Commands(SphinxDirective):
 
 def _parsers(parser: ArgumentParser) -> list[ArgumentParser]:
     """The commands below a parser that have none below them, in the order of its help."""
+    # Some add theirs at first use.
+    parser.format_help()
     below = [action for action in parser._actions if isinstance(action, _SubParsersAction)]
     if not below:
         return [parser]

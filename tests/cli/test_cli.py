@@ -706,9 +706,17 @@ def test_mistakes_of_training_and_evaluation(run, tmp_path, words, message):
     assert status == 2 and not shown and one_line(complaints.splitlines()[-1:], message), complaints
 
 
+def fill(parser):
+    """A parser with what is added to it at first use, if commands are."""
+    if parser.prog == "gistkit view layout":
+        parser.format_help()
+    return parser
+
+
 def commands(parser=None, path=()):
     """Every command, as the words that call it."""
     parser = parser or cli.parser()
+    fill(parser)
     groups = [action for action in parser._actions if isinstance(action.choices, dict)]
     return [
         found for group in groups for name, sub in group.choices.items() for found in commands(sub, (*path, name))
@@ -718,7 +726,7 @@ def commands(parser=None, path=()):
 def parsers(parser=None):
     """Every parser, those of groups of commands among them."""
     parser = parser or cli.parser()
-    yield parser
+    yield fill(parser)
     for action in parser._actions:
         if isinstance(action.choices, dict):
             for child in action.choices.values():
@@ -849,6 +857,15 @@ def test_a_mistyped_path_imports_no_torch(tmp_path):
     for words in (["ask", "reprot.txt", "Who?"], ["compress", "ok.txt", "--ratio", "2", "nofile.txt"]):
         code = f"import sys; from gistkit import cli; print(cli.main({words!r}), 'torch' in sys.modules)"
         assert printed(code) == "2 False\n"
+
+
+def test_a_path_in_a_folder_that_cannot_be_listed_is_named(monkeypatch, capsys):
+    def listdir(folder):
+        raise PermissionError(13, "Permission denied", folder)
+
+    monkeypatch.setattr("os.listdir", listdir)
+    assert cli.main(["ask", "reprot.txt"]) == 2
+    assert capsys.readouterr().err == "gistkit: MEMORY: reprot.txt: no such file or folder\n"
 
 
 def test_the_parser_loads_nothing_heavy():

@@ -64,6 +64,7 @@ def told(words, capsys):
 def actions(parser, *path):
     """The actions of a command's parser."""
     for word in path:
+        parser.format_help()
         group = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
         parser = group.choices[word]
     parser.format_help()

@@ -1,10 +1,12 @@
 """Trained compressors that come with gistkit: by name, and as the default of the commands that compress and ask."""
 
+import shlex
 import shutil
 from dataclasses import replace
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
@@ -198,7 +200,59 @@ def test_ask_finds_the_folder_that_compress_was_given(folder, run, report, tmp_p
     shutil.rmtree(models.notes())
     status, shown, complaints = run("ask", memory, *question)
     assert status == 2 and not shown and "UNTRAINED" not in complaints
-    assert complaints.splitlines()[-1] == f"{told}: it has trained, and the file has only its settings"
+    reason = "it has other weights than a new one: it has trained, or was made with another --dtype or --option"
+    assert complaints.splitlines()[-1] == f"{told}: {reason}"
+    # ask too notes the folder that it is given.
+    shutil.copytree(folder / "x500", own)
+    assert run("ask", memory, *question, "--compressor", own)[:2] == (0, answer)
+    assert run("ask", memory, *question)[:2] == (0, answer)
+
+
+def test_a_folder_that_cannot_be_noted_ends_no_command(folder, run, report, monkeypatch):  # noqa: F811
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(models, "notes", no_home)
+    memory, own = report.with_suffix(".gist"), ("--compressor", folder / "x500")
+    assert run("compress", report, *own)[0] == 0
+    assert run("ask", memory, "Who asks?", "--max-new-tokens", 2, *own)[0] == 0
+    status, _, complaints = run("ask", memory, "Who asks?")
+    assert status == 2 and "gistkit: --compressor: expected the folder of the x500 that made " in complaints
+
+
+def test_a_note_of_weights_of_its_own_is_not_of_new_ones(folder, run, report, tmp_path):  # noqa: F811
+    """Without adapters the base model is what trained, and the compressor's other weights are as they were."""
+    memory, own = report.with_suffix(".gist"), tmp_path / "own"
+    means = METHODS["avgpool"](AutoModelForCausalLM.from_pretrained(folder), ratio=5, lora=None)
+    means.model.lm_head.weight.data.add_(0.1)
+    means.identity.forget()
+    means.save_pretrained(own)
+    assert (own / "model").is_dir() and run("compress", report, "--compressor", own)[0] == 0
+    status, _, complaints = run("ask", memory, "Who asks?", "--max-new-tokens", 2)
+    assert status == 0 and f"its compressor was in {own}\n" in complaints
+    assert run("compress", report, "--method", "avgpool", "--option", "lora=null")[0] == 0
+    status, _, complaints = run("ask", memory, "Who asks?", "--max-new-tokens", 2)
+    assert status == 0 and "its compressor was in" not in complaints
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("x500", "--dtype", "bfloat16"),
+        ("gist", "--dtype", "bfloat16"),
+        ("avgpool", "--option", "bos_token=1", "--option", "lora=null"),
+        ("icae", "--dtype", "bfloat16", "--memory-dtype", "float32"),
+    ],
+    ids=" ".join,
+)
+def test_a_new_one_of_another_dtype_or_without_lora_is_made_again(run, report, words):  # noqa: F811
+    status, shown, _ = run("compress", report, "--method", *words)
+    words = shlex.split(shown.split("Ask it: gistkit ask ")[1].split(", which")[0])
+    assert status == 0 and ("bfloat16" in words) == ("bfloat16" in shown)
+    memory, dtype = words[0], words[-2:] if "--dtype" in words else []
+    for given in (dtype, [] if Memory.load(memory).dtype == torch.bfloat16 else dtype):
+        status, _, complaints = run("ask", memory, "Who asks?", "--max-new-tokens", 2, *given)
+        assert status == 0 and "expected one" not in complaints, complaints
 
 
 def test_a_name_that_is_none(folder, place, report, capsys):  # noqa: F811

@@ -1,6 +1,7 @@
-"""`gistkit view layout`: which layout a page gets, and what is refused."""
+"""`gistkit view`: which layout a page gets, how a run is drawn, and what is refused."""
 
 import inspect
+import json
 import re
 from pathlib import Path
 
@@ -86,3 +87,20 @@ def test_mistakes_are_one_line(words, message, capsys):
         status = stop.code
     lines = capsys.readouterr().err.splitlines()
     assert status == 2 and message in lines[-1], lines
+
+
+def test_a_run_is_drawn_from_its_metrics(tmp_path, capsys, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("gistkit.cli.view_run.write_picture", lambda path, figure, dpi: drawn.append((path, figure)))
+    steps = [{"step": n, "ae": 4 / n, "loss": 4 / n, "lr": n / 4, "grad_norm": 1.0, "seconds": n} for n in range(1, 5)]
+    records = [*steps, {"step": 4, "held_out": {"ae": 1.5}}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert cli.main(["view", "run", str(tmp_path), "--over", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "4 steps, 4 s, last loss 1.0000" in shown and "held out, after step 4: ae 1.5000" in shown
+    ((path, figure),) = drawn
+    assert path == tmp_path / "run.png" and len(figure.axes) == 3
+    lines = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[0].lines}
+    assert lines["ae"] == [[2, 3], [3, (2 + 4 / 3) / 2], [4, (4 / 3 + 1) / 2]] and lines["ae, held out"] == [[4, 1.5]]
+    assert cli.main(["view", "run", str(tmp_path / "none")]) == 2
+    assert "RUN: expected the folder of a training run" in capsys.readouterr().err

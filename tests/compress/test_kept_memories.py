@@ -13,10 +13,15 @@ from tests.helpers.models import tiny_llama
 from tests.helpers.tiers import tiers
 
 CONTEXTS = [list(range(2, 15)), list(range(20, 27))]
+ALL = [*CASES, "full context"]
+
+
+def made(name):
+    return FullContext(tiny_llama().double()) if name == "full context" else make(name)
 
 
 def encode(name):
-    return (FullContext(tiny_llama()) if name == "full context" else make(name)).encode(CONTEXTS)
+    return made(name).encode(CONTEXTS)
 
 
 def all_tensors(memory):
@@ -24,9 +29,9 @@ def all_tensors(memory):
     return found + [tensor for tensor in (memory.last, memory.key_bias) if tensor is not None]
 
 
-@pytest.mark.parametrize("name", tiers(CASES, QUICK))
+@pytest.mark.parametrize("name", tiers(ALL, [*QUICK, "full context"]))
 def test_encode_saves_nothing_for_a_backward_pass(name):
-    compressor, saved = make(name), []
+    compressor, saved = made(name), []
     with saved_tensors_hooks(lambda tensor: saved.append(tensor.shape), lambda packed: None):
         memory = compressor.encode(CONTEXTS)
     assert saved == []
@@ -36,9 +41,9 @@ def test_encode_saves_nothing_for_a_backward_pass(name):
         assert tensor.untyped_storage().nbytes() == tensor.nbytes, tensor.shape
 
 
-@pytest.mark.parametrize("name", tiers(CASES, ["icae", "gistpool"]))
+@pytest.mark.parametrize("name", tiers(ALL, ["icae", "gistpool", "full context"]))
 def test_a_kept_memory_is_a_constant_of_a_later_backward_pass(name):
-    compressor = make(name)
+    compressor = made(name)
     memory = compressor.encode(CONTEXTS)
     prompt = torch.nn.Parameter(torch.zeros(2, 4, 48, dtype=torch.float64))
     hidden_states = compressor.decode(memory, "lm", torch.full((2, 4), 7))

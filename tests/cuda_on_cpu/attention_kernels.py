@@ -18,7 +18,7 @@ from attention_cases import (
     check,
     lists_of,
 )
-from emulation import SHARED_LIMIT, Library, build, configure
+from emulation import SHARED_LIMIT, Library, build, configure, statistics
 from torch import Tensor
 
 from gistkit.ops import reference
@@ -113,7 +113,14 @@ def backward(
         "lse": lse,
     }
     device = Device(key_tiles.params, query_tiles.params, 1, shared_limit)
+    by_wgmma = capability == HOPPER and path("backward", case, shared_limit=shared_limit) == WGMMA
+    if by_wgmma:
+        statistics()
     launch("backward", params, device, inputs, grads, capability=capability, **options)
+    if by_wgmma:
+        # The launcher's word for it is not enough: mma's operands come by loads of matrices.
+        found = statistics()
+        assert found.products and not found.matrix_loads
     return list(grads.values())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,11 @@ from gistkit.common.trained import default_for
 from gistkit.options.arguments import add_command, device, existing, number, positive, whole
 from gistkit.options.models import (
     IMAGES,
+    OtherWeightsError,
     add_model,
     add_trained,
     as_made,
+    given_compressor,
     load_compressor,
     load_model,
     makers_of,
@@ -263,7 +266,7 @@ def _image_prompts(compressor: Any, processor: Any) -> Prompts:
 def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: Memory | None) -> Compressor:
     """The one that made a memory, or without one the default of `gistkit compress`."""
     if arguments.compressor is not None:
-        given = load_compressor(arguments.compressor, model, arguments.encoder)
+        given = given_compressor(arguments.compressor, model, arguments.encoder)
         return given if memory is None else as_made(given, memory)
     if memory is None:
         name = default_for(arguments.model)
@@ -291,10 +294,19 @@ def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: M
     # Where the model is another one, that is told.
     own = memory.maker if memory.fingerprint is None or is_of(model, memory.fingerprint, None) else None
     settings = kind.sizes(source.chunk, source.memory_tokens) | dict(source.options)
-    try:
-        return new_compressor(model, source.method, own, **settings)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{wanted}: {error}") from error
+    # What --dtype and --option lora=null gave a new one at compress is not in the file, and shows in its weights.
+    dtypes = dict.fromkeys([model.dtype, memory.dtype] if arguments.dtype is None else [model.dtype])
+    others = ({}, {"lora": None}) if "lora" in kind.names() - settings.keys() else ({},)
+    reason: Exception | None = None
+    for dtype, other in product(dtypes, others):
+        try:
+            return new_compressor(model.to(dtype), source.method, own, **settings, **other)
+        except OtherWeightsError as error:
+            reason = error
+        except (TypeError, ValueError) as error:
+            reason = error
+            break
+    raise ValueError(f"{wanted}: {reason}") from reason
 
 
 def _questions(arguments: argparse.Namespace) -> Iterator[str]:

@@ -163,6 +163,7 @@ def _run(arguments: argparse.Namespace) -> int:
     print(total.line(len(sources), time.perf_counter() - start))
     words = ["gistkit", "ask", str(sources[0].target)]
     words += [] if arguments.model == "smollm2" else ["--model", arguments.model]
+    words += [] if arguments.dtype is None else ["--dtype", arguments.dtype]
     print(f"Ask it: {shlex.join(words)}, which is a conversation, or with questions after it")
     total.warn(compressor)
     return 0

@@ -81,8 +81,13 @@ def builder(name: str) -> Callable[..., Layout]:
 
 
 def add(kinds: Any) -> None:
-    """Adds the command: a builder's options are its arguments, with the words of its docstring."""
+    """Adds the command, whose methods are added at first use, as their builders import torch."""
     layout = kinds.add_parser("layout", help=PURPOSE, description=PURPOSE[0].upper() + PURPOSE[1:], epilog=EXAMPLE)
+    layout.fill = _add_methods
+
+
+def _add_methods(layout: argparse.ArgumentParser) -> None:
+    """A command for each builder: its options are the builder's arguments, with the words of its docstring."""
     methods = layout.add_subparsers(required=True, metavar="METHOD")
     for name, example in BUILDERS.items():
         build, command = builder(name), name.replace("_", "-")

@@ -73,7 +73,8 @@ def save_pretrained(compressor: Any, folder: str | Path, fingerprints: tuple[str
     An existing card is kept. The tokenizer is saved too if one is set or was used. Each adapter is a folder that
     `peft.PeftModel.from_pretrained` loads; of the compressors in a wheel, which share files, not each is. The model and
     adapters of a compressor that was in the folder go, where they are not replaced. If writing fails, the folder stays
-    as it was; if it is interrupted while files move there, the folder is refused until it is saved again.
+    as it was; if it is interrupted while files move there, the folder is refused until it is saved again, and the older
+    model and adapters stay beside what that saves.
 
     Args:
         fingerprints: `base_fingerprints`, of a model whose weights are sharded; None: computed.

@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -106,8 +107,11 @@ def _check_existing(name: str, value: str | Path) -> None:
     if text.startswith(("-", "hf:")) or not text.strip() or os.path.exists(text):
         return
     folder, last = os.path.split(text)
-    near = get_close_matches(last, os.listdir(folder or ".") if os.path.isdir(folder or ".") else [], n=1, cutoff=0.7)
-    hint = f"; did you mean {os.path.join(folder, near[0])}?" if near else ""
+    hint = ""
+    # There may be no such folder, or no right to list it.
+    with suppress(OSError):
+        for near in get_close_matches(last, os.listdir(folder or "."), n=1, cutoff=0.7):
+            hint = f"; did you mean {os.path.join(folder, near)}?"
     raise FileNotFoundError(f"{name}: {text:.200}: no such file or folder{hint}")
 
 

@@ -259,7 +259,7 @@ def load_compressor(folder: Path, model: PreTrainedModel, encoder: str | None = 
 
 
 def notes() -> Path:
-    """The folder with a file for each compressor that a command was given: its fingerprint, and in it where it lies."""
+    """The folder with a file for each compressor that a command was given, of its fingerprints: where it lies."""
     from gistkit.hf.smollm2 import cache_folder
 
     return cache_folder() / "compressors"
@@ -267,10 +267,27 @@ def notes() -> Path:
 
 def noted_folder(memory: Memory) -> Path | None:
     """Where the compressor that made a memory was when a command of this user last had it; None: not known."""
-    maker = str(memory.maker)
+    name = _note_name(memory.fingerprint, memory.maker)
     # It comes from anybody's file.
-    found = re.fullmatch("[0-9a-f]{16}", maker) is not None and (notes() / maker).is_file()
-    return Path((notes() / maker).read_text()) if found else None
+    if re.fullmatch("[0-9a-f]{16}(-[0-9a-f]{16}){2}", name):
+        with suppress(OSError, RuntimeError):
+            return Path((notes() / name).read_text())
+    return None
+
+
+def _note_name(fingerprint: str | None, maker: str | None) -> str:
+    # Without adapters the weights that train may be the base model's alone.
+    return f"{fingerprint}-{maker}"
+
+
+def given_compressor(folder: Path, model: PreTrainedModel, encoder: str | None = None) -> Compressor:
+    """`load_compressor` of a folder that a user named, which is noted for later memories of it."""
+    compressor = load_compressor(folder, model, encoder)
+    if compressor.identity.weights().own:
+        # Whoever cannot write there, or has no home, can name it again.
+        with suppress(OSError, RuntimeError):
+            write_text(notes() / _note_name(*compressor.fingerprints()), str(find(folder).resolve()))
+    return compressor
 
 
 def makers_of(memory: Memory) -> list[str]:
@@ -320,6 +337,10 @@ def as_made(compressor: Compressor, memory: Memory) -> Compressor:
     return compressor.changed(**changes) if changes else compressor
 
 
+class OtherWeightsError(ValueError):
+    """A new compressor is not the one that made a memory."""
+
+
 def new_compressor(
     model: PreTrainedModel, method: str = "select", maker: str | None = None, **settings: Any
 ) -> Compressor:
@@ -329,6 +350,9 @@ def new_compressor(
 
     Args:
         maker: the fingerprint of a memory's compressor, which it must have; None: any.
+
+    Raises:
+        OtherWeightsError: if it has another fingerprint; the model is then as it was.
     """
     import torch
 
@@ -342,7 +366,11 @@ def new_compressor(
             raise ValueError(f"{unknown[0]}: {method} does not have it; expected some of {', '.join(sorted(takes))}")
         compressor = kind(model, **settings).eval().to(model.device)
     if maker not in (None, compressor.own_fingerprint()):
-        raise ValueError("it has trained, and the file has only its settings")
+        if compressor.adapters is not None:
+            compressor.adapters.remove()
+        raise OtherWeightsError(
+            "it has other weights than a new one: it has trained, or was made with another --dtype or --option"
+        )
     if compressor.needs_training:
         warn(
             "the compressor is UNTRAINED, so its memory is noise; train one with gistkit train and pass its folder "
@@ -382,11 +410,8 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, pro
     for name in settings:
         if name not in _free(folder):
             raise ValueError(f"--{name}: not allowed with --compressor, which has its own, got {settings[name]}")
-    compressor = load_compressor(Path(folder), model, encoder)
-    if arguments.compressor is not None and compressor.identity.weights().own:
-        # Whoever cannot write there can name it again.
-        with suppress(OSError):
-            write_text(notes() / compressor.own_fingerprint(), str(find(folder).resolve()))
+    load = load_compressor if arguments.compressor is None else given_compressor
+    compressor = load(Path(folder), model, encoder)
     if (compressor.method == IMAGES) != (processor is not None):
         raise ValueError(f"--compressor: expected one for {wanted}, got one of method {compressor.method}")
     with model_errors():
