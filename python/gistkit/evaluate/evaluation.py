@@ -146,7 +146,9 @@ def _description(reader: Reader) -> dict[str, Any]:
         names += ["layout", "ratio", "chunk", "memory_tokens", "window"]
     elif getattr(reader, "ratio", 1) != 1:
         names.append("ratio")
-    described = {name: getattr(reader, name) for name in names if getattr(reader, name, None) is not None}
+    described = {name: getattr(reader, name, None) for name in names}
+    # A method in place makes its layout, where others have the name of one.
+    described = {name: value for name, value in described.items() if value is not None and not callable(value)}
     described["class"] = type(reader).__name__
     described["model"] = display_name(model)
     return described | {"dtype": str(model.dtype).removeprefix("torch."), "device": str(model.device)}
