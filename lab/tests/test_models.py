@@ -17,6 +17,7 @@ pytest.importorskip("sacrebleu", reason="the evaluate extra is not installed")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
 
 import card
+import long_questions
 import make
 import manual_questions
 import measure
@@ -330,6 +331,38 @@ def test_questions_are_about_the_part_of_a_held_out_page_with_the_answer(tmp_pat
     (found,) = manual_questions.together(tokenizer, 500, path)
     assert [one.question for one in found.asked] == ["What keeps every task?", "Which port?"]
     assert len(found.context) == 500 and str(4000 + other) in tokenizer.decode(found.context)
+
+
+def test_long_questions_are_about_the_first_tokens_of_held_out_pages_and_of_the_sky(tmp_path, monkeypatch):
+    held_out = pages_of_text(tmp_path, monkeypatch)
+    (tmp_path / "sky" / "stars").mkdir(parents=True)
+    (tmp_path / "sky" / "stars" / "0000-maya.txt").write_text("The turtle is three stars. " * 9)
+    number = int(held_out[0].stem.rpartition("-")[2])
+    lines = [
+        {"page": f"some-doc/page-{number}", "tokens": 900, "question": "Which port?", "answer": str(4000 + number)},
+        # Beyond its tokens; another page.
+        {"page": f"some-doc/page-{number}", "tokens": 9, "question": "Which port?", "answer": str(4000 + number)},
+        {"page": "some-doc/none", "tokens": 900, "question": "Which port?", "answer": "1"},
+        {"page": "stars/maya", "tokens": 50, "question": "What is of three stars?", "answer": "turtle"},
+    ]
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(long_questions, "FILE", path)
+    monkeypatch.setattr(long_questions, "TEXT", tmp_path)
+    found = long_questions.lines(byte_tokenizer())
+    assert {kind: [one["answers"] for one in asked] for kind, asked in found.items()} == {
+        "manuals": [[str(4000 + number)]],
+        "sky": [["turtle"]],
+    }
+    assert found["sky"][0]["context"] == ("The turtle is three stars. " * 9)[:50]
+
+
+def test_long_questions_are_distinct_and_short():
+    lines = [json.loads(line) for line in Path(long_questions.__file__).with_name("long_questions.jsonl").open()]
+    known = {one.page for one in [*manual_questions.read(), *manual_questions.read(reader.FILE)]}
+    assert len(lines) == len({(one["page"], one["question"]) for one in lines}) == 195
+    assert {one["tokens"] for one in lines} == {1024, 2048, 4096} and not known & {one["page"] for one in lines}
+    assert all(len(one["answer"]) <= 60 and one["answer"] not in one["question"] for one in lines)
 
 
 @pytest.fixture
