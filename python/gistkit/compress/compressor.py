@@ -84,7 +84,7 @@ class Compressor(nn.Module, Method):
         self.install()
 
     def __getattr__(self, name: str) -> Any:
-        # Beside its modules and parameters it has the values of its config, without the methods.
+        # Beside its modules and parameters it has the values of its config, without methods and classes.
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -92,7 +92,7 @@ class Compressor(nn.Module, Method):
             if options is None or name.startswith("_") or name in self._parts or not hasattr(options, name):
                 raise
             value = getattr(options, name)
-            if ismethod(value):
+            if ismethod(value) or isinstance(value, type):
                 raise
             return value
 

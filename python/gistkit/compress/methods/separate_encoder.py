@@ -160,8 +160,9 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
         model, options = self.model, self.options
         encoder = self.load_encoder(options.encoder, model) if isinstance(options.encoder, str) else options.encoder
         # A compressor whose encoder is the model itself has one copy of it.
-        self.encoder = None if encoder is model else encoder
-        self.options = replace(options, encoder=self.encoder)
+        if encoder is not None and encoder is not model:
+            self.encoder = encoder
+        self.options = replace(options, encoder=None if encoder is model else encoder)
         self._encoder_lm = self.lm if self.encoder is None else _shared(self.encoder)
         self._encoder_tokenizer: Any = None
         # Whether a folder's settings, which may be anybody's, chose the encoder.
