@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,13 +19,16 @@ from gistkit.train.documents import HELD
 KEPT = TEXT.with_name("tokens.npz")
 
 
-def manuals() -> Corpus:
+def manuals(tokenizer: Any = None) -> Corpus:
     """The manuals, of which a tenth of the pages is held out; pages are written first where none are there.
 
-    Their token ids are kept beside them.
+    Args:
+        tokenizer: of transformers; None: SmolLM2's, whose token ids are kept beside the pages.
     """
     if not (TEXT / "text.json").exists():
         write()
+    if tokenizer is not None:
+        return load_corpus(TEXT / "manuals", tokenizer=tokenizer, progress=True)
     tokenizer = load_smollm2()[1]
     if KEPT.exists() and KEPT.stat().st_mtime > (TEXT / "text.json").stat().st_mtime:
         with np.load(KEPT) as arrays:

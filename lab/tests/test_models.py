@@ -16,6 +16,7 @@ pytest.importorskip("sacrebleu", reason="the evaluate extra is not installed")
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
 
+import adapter
 import card
 import long_questions
 import make
@@ -534,6 +535,24 @@ def test_a_reader_learns_from_what_a_selection_keeps_and_goes_on(place, corpus, 
     reader.train("read", 4, 1e-2, 2, 3, every=2)
     again = torch.load(place / "runs" / "read" / "checkpoint.pt", weights_only=True)
     assert all(torch.equal(tensor, whole["weights"][name]) for name, tensor in again["weights"].items())
+
+
+def test_an_adapter_learns_to_answer_from_whole_contexts(corpus, monkeypatch, capsys):
+    tokenizer, question = byte_tokenizer(), manual_questions.Question("package/page", "What is it called?", "Eagle", 0)
+    context = reader.ids_of(tokenizer, "an Eagle it is")
+    monkeypatch.setattr(adapter, "together", lambda *given: [manual_questions.Together(context, [question])])
+    monkeypatch.setattr(adapter, "manuals", lambda tokenizer: corpus)
+    for name, value in {"SHORTEST": 600, "LONGEST": 700}.items():
+        monkeypatch.setattr(reader, name, value)
+    monkeypatch.setattr(reader, "draw_facts", lambda count, random, held_out: draw_facts(2, random, held_out))
+    known = adapter.by_hand(tokenizer)
+    assert [(ids, one.kind) for ids, (one,) in known] == [(context, reader.HAND)] * len(adapter.LENGTHS)
+    model = small_llama()
+    made = adapter.train(model, tokenizer, known, steps=20, size=2, most=3, rate=1e-2)
+    nats = [json.loads(line)["nats"] for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert len(nats) == 2 and nats[1] < nats[0]
+    assert (made.by.name, made.ratio, made.trained_length, made.reader) == ("kvzip", 4, 1024, "text")
+    assert all(parameter.any() for name, parameter in made.named_parameters() if "lora_B" in name)
 
 
 def test_the_selections_in_models_are_those_that_are_made():

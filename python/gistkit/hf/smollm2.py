@@ -101,17 +101,24 @@ def _tokenizer(source: Path) -> Any:
 
 
 def _unpack(source: Path) -> tuple[PreTrainedModel, Any]:
-    """The model in float32, as an ordinary one: transformers calls it quantised, and would not save it."""
     if find_spec("gguf") is None:
         raise ImportError(f"SmolLM2 needs the package gguf to be unpacked; {INSTALL}")
     tokenizer = _tokenizer(source)
-    unpacked = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
-    settings = unpacked.config.to_dict()
+    return unpacked(source), tokenizer
+
+
+def unpacked(source: Path) -> PreTrainedModel:
+    """The model of a GGUF file in float32, as an ordinary one: transformers calls it quantised, and would not save it.
+
+    It needs the package gguf.
+    """
+    read = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    settings = read.config.to_dict()
     settings.pop("quantization_config", None)
-    model = AutoModelForCausalLM.from_config(type(unpacked.config)(**settings), dtype=torch.float32)
-    model.load_state_dict(unpacked.state_dict())
-    model.generation_config = unpacked.generation_config
-    return model, tokenizer
+    model = AutoModelForCausalLM.from_config(type(read.config)(**settings), dtype=torch.float32)
+    model.load_state_dict(read.state_dict())
+    model.generation_config = read.generation_config
+    return model
 
 
 def _digest(path: Path) -> str:
