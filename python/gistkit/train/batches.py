@@ -192,9 +192,7 @@ class Packed(Epochs):
 def _identity(batches: Pretraining | Packed, lengths: dict[str, Any]) -> dict[str, Any]:
     corpus = batches.corpus
     text = {"text": corpus.digest, corpus.unit: corpus.train.numel()}
-    # Rows of earlier releases were halved.
-    share = {} if batches.context_share == 0.5 else {"context_share": batches.context_share}
-    return text | {"size": batches.size} | lengths | {"seed": batches.seed} | share
+    return text | lengths | {name: getattr(batches, name) for name in ("size", "seed", "context_share")}
 
 
 def _check_share(share: float) -> None:

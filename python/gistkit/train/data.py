@@ -165,8 +165,7 @@ def load_corpus(
     values: object = None
     keys = documents.key, tokenizer_key(tokenizer)
     if None not in keys:
-        # Earlier releases had no windows and no split.
-        values = (*keys, limit, held_out_only, *[each for each in (windows, split) if each is not None])
+        values = (*keys, limit, held_out_only, windows, split)
     about, arrays = kept(folder, values, PARTS, lambda files: reading.read(documents, files))
     train, held_out, test = (torch.from_numpy(arrays[part]) for part in PARTS)
     if windows is not None and not (held_out.numel() and (train.numel() or held_out_only)):

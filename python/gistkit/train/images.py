@@ -57,10 +57,8 @@ class ImageQuestions(Epochs):
         if len(examples) < 2:
             raise ValueError(f"examples: expected at least 2, one to hold out, got {len(examples)}")
         count = len(examples)
-        last = range(count - max(1, int(count * HELD_OUT)), count)
-        chosen = last if held_out is None else held_out
+        chosen = range(count - max(1, int(count * HELD_OUT)), count) if held_out is None else held_out
         self._held_out, self._train = list(chosen), sorted(set(range(count)).difference(chosen))
-        self._is_last = self._held_out == list(last)
         if not set(range(count)).issuperset(chosen) or not self._held_out or not self._train:
             raise ValueError(
                 f"held_out: expected some of the indices 0 to {count - 1}, and not all, got {list(chosen)!r:.60}"
@@ -86,12 +84,10 @@ class ImageQuestions(Epochs):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The name, the number of examples, the seed, and which are held out, if not the last tenth."""
-        values = {"images": self.name, "examples": len(self.examples), "size": self.size, "seed": self.seed}
-        if self._is_last:
-            return values
-        indices = np.asarray(self._held_out, np.int64).tobytes()
-        return values | {"held_out": hashlib.sha256(indices).hexdigest()[:12]}
+        """The name, the number of examples, the seed, and which are held out."""
+        held_out = hashlib.sha256(np.asarray(self._held_out, np.int64).tobytes()).hexdigest()[:12]
+        values = {"images": self.name, "examples": len(self.examples), "held_out": held_out}
+        return values | {"size": self.size, "seed": self.seed}
 
 
 def collate(rows: Sequence[ImageQuestion]) -> Batch:

@@ -64,7 +64,7 @@ class QuestionAnswering(Epochs):
             end_token = getattr(tokenizer, "eos_token_id", None)
         self._options = (tokenizer, max_context, () if end_token is None else (end_token,), progress)
         self.size, self.seed = size, seed
-        # Different contexts, questions as (the number of their context, question, answer), and the JSON of all.
+        # Different contexts, questions as (the number of their context, question, answer), and a hash of all.
         self._contexts: list[np.ndarray] = []
         self._numbers: dict[bytes, int] = {}
         self._questions: list[tuple[int, np.ndarray, np.ndarray]] = []
@@ -85,9 +85,7 @@ class QuestionAnswering(Epochs):
         is_last = np.array([number in held_out for number, *_ in self._questions])
         if validation is not None:
             is_last = np.arange(len(self._questions)) >= trained
-        self._digest.update(b"]")
         self._train, last = np.flatnonzero(~is_last), np.flatnonzero(is_last)
-        self._validation = {} if validation is None else {"validation": len(last)}
         self._held_out = _in_turn(last, starts)
 
     def _add(self, name: str, examples: Iterable[Example], starts: list[int]) -> int:
@@ -103,7 +101,6 @@ class QuestionAnswering(Epochs):
             number = self._numbers.setdefault(key, len(self._contexts))
             if number == len(self._contexts):
                 self._contexts.append(context)
-            self._digest.update((", " if self._questions else "[").encode())
             self._digest.update(json.dumps((row.context, row.question, row.answer)).encode())
             self._questions.append((number, question, answer))
         if len(self._questions) == starts[-1]:
@@ -133,9 +130,10 @@ class QuestionAnswering(Epochs):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The questions and the seed."""
-        digest = self._digest.hexdigest()[:12]
-        return {"questions": digest, "size": self.size, "seed": self.seed} | self._validation
+        """The questions, which are held out, and the seed."""
+        digest = self._digest.copy()
+        digest.update(self._held_out.tobytes())
+        return {"questions": digest.hexdigest()[:12], "size": self.size, "seed": self.seed}
 
 
 def _sets(

@@ -107,20 +107,9 @@ class Recipe:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The JSON values that determine the losses; the number of steps is one where the learning rate falls.
-
-        Fields with their default are left out, if earlier releases did not have them.
-        """
-        values = asdict(self)
-        del values["patience"], values["epochs"]
-        if self.schedule == "constant":
-            del values["steps"], values["decay"]
-        if self.schedule in ("constant", "linear"):
-            del values["schedule"]
-        for name in ("optimizer", "eps", "context_share"):
-            if values[name] == type(self).__dataclass_fields__[name].default:
-                del values[name]
-        return values
+        """The JSON values that determine the losses; the number of steps is one where the learning rate falls."""
+        others = {"patience", "epochs", *(("steps", "decay") if self.schedule == "constant" else ())}
+        return {name: value for name, value in asdict(self).items() if name not in others}
 
 
 def context_length(length: int, share: float) -> int:
