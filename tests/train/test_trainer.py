@@ -322,8 +322,6 @@ def test_run_trains_from_plain_arguments_then_on_questions(tmp_path):
         ({"method": "gisty"}, "method: expected one of avgpool, .*, sac, select, separate_encoder, voco, got 'gisty'"),
         ({"method": "gistpool", "layout": "epl"}, "layout: expected some of bos_token, .* for gistpool, got layout"),
         ({"method": "icae", "compressor": {"windows": 3}}, "windows: expected some of chunk, .* for icae, got windows"),
-        ({"gists_as_means": 9}, "gists_as_means: expected none but for a new gistpool, got 9 with x500"),
-        ({"method": "gistpool", "gists_as_means": 0}, "gists_as_means: expected at least 1, got 0"),
         ({"recipe": {"stepz": 1}}, "recipe: expected some of .*steps.*, got stepz"),
         ({"preset": "epl-finetune"}, "questions: expected a file for the loss qa, kl, reverse_kl or hidden, got None"),
         (
@@ -333,40 +331,6 @@ def test_run_trains_from_plain_arguments_then_on_questions(tmp_path):
     ]:
         with pytest.raises(ValueError, match=message):
             run(model, None, tmp_path / "c", **arguments)
-
-
-@pytest.mark.slow
-def test_gists_may_start_as_means(tmp_path, monkeypatch):
-    rows = [
-        {"context": f"Number {n} follows {n - 1}." * (1 + n % 3), "question": "And?", "answers": [str(n)]}
-        for n in range(40)
-    ]
-    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    shared = {"preset": "epl-finetune", "method": "gistpool", "questions": tmp_path / "questions.jsonl", "cpu": True}
-    shared |= {
-        "compressor": {"ratio": 3, "bos_token": 0, "lora": 2, "losses": ("qa",), "windows": 1},
-        "progress": False,
-    }
-    shared["compressor"]["full_copy"] = True
-    recipe = {"batch": 2, "learning_rate": 1e-6, "warmup": 0, "weight_decay": 0.0}
-
-    def train(name, steps, **more):
-        model = make_compressor(lora=None).model
-        return run(model, None, tmp_path / name, recipe=recipe | {"steps": steps}, **shared, **more)
-
-    train("plain", 1)
-    train("means", 1, gists_as_means=40)
-    queries = {}
-    for name in ("plain", "means"):
-        tensors = safetensors.torch.load_file(checkpoints.find(tmp_path / name)[-1] / checkpoints.WEIGHTS)
-        # One copied map a layer, which the start sets to zero: gists attend evenly.
-        queries[name] = [float(t.abs().max()) for n, t in tensors.items() if n.startswith("copies") and "q_proj" in n]
-    assert queries["plain"] and max(queries["means"]) < 1e-4 < min(queries["plain"])
-
-    # What goes on has its maps, and does not solve for them again.
-    whole = train("whole", 3, gists_as_means=40)
-    monkeypatch.setattr("gistkit.train.command.start_as_means", lambda *_, **__: pytest.fail("started again"))
-    assert train("means", 3, gists_as_means=40, resume=True).held_out == whole.held_out
 
 
 def test_gists_parameters_learn_faster(tmp_path):

@@ -200,13 +200,6 @@ def _add_reading(group: Any) -> None:
         "--segment", type=positive, metavar="N", help="tokens per step by which the window of --tau moves (default: 32)"
     )
     group.add_argument(
-        "--gists-as-means",
-        type=positive,
-        metavar="N",
-        help="gistpool with windows=1 and full_copy=true: first fit maps that make gists the means of their windows, "
-        "over N gists (some thousands); then train with a --memory-factor of about 0.1",
-    )
-    group.add_argument(
         "--random-steps",
         type=positive,
         metavar="N",
