@@ -54,23 +54,6 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, name):
     assert held_out[-1] < held_out[0]
 
 
-def test_adafactor_is_torchs(tmp_path):
-    """Its first step: by the root of the mean of rows and columns, times the learning rate and the parameter's size."""
-    matrix = torch.nn.Parameter(torch.tensor([[3.0, -1.0], [2.0, 2.0]]))
-    recipe = dataclasses.replace(RECIPE, optimizer="adafactor", learning_rate=0.5, weight_decay=0.0)
-    optimizer = recipe.make_optimizer([matrix])
-    assert isinstance(optimizer, torch.optim.Adafactor)
-    start, gradient = matrix.detach().clone(), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    matrix.grad = gradient.clone()
-    optimizer.step()
-    squares = gradient.double() ** 2
-    second = squares.mean(1, keepdim=True) * squares.mean(0, keepdim=True) / squares.mean()
-    update = gradient.double() / second.sqrt()
-    update /= max(1.0, float(update.square().mean().sqrt()))
-    size = float(start.square().mean().sqrt())
-    torch.testing.assert_close(matrix.detach().double(), start.double() - 0.5 * size * update, rtol=1e-5, atol=1e-6)
-
-
 def test_patience_needs_evaluations(tmp_path):
     recipe = dataclasses.replace(RECIPE, patience=2)
     with pytest.raises(ValueError, match=r"patience: expected evaluations \(eval_every\) with it, got 2"):
