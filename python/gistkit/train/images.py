@@ -74,8 +74,12 @@ class ImageQuestions(Epochs):
         return [self.examples[index] for index in self._held_out[:rows]]
 
     def collate(self, rows: Sequence[ImageQuestion]) -> Batch:
-        """The arguments of `VoCo.forward`: tokens and labels [B, ...], pixel_values and what belongs to them."""
-        return collate(rows)
+        """The arguments of `VoCo.forward`: contexts as `join_contexts` has them, labels [B, ...] padded with -100."""
+        return {
+            **join_contexts([row.context for row in rows]),
+            "question_ids": padded([list(row.question) for row in rows], IGNORE),
+            "answer_ids": padded([list(row.answer) for row in rows], IGNORE),
+        }
 
     @property
     def rows(self) -> int:
@@ -88,12 +92,3 @@ class ImageQuestions(Epochs):
         held_out = hashlib.sha256(np.asarray(self._held_out, np.int64).tobytes()).hexdigest()[:12]
         values = {"images": self.name, "examples": len(self.examples), "held_out": held_out}
         return values | {"size": self.size, "seed": self.seed}
-
-
-def collate(rows: Sequence[ImageQuestion]) -> Batch:
-    """Rows as one batch: contexts as `join_contexts` has them, questions and answers padded with -100."""
-    return {
-        **join_contexts([row.context for row in rows]),
-        "question_ids": padded([list(row.question) for row in rows], IGNORE),
-        "answer_ids": padded([list(row.answer) for row in rows], IGNORE),
-    }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,19 +12,9 @@ import torch
 from tqdm import tqdm
 
 from gistkit.evaluate.data import Example
-from gistkit.train import batches
-from gistkit.train.batches import Batch, Epochs, check_size
+from gistkit.train.batches import CONTEXT, Epochs, Row, check_size
 from gistkit.train.data import HELD_OUT
 from gistkit.train.streams import token_ids
-
-
-@dataclass(frozen=True)
-class Question:
-    """Token ids of a context, of the text between it and the answer, and of the answer."""
-
-    context: tuple[int, ...]
-    question: tuple[int, ...]
-    answer: tuple[int, ...]
 
 
 class QuestionAnswering(Epochs):
@@ -96,32 +85,28 @@ class QuestionAnswering(Epochs):
         bar = tqdm(examples, desc=f"tokenising {name}", unit="question", disable=not progress)
         for index, example in enumerate(bar):
             row = _tokenised(f"{name}[{index}]", example, tokenizer, max_context, end)
-            context, question, answer = (np.array(ids, np.int32) for ids in (row.context, row.question, row.answer))
+            context, question, answer = (np.array(ids, np.int32) for ids in row)
             key = hashlib.blake2b(context.tobytes(), digest_size=16).digest()
             number = self._numbers.setdefault(key, len(self._contexts))
             if number == len(self._contexts):
                 self._contexts.append(context)
-            self._digest.update(json.dumps((row.context, row.question, row.answer)).encode())
+            self._digest.update(json.dumps(row).encode())
             self._questions.append((number, question, answer))
         if len(self._questions) == starts[-1]:
             raise ValueError(f"{name}: expected at least 1 question, got none")
         return len(self._contexts) - before
 
-    def _question(self, index: int) -> Question:
-        number, *texts = self._questions[index]
-        return Question(*(tuple(ids.tolist()) for ids in (self._contexts[number], *texts)))
+    def _question(self, index: int) -> Row:
+        number, question, answer = self._questions[index]
+        return {CONTEXT: self._contexts[number], "question_ids": question, "answer_ids": answer}
 
-    def __getitem__(self, index: int) -> Question:
-        """The question of row 0, 1, ..."""
+    def __getitem__(self, index: int) -> Row:
+        """{"input_ids": [p], "question_ids": [q], "answer_ids": [a]} of row 0, 1, ..."""
         return self._question(self._train[self.place(index)])
 
-    def held_out_rows(self, rows: int) -> list[Question]:
+    def held_out_rows(self, rows: int) -> list[Row]:
         """Held-out questions, of several sets one each in turn, in their own order."""
         return [self._question(index) for index in self._held_out[:rows]]
-
-    def collate(self, rows: Sequence[Question]) -> Batch:
-        """{"input_ids", "attention_mask": [B, p], "question_ids": [B, q], "answer_ids": [B, a]}, padded at the end."""
-        return collate(rows)
 
     @property
     def rows(self) -> int:
@@ -149,21 +134,17 @@ def _in_turn(indices: np.ndarray, starts: Sequence[int]) -> np.ndarray:
     return indices[np.lexsort((sets, ranks))]
 
 
-def _tokenised(name: str, example: Example, tokenizer: Any, max_context: int | None, end: tuple[int, ...]) -> Question:
+def _tokenised(
+    name: str, example: Example, tokenizer: Any, max_context: int | None, end: tuple[int, ...]
+) -> tuple[tuple[int, ...], ...]:
+    """The token ids of a context, of the text between it and the answer, and of the answer."""
     if example.question is None or not example.answers:
         raise ValueError(f"{name}: expected a question with an answer, got none")
     context = _ids(tokenizer, example.context, special=True)[:max_context]
     answer = _ids(tokenizer, example.answers[0])
     if not context or not answer:
         raise ValueError(f"{name}: expected a context and an answer of at least 1 token, got none")
-    return Question(context, _ids(tokenizer, example.question), answer + end)
-
-
-def collate(rows: Sequence[Question]) -> Batch:
-    """Questions as one batch, see `gistkit.train.batches.collate`."""
-    return batches.collate(
-        [{batches.CONTEXT: row.context, "question_ids": row.question, "answer_ids": row.answer} for row in rows]
-    )
+    return context, _ids(tokenizer, example.question), answer + end
 
 
 def _ids(tokenizer: Any, tokens: Any, *, special: bool = False) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, SequentialSampler
+from torch.utils.data import DataLoader, SequentialSampler, Subset
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from gistkit.common.processes import launched
@@ -345,19 +345,6 @@ class CompressorTrainer(ResumableTrainer):
             checkpoints.restore(str(self.state.best_model_checkpoint), self.compressor.trainable(), self.identity)
 
 
-class _Ordered(Dataset[Any]):
-    """The rows of batches in their own order, of so many steps."""
-
-    def __init__(self, batches: Batches, count: int) -> None:
-        self.batches, self.count = batches, count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Any:
-        return self.batches[index]
-
-
 @dataclass(frozen=True)
 class Result:
     """The result of a run.
@@ -429,7 +416,7 @@ class Trainer(CompressorTrainer):
         super().__init__(
             compressor,
             arguments_of(self.recipe, out, run, evaluates=bool(rows)),
-            _Ordered(batches, self.recipe.steps * recipe.batch),
+            Subset(batches, range(self.recipe.steps * recipe.batch)),
             rows or None,
             batches.collate,
             memory_factor=recipe.memory_factor,
