@@ -10,12 +10,12 @@ from statistics import fmean
 
 import paper_tables as papers
 import pytest
+from endpoint import Server, reply
 from paper_tables import CALLED, FIGURES, INSIDE, OUTSIDE, SIZES
 from test_kinds_of_tables import OTHERS
 from transformers import AutoTokenizer
 
 from gistkit_lab.tables import TABLES
-from tests.helpers.endpoint import Server, reply
 
 pytest.importorskip("PIL.Image")
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:memory_tokens")]
