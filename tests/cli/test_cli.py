@@ -440,9 +440,7 @@ def test_mistakes_end_in_one_line_and_status_2(run, tmp_path, words, message):
     ("words", "message"),
     [
         (["compress", "x", "--ratio", "0.5"], "expected a number of at least 1, got '0.5'"),
-        (["compress", "x", "--ratio", "nan"], "expected a number of at least 1, got 'nan'"),
         (["ask", "x", "--top-p", "1.5"], "expected a number from 0 to 1, got '1.5'"),
-        (["ask", "x", "--max-new-tokens", "0"], "expected a whole number of at least 1, got '0'"),
         (["compress", "x", "--layout", "rope"], "invalid choice: 'rope'"),
         (["compress", "x", "--device", "cpu", "--dtype", "float61"], "'float16'); did you mean float16?"),
     ],
