@@ -52,7 +52,6 @@ class QuestionAnswering(Epochs):
         if end_token is None:
             end_token = getattr(tokenizer, "eos_token_id", None)
         self._options = (tokenizer, max_context, () if end_token is None else (end_token,), progress)
-        self.size, self.seed = size, seed
         # Different contexts, questions as (the number of their context, question, answer), and a hash of all.
         self._contexts: list[np.ndarray] = []
         self._numbers: dict[bytes, int] = {}
@@ -74,8 +73,9 @@ class QuestionAnswering(Epochs):
         is_last = np.array([number in held_out for number, *_ in self._questions])
         if validation is not None:
             is_last = np.arange(len(self._questions)) >= trained
-        self._train, last = np.flatnonzero(~is_last), np.flatnonzero(is_last)
-        self._held_out = _in_turn(last, starts)
+        in_turn = _in_turn(np.flatnonzero(is_last), starts)
+        self._digest.update(in_turn.tobytes())
+        super().__init__(size, seed, np.flatnonzero(~is_last), in_turn)
 
     def _add(self, name: str, examples: Iterable[Example], starts: list[int]) -> int:
         """Tokenises the examples of a set; the number of contexts that no set before had."""
@@ -96,29 +96,15 @@ class QuestionAnswering(Epochs):
             raise ValueError(f"{name}: expected at least 1 question, got none")
         return len(self._contexts) - before
 
-    def _question(self, index: int) -> Row:
-        number, question, answer = self._questions[index]
-        return {CONTEXT: self._contexts[number], "question_ids": question, "answer_ids": answer}
-
-    def __getitem__(self, index: int) -> Row:
-        """{"input_ids": [p], "question_ids": [q], "answer_ids": [a]} of row 0, 1, ..."""
-        return self._question(self._train[self.place(index)])
-
-    def held_out_rows(self, rows: int) -> list[Row]:
-        """Held-out questions, of several sets one each in turn, in their own order."""
-        return [self._question(index) for index in self._held_out[:rows]]
-
-    @property
-    def rows(self) -> int:
-        """Training questions."""
-        return len(self._train)
+    def row(self, number: int) -> Row:
+        """{"input_ids": [p], "question_ids": [q], "answer_ids": [a]}; of several sets held-out ones come in turn."""
+        context, question, answer = self._questions[number]
+        return {CONTEXT: self._contexts[context], "question_ids": question, "answer_ids": answer}
 
     @property
     def identity(self) -> dict[str, Any]:
         """The questions, which are held out, and the seed."""
-        digest = self._digest.copy()
-        digest.update(self._held_out.tobytes())
-        return {"questions": digest.hexdigest()[:12], "size": self.size, "seed": self.seed}
+        return {"questions": self._digest.hexdigest()[:12], "size": self.size, "seed": self.seed}
 
 
 def _sets(
