@@ -185,9 +185,9 @@ def load_empty(name: str, dtype: str, images: bool = False) -> PreTrainedModel:
 TRAINED = "the trained one that comes with gistkit for the model, else --method select, which needs no training"
 
 
-def add_compressor(parser: argparse.ArgumentParser, default: str = TRAINED) -> None:
+def add_compressor(parser: argparse.ArgumentParser) -> None:
     """Adds --compressor and the options of an untrained compressor."""
-    add_trained(parser, default)
+    add_trained(parser, TRAINED)
     parser.add_argument(
         "--method", type=method, metavar="METHOD",
         help="method of an untrained compressor, such as gistpool (default: select, which keeps the keys and values "
