@@ -96,15 +96,18 @@ PROSE = [*DOCS.glob("*.md"), *DOCS.glob("methods/*.md"), *ROOT.glob("*.md"), *RO
 
 @pytest.mark.parametrize("path", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_code_is_narrow_enough_for_the_site(path):
-    """Blocks, fenced or indented, have at most 84 columns; those of directives are not shown."""
+    """Blocks, fenced or indented, have at most 84 columns; those of directives are not shown. Prose has 120."""
     fence, wide = None, []
-    for line in path.read_text().splitlines():
+    written = re.sub(r"<!-- (\w+) table.*?<!-- end of \1 table -->", "", path.read_text(), flags=re.DOTALL)
+    for line in written.splitlines():
         if line.startswith("```"):
             fence = None if fence is not None else line[3:]
         elif fence is None and line.startswith("    "):
             wide += [line] * (len(line) > 88)
         elif fence is not None and not fence.startswith("{"):
             wide += [line] * (len(line) > 84)
+        else:
+            wide += [line] * (len(line) > 120 and not line.startswith("|"))
     assert not wide
 
 
