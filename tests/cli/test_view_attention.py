@@ -154,7 +154,9 @@ def test_a_selection_shows_its_pass_over_the_text_and_what_most_heads_keep(optio
         expected = model(torch.tensor([[256, *IDS]]), output_attentions=True).attentions
     for weights, its in zip(maps.values(), expected, strict=True):
         np.testing.assert_allclose(weights, its[0].mean(0), rtol=1e-4, atol=1e-6)
-    settings = {name: json.loads(value) if value == "true" else value for name, value in (o.split("=") for o in options)}
+    settings = {
+        name: json.loads(value) if value == "true" else value for name, value in (o.split("=") for o in options)
+    }
     compressor = new_compressor(model, "select", **settings)
     compressor.tokenizer = byte_tokenizer()
     memory = compressor.encode([IDS])

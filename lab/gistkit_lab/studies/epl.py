@@ -1,7 +1,7 @@
 """Study `epl`: one small autoencoder under several position layouts, trained from scratch on bytes.
 
 A Llama of 0.4M parameters compresses 80 bytes into 16 memory tokens (ICAE carrier) and reconstructs them. Only the
-position ids differ between the runs of a seed (Position IDs Matter, Tables 1-3 and the AE-loss curves).
+position IDs differ between the runs of a seed (Position IDs Matter, Tables 1-3 and the AE-loss curves).
 """
 
 from __future__ import annotations

@@ -141,8 +141,8 @@ def _record(
     plan: Plan | None = None
 
     def begin(module: Any, args: Any, inputs: dict[str, Any]) -> None:
-        # Of several passes over the text, such as those of a Dodo's scorer and its encoder, the last one counts; KVzip's
-        # later passes continue the text.
+        # Of several passes over the text (a Dodo's scorer, then its encoder) the last one counts. KVzip's later passes
+        # continue the text.
         nonlocal plan
         if inputs.get("memory") is not None or inputs.get(CACHE) is not None:
             recorder.layers = []
@@ -194,7 +194,7 @@ def _tokens(texts: list[str], plan: Plan | None, kept: list[int], order: Any) ->
     from gistkit.viz.page import Tokens
 
     count = len(order)
-    # Memory slots come last in physical order. NoContext reads BOS alone.
+    # Memory slots come last in physical order. NoContext reads only BOS.
     texts = [*texts, *(f"[memory {slot}]" for slot in range(count - len(texts)))][:count]
     roles = np.full(count, Role.TEXT)
     positions = np.arange(count)

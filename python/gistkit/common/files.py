@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _JSON_BYTES = 2**24
-# What an interrupted write leaves behind is a folder of such a name.
+# An interrupted write leaves a folder of such a name.
 PREFIX, SUFFIX = ".gistkit-", ".partial"
 Shapes = Mapping[str, tuple[int, ...]]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -237,16 +237,16 @@ class SharedModel:
                     )
 
     def check_positions(self, name: str, last: int) -> None:
-        """Warns of position ids beyond the model's limit; raises an error if the model has a table of positions."""
+        """Warns of position IDs beyond the model's limit; raises an error if the model has a table of positions."""
         limit = getattr(self.config, "max_position_embeddings", None)
         if limit is not None and last >= limit:
             if not hasattr(self.decoder, "rotary_emb"):
                 raise ValueError(
-                    f"{name}: expected position ids below {limit}, the size of the model's table of positions, "
+                    f"{name}: expected position IDs below {limit}, the size of the model's table of positions, "
                     f"got {last}"
                 )
             warnings.warn(
-                f"position ids reach {last}, beyond the model's max_position_embeddings of {limit}", stacklevel=4
+                f"position IDs reach {last}, beyond the model's max_position_embeddings of {limit}", stacklevel=4
             )
 
     @contextmanager

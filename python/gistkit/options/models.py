@@ -281,7 +281,7 @@ def noted_folder(memory: Memory) -> Path | None:
 
 
 def _note_name(fingerprint: str | None, maker: str | None) -> str:
-    # Without adapters the weights that train may be the base model's alone.
+    # Without adapters the weights that train may be only the base model's.
     return f"{fingerprint}-{maker}"
 
 

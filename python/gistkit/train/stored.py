@@ -76,7 +76,7 @@ def kept(
 
 
 def _mapped(file: IO[bytes] | Path, about: Mapping[str, Any], name: str) -> np.ndarray:
-    """The ids of a file, read when they are asked for. Writing into them changes memory alone."""
+    """The ids of a file, read when they are asked for. Writing into them changes only memory."""
     dtype, count = np.dtype(about["dtypes"][name]), about["counts"][name]
     size = file.stat().st_size if isinstance(file, Path) else file.seek(0, SEEK_END)
     if size != count * dtype.itemsize:

@@ -49,8 +49,8 @@ class VoCoConfig(Config):
     Args:
         memory_tokens: VoCo tokens M of each image, at least 1; all images have the same learned embeddings. There may
             be more than an image has vision tokens, with a warning.
-        layout: position ids, "dpl", "upl", "epl" or "cpl", see `gistkit.layouts.voco`. In models with three axes of
-            position ids (Qwen2-VL, Qwen2.5-VL) "upl" and "epl" spread VoCo tokens over the image's ids on each axis by
+        layout: position IDs, "dpl", "upl", "epl" or "cpl", see `gistkit.layouts.voco`. In models with three axes of
+            position IDs (Qwen2-VL, Qwen2.5-VL) "upl" and "epl" spread VoCo tokens over the image's ids on each axis by
             itself: the same time, and rows and columns along the image's diagonal.
         text_sees_before: text sees the text before the last image, as in the paper. False: it does not, as in the
             released code, and the memory does not hold that text.
