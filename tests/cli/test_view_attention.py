@@ -147,7 +147,7 @@ def test_a_dodo_shows_its_encoder_and_its_nuggets(folder, view):
 
 @pytest.mark.parametrize("options", [[], ["shares=all", "fit=true"], ["by=key_norm"]])
 def test_a_selection_shows_its_pass_over_the_text_and_what_most_heads_keep(options, folder, view):
-    """KVzip's later passes, which repeat the text, are not shown. Without a compressor for the model it is the default."""
+    """KVzip's later passes, which repeat the text, are not shown. It is the default without a trained one."""
     _, maps, tokens = view("--head", "mean", *(word for option in options for word in ("--option", option)))
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.no_grad(), eager(model):
