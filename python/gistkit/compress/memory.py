@@ -282,7 +282,7 @@ class Memory:
         return replace(first, **changed)
 
     def differing(self, source: Source, model: Mapping[str, Any] | None) -> tuple[str, str]:
-        """What tells this memory's source and another apart, for a message: this one's and the other's."""
+        """The differences between this memory's source and another, for a message: this one's and the other's."""
         mine, theirs = (
             {
                 "method": one.method,
