@@ -105,7 +105,7 @@ def add(commands: Any) -> None:
         "--text", dest="texts", type=existing, action="append", default=[], metavar="FILE",
         help="the text of the memory, from which --sources quotes; once for each memory",
     )  # fmt: skip
-    parser.add_argument("--max-new-tokens", type=positive, default=256, help="default: %(default)s")
+    parser.add_argument("--max-new-tokens", type=positive, default=256, help="of an answer (default: %(default)s)")
     parser.add_argument("--temperature", type=number(0), help="0 is greedy (default: 0, or 1 with --top-p)")
     parser.add_argument("--top-p", type=number(0, 1), help="sample from the likeliest tokens of this total probability")
     parser.add_argument("--seed", type=whole(), default=0, help="random seed of sampling (default: %(default)s)")

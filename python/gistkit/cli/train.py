@@ -68,7 +68,7 @@ def add(commands: Any) -> None:
     parser = add_command(commands, "train", _run, "train a compressor around a model", EXAMPLES)
     parser.set_defaults(saved=_saved)
     first = parser.add_argument_group("what most runs need")
-    titles = ("data", "compressor", "settings of a compressor", "reading on, and stages")
+    titles = ("data", "compressor", "settings of a compressor", "language models that compress their past, and stages")
     data, new, settings, reading = map(parser.add_argument_group, titles)
     _add_first(first)
     _add_data(data)
@@ -163,7 +163,7 @@ def _add_new(group: Any) -> None:
         help="instead of a compressor, train the task tokens of the plain model, which reads none of the context, or "
         "all of it; gistkit evaluate --compressor OUT/compressor measures it",
     )
-    group.add_argument("--layout", choices=LAYOUTS, help="default: epl")
+    group.add_argument("--layout", choices=LAYOUTS, help="position layout of icae, x500 and voco (default: epl)")
     add_option(group)
 
 
@@ -176,7 +176,7 @@ def _add_settings(group: Any) -> None:
     group.add_argument("--chunk", type=positive, help="chunk size in tokens")
     group.add_argument("--lora", type=positive, metavar="RANK", help="rank of the encoder's LoRA")
     group.add_argument(
-        "--embedding-lora", type=positive, metavar="RANK", help="rank of LoRA on the embeddings (default: none there)"
+        "--embedding-lora", type=positive, metavar="RANK", help="rank of LoRA on the input embedding (default: no LoRA)"
     )
     group.add_argument(
         "--train-norms", action="store_true", default=None, help="train copies of the norms beside the LoRA"
@@ -221,7 +221,7 @@ def _add_reading(group: Any) -> None:
         "the others have equal shares of the other half (default: only --ratio)",
     )
     group.add_argument(
-        "--scorer-rests", action="store_true", default=None, help="dodo: the scorer does not learn at the last ratio"
+        "--scorer-rests", action="store_true", default=None, help="dodo: freeze the scorer at the last ratio"
     )
 
 
