@@ -80,12 +80,12 @@ LIMITS = (
 
 
 def steps_to_goal(layout: str, runs: Sequence[Run]) -> str:
-    """A column: the steps after which the held-out loss was at the goal, and how many runs never were."""
+    """A column: the steps after which the held-out loss was at the goal, and how many runs reached it, if not all."""
     reached = [float(run.steps_to_goal) for run in runs if run.steps_to_goal is not None]
     if not reached:
         return "not reached"
-    missing = len(runs) - len(reached)
-    return spread(reached, "{:.0f}") + (f", {missing} of {len(runs)} not" if missing else "")
+    some = len(reached) < len(runs)
+    return spread(reached, "{:.0f}") + (f", {len(reached)} of {len(runs)} runs" if some else "")
 
 
 class Epl(Study):

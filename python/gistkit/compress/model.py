@@ -262,7 +262,7 @@ class SharedModel:
             yield
 
     def turn(self) -> RLock:
-        """What a thread holds while the model is not as others left it; compressors of one model share it."""
+        """The lock of a thread that changes the model for a pass; compressors of one model share it."""
         return _TURNS.setdefault(self.decoder, RLock())
 
     @contextmanager

@@ -190,7 +190,7 @@ class VoCo(Compressor, config=VoCoConfig):
                 f"{name}: expected only text after a memory, got pixel_values: encode images with the context, see "
                 "VoCo.split"
             )
-        return self._text_alone(name, super().rows(name, ids, attention_mask, shortest))
+        return self._only_text(name, super().rows(name, ids, attention_mask, shortest))
 
     def contexts(self, input_ids: Any, attention_mask: Any = None, **images: Any) -> ImageRows:
         """A processor's output, checked: texts of at least one image each, padded at the end of rows."""
@@ -297,9 +297,9 @@ class VoCo(Compressor, config=VoCoConfig):
         )
 
     def text(self, name: str, rows: Rows) -> Rows:
-        return self._text_alone(name, rows)
+        return self._only_text(name, rows)
 
-    def _text_alone(self, name: str, rows: Rows) -> Rows:
+    def _only_text(self, name: str, rows: Rows) -> Rows:
         if bool(((rows.ids == self.vision.image_token) & rows.valid).any()):
             raise ValueError(
                 f"{name}: expected text without image tokens, got id {self.vision.image_token}: encode images with the "
