@@ -69,6 +69,20 @@ def test_the_lines_of_a_method_run_and_do_what_they_say(name):
         assert names["answer"].shape[-1] == 10
 
 
+def test_the_overview_compresses_at_any_ratio_and_budget():
+    pytest.importorskip("peft", reason="the hf extra is not installed")
+    from gistkit.compress import Select
+    from tests.helpers.models import byte_tokenizer, tiny_llama
+
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "methods/index.md").read_text(), re.DOTALL)
+    compressor = Select(tiny_llama(vocab_size=258, bos_token_id=257), ratio=4, by="key_norm")
+    compressor.tokenizer = byte_tokenizer(start=True)
+    for line, kept in ((code, 64), (code.replace("ratio=8", "budget=256"), 256)):
+        names = {"compressor": compressor, "ids": torch.randint(0, 256, (1, 511))}
+        exec(line, names)
+        assert names["memory"].lengths == (kept,) and isinstance(names["answer"], str)
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_public_name_is_in_the_reference(package):
     page = (DOCS / "api" / f"{PAGES.get(package, package.rpartition('.')[2])}.rst").read_text()
