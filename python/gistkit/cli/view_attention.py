@@ -37,7 +37,7 @@ def _head(text: str) -> int | str:
 def add(kinds: Any) -> None:
     """Adds the command."""
     parser = add_command(kinds, "attention", _run, PURPOSE, EXAMPLES)
-    parser.description += "; memory tokens of select are the tokens that most heads keep"
+    parser.description = f"{parser.description}; memory tokens of select are the tokens that most heads keep"
     parser.add_argument("--text", type=typed, required=True, help="text file, or - for standard input")
     add_model(parser)
     add_compressor(parser)
