@@ -704,6 +704,17 @@ def test_help_ends_with_status_0(capsys):
     assert stop.value.code == 0 and "gistkit view layout gistpool" in shown.split("example: ", 1)[1]
 
 
+def test_help_begins_with_what_most_runs_need_and_breaks_no_name(capsys):
+    for words, shown in (["train"], "most runs need"), (["view"], "--text 64 -o view.html\n"):
+        with pytest.raises(SystemExit):
+            cli.main([*words, "--help"])
+        out = capsys.readouterr().out
+        assert shown in out and not re.search(r"\w-$", out, re.MULTILINE)
+        if words == ["train"]:
+            first = re.findall(r"^  (--[a-z-]+)", out, re.MULTILINE)[:5]
+            assert first == ["--model", "--text", "--method", "--ratio", "--out"]
+
+
 def test_the_map_has_every_command_with_its_line(capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["--help"])

@@ -1,4 +1,4 @@
-"""Each builder against a mask and position ids written out by hand from its paper's words, token by token."""
+"""Each builder against a mask and position IDs written out by hand from its paper's words, token by token."""
 
 import itertools
 from collections.abc import Callable

@@ -273,7 +273,7 @@ class Compressor(nn.Module, Method):
     output_embedding = property(training.output_embedding)
 
     def fingerprints(self) -> tuple[str, str]:
-        """Fingerprints of the base model and of the compressor's own weights, made anew only when weights change."""
+        """Fingerprints of the base model and of the compressor's own weights, computed again if weights change."""
         return self.identity.fingerprints()
 
     def fingerprint(self) -> str:

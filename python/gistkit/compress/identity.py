@@ -114,11 +114,11 @@ class Identity:
 
 
 def versions_of(weights: Iterable[Tensor], *, anywhere: bool = False) -> tuple[Any, ...]:
-    """What changes with the weights: where each lies, its version and, on the CPU or `anywhere`, one of its values.
+    """A cheap key of weights: the address and the version of each and, on the CPU or `anywhere`, one of its values.
 
-    Changes of whole weights through `.data`, as fused optimizers and some loaders make them, show in the values alone.
-    A change of other single values through `.data`, such as one row of embeddings, is not seen, nor any on a GPU, whose
-    values the host would have to wait for; `forward` sees that a step follows.
+    It changes if a weight is replaced or updated in place. Only the values show changes of whole weights through
+    `.data`, as fused optimizers and some loaders make them. A change of other single values through `.data`, such as
+    one row of embeddings, is not noticed, nor any on a GPU, as reading values would wait for it.
     """
     values: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     places = []

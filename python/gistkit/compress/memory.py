@@ -57,7 +57,7 @@ class Memory:
         source: what made the memory.
         lengths: number of memory tokens in each row; the other columns are padding.
         context_lengths: number of compressed context tokens of each row.
-        positions: int64 or float64 [B, K] on the CPU, the position ids of the memory tokens in the decoder (embeddings)
+        positions: int64 or float64 [B, K] on the CPU, the position IDs of the memory tokens in the decoder (embeddings)
             or the ids that their keys were rotated with (kv); 0 on padding. [B, K, A] in models with A axes of them; in
             `Select` 2 + the index of the context token that each of A layers and key heads keeps, 1 for a BOS before
             them.
@@ -282,7 +282,7 @@ class Memory:
         return replace(first, **changed)
 
     def differing(self, source: Source, model: Mapping[str, Any] | None) -> tuple[str, str]:
-        """What tells this memory's source and another apart, for a message: this one's and the other's."""
+        """The differences between this memory's source and another, for a message: this one's and the other's."""
         mine, theirs = (
             {
                 "method": one.method,

@@ -185,7 +185,7 @@ def _checked(memory: Any) -> Any:
     tokens = (token for row in memory.rest for token in row)
     numbers = (*memory.context_lengths, *memory.starts, *_numbers(memory.positions), *_numbers(ordinals), *tokens)
     if not all(0 <= number < POSITIONS for number in numbers):
-        raise ValueError(f"lengths, position ids, ordinals or token ids outside [0, {POSITIONS})")
+        raise ValueError(f"lengths, position IDs, ordinals or token ids outside [0, {POSITIONS})")
     if not all(isinstance(value, str | None) for value in (memory.fingerprint, memory.maker)):
         raise ValueError("a fingerprint or a maker that is no text")
     if not isinstance(memory.model, dict | None):

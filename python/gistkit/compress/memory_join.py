@@ -18,7 +18,7 @@ from gistkit.compress.memory import Memory, last_places
 def join(compressor: Any, memories: Sequence[Memory]) -> Memory:
     """Joins memories in order, as if their documents were consecutive chunks of one context.
 
-    If the encoder numbers the context through all chunks (UPL, EPL), a document's position ids continue those of the
+    If the encoder numbers the context through all chunks (UPL, EPL), a document's position IDs continue those of the
     document before, and its cached keys are rotated accordingly, by the frequencies that they were made with. Otherwise
     every chunk is numbered from 0 anyway. If RoPE's frequencies depend on the length of a context (dynamic, longrope)
     and differ between documents, all keys get those of the longest document.

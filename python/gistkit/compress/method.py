@@ -157,7 +157,7 @@ class Method(ABC):
         return torch.arange(memory.num_tokens).repeat(memory.batch_size, 1), memory.lengths
 
     shared_columns: ClassVar[int] = 0
-    """Memory tokens at the beginning of each row that `join` keeps of the first memory alone."""
+    """Memory tokens at the beginning of each row that `join` keeps only of the first memory."""
 
     def offsets(self, memory: Memory) -> tuple[int, ...]:
         """How many positions `join` moves what follows a memory, in each row."""
@@ -167,7 +167,7 @@ class Method(ABC):
         return memory.context_lengths if source.consistent else memory.lengths
 
     def positions_behind(self, first: Memory, second: Memory, delta: Tensor) -> Tensor:
-        """The `positions` of a memory that `join` moves by `delta` [B, 1] behind another."""
+        """The `positions` of a memory that `join` moves by `delta` [B, 1] after another."""
         return second.positions + delta
 
     def check_documents(self, memories: Sequence[Memory]) -> None:  # noqa: B027

@@ -237,16 +237,16 @@ class SharedModel:
                     )
 
     def check_positions(self, name: str, last: int) -> None:
-        """Warns of position ids beyond the model's limit; raises an error if the model has a table of positions."""
+        """Warns of position IDs beyond the model's limit; raises an error if the model has a table of positions."""
         limit = getattr(self.config, "max_position_embeddings", None)
         if limit is not None and last >= limit:
             if not hasattr(self.decoder, "rotary_emb"):
                 raise ValueError(
-                    f"{name}: expected position ids below {limit}, the size of the model's table of positions, "
+                    f"{name}: expected position IDs below {limit}, the size of the model's table of positions, "
                     f"got {last}"
                 )
             warnings.warn(
-                f"position ids reach {last}, beyond the model's max_position_embeddings of {limit}", stacklevel=4
+                f"position IDs reach {last}, beyond the model's max_position_embeddings of {limit}", stacklevel=4
             )
 
     @contextmanager
@@ -262,7 +262,7 @@ class SharedModel:
             yield
 
     def turn(self) -> RLock:
-        """What a thread holds while the model is not as others left it; compressors of one model share it."""
+        """The lock of a thread that changes the model for a pass; compressors of one model share it."""
         return _TURNS.setdefault(self.decoder, RLock())
 
     @contextmanager

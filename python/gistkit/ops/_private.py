@@ -20,7 +20,7 @@ def found_in(private: Any, modes: Any) -> SimpleNamespace:
     - levels: its _current_level is at least 0 where a level of forward-mode differentiation may be open;
       `knows_forward_mode`: and is.
     - dispatch_modes(): how many modes see every op; unknown counts as one.
-    - functorch: what tells the wrapped tensors of torch.func from others; None: nothing does.
+    - functorch: distinguishes wrapped tensors of torch.func from others; None: not available.
     """
     knows = hasattr(modes, "_current_level")
     return SimpleNamespace(

@@ -259,7 +259,7 @@ def _angle_grad_fake(
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     query, key, positions, inv_freq, ctx.scaling, ctx.interleaved, ctx.inverse = inputs
-    # The heads serve the gradients of the angles alone.
+    # The heads serve only the gradients of the angles.
     angles = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
     ctx.save_for_backward(positions, inv_freq, *((query, key) if angles else ()))
 

@@ -20,7 +20,7 @@ Several devices: start the same script with `accelerate launch`. By itself it co
     accelerate launch --num_processes 4 script.py
 
 The batch of a step is the same however many processes share it: `batch` must be a multiple of processes x accumulate.
-On CPUs, where `accelerate launch --cpu` starts one process alone, let torch start them:
+On CPUs, where `accelerate launch --cpu` starts only one process, let torch start them:
 
     OMP_NUM_THREADS=1 torchrun --nproc_per_node 2 script.py
 

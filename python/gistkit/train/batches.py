@@ -1,4 +1,4 @@
-"""Batches: rows to train on, each determined by the seed and its number alone, and batches of them."""
+"""Batches: rows to train on, each determined only by the seed and its number, and batches of them."""
 
 from __future__ import annotations
 

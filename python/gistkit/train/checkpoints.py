@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gistkit.common.files import errors_told, read_tensors, sync, write_tensors
+from gistkit.common.files import one_line_errors, read_tensors, sync, write_tensors
 from gistkit.train.sharding import whole
 
 WEIGHTS, OPTIMIZER, DIGESTS = "trainable.safetensors", "optimizer.safetensors", "digests.json"
@@ -67,7 +67,7 @@ def writing(out: Path, step: int, *, write: bool, wait: Callable[[], None]) -> I
         partial.mkdir(parents=True)
     wait()
     try:
-        with errors_told(path_of(out, step)):
+        with one_line_errors(path_of(out, step)):
             yield partial
         wait()
         if write:

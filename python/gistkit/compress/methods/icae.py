@@ -112,7 +112,7 @@ class ChunkCompressor(Compressor):
 
     A context of p tokens is cut into k = ceil(p / chunk) chunks. Each chunk is followed by M = chunk / ratio learned
     memory tokens and encoded separately. What the memory keeps of the memory tokens depends on the method's carrier.
-    The decoder reads [memory][task token][tokens]. Position ids follow the layout (Position IDs Matter, Tables 1-3 and
+    The decoder reads [memory][task token][tokens]. Position IDs follow the layout (Position IDs Matter, Tables 1-3 and
     12-15).
 
     Args:
@@ -280,7 +280,7 @@ class ICAE(ChunkCompressor, config=ICAEConfig):
 class FiveHundredXConfig(ChunkConfig):
     """500xCompressor (Li et al.), with the position layouts of Position IDs Matter.
 
-    Keys keep the rotation of their encoder position ids; the decoder's tokens take theirs from the layout.
+    Keys keep the rotation of their encoder position IDs; the decoder's tokens take theirs from the layout.
     """
 
     def kept(self, compressor: Any, hidden_states: Tensor, layers: Layers) -> tuple[Tensor, ...]:

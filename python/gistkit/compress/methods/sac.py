@@ -104,7 +104,7 @@ class SAC(ChunkCompressor, config=SACConfig):
         ratio = int(self.options.ratio)
         places = anchors(context, self.chunk, ratio)
         starts = places - places % self.chunk % ratio
-        # Tokens behind a chunk's last window of several have no anchor of their own.
+        # Tokens after a chunk's last window of several have no anchor of their own.
         return np.stack([starts, np.append(starts[1:], context)], -1)
 
 

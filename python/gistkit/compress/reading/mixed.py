@@ -130,7 +130,7 @@ class MixedResolution(LanguageModel):
     def _with_bias(self, plan: Plan, bias: Tensor) -> dict[str, Any]:
         """Arguments of a pass in which the bias [B, N], in the plan's order, acts where tokens read others as nuggets.
 
-        There they read a second copy of the nugget's key and value, which alone has the bias.
+        There they read a second copy of the nugget's key and value, and only that copy has the bias.
         """
         nuggets = nuggets_of(plan)
 

@@ -165,9 +165,9 @@ class SeqPE(nn.Module):
 
         In eval mode, where no weight gets a gradient, embeddings are kept until the block ends or the weights change:
         those requested, and some following ones, as positions may come one by one. In training or with gradients the
-        encoder runs as outside, and what was kept goes. A change that torch does not count, such as one through a
-        weight's `.data`, is not noticed. A block belongs to its thread; nested blocks share what is kept. Copies of the
-        encoder are not frozen.
+        encoder runs as outside, and kept embeddings are dropped. A change that torch does not count, such as one
+        through a weight's `.data`, is not noticed. A block belongs to its thread; nested blocks share what is kept.
+        Copies of the encoder are not frozen.
 
         Args:
             positions: encoded when the block begins; as in `forward`.
