@@ -25,7 +25,7 @@ def encode(name):
 
 
 def all_tensors(memory):
-    found = [*memory.tensors, memory.positions, *(memory.frequencies or ())]
+    found = [*memory.tensors, memory.positions]
     return found + [tensor for tensor in (memory.last, memory.key_bias) if tensor is not None]
 
 
