@@ -6,7 +6,6 @@ from gistkit.nn.models import GPT, Block, KVCache, Pass, ViT
 from gistkit.nn.nuggets import Nuggets, NuggetScorer, nuggets_above, straight_through, threshold_for, top_nuggets
 from gistkit.nn.position_encoding import IMAGE_ENCODINGS, TEXT_ENCODINGS, position_encoding
 from gistkit.nn.positions import NoPE, PositionEncoding, grid_positions
-from gistkit.nn.reference import reference_model
 from gistkit.nn.roles import LowRank, RoleLinear
 from gistkit.nn.rotary import RoPE, RoPE2D, RoPE2DMix
 from gistkit.nn.saved import load_position, save_position
@@ -60,7 +59,6 @@ __all__ = [
     "nuggets_above",
     "ood_loss",
     "position_encoding",
-    "reference_model",
     "save_position",
     "straight_through",
     "threshold_for",
