@@ -9,8 +9,9 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from gistkit.nn import GPT, SeqPE, SeqPEPositions, ViT
+from gistkit.nn import GPT, SeqPE, SeqPEPositions
 from gistkit.nn.seqpe.positions import Integration
+from gistkit_lab.vit import ViT
 
 # Name of a layer's map or norm here: its name there; maps of a GPT-2 are transposed.
 _GPT = {

@@ -1,7 +1,6 @@
 """Whole checkpoints of the paper's released code, against a small form of that code in torch's own functions."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,19 +10,11 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gistkit import hf
-from gistkit.nn import GPT, ViT
+from gistkit.nn import GPT
 from gistkit_lab.released import reference_encoder, reference_model
+from gistkit_lab.vit import ViT
 
-
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    """From one seed, with float64 as the default dtype."""
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
+pytestmark = pytest.mark.usefixtures("double")
 DIM, HEADS, LAYERS, HIDDEN = 128, 2, 2, 96
 METHODS = {"sum": "attn_add", "mul": "attn_mul", "bias": "attn_scalar"}
 

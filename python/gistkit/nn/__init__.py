@@ -2,7 +2,7 @@
 
 from gistkit.nn.absolute import Learned, Learned2D, Sinusoidal
 from gistkit.nn.alibi import ALiBi
-from gistkit.nn.models import GPT, Block, KVCache, Pass, ViT
+from gistkit.nn.models import GPT, Block, KVCache, Pass
 from gistkit.nn.nuggets import Nuggets, NuggetScorer, nuggets_above, straight_through, threshold_for, top_nuggets
 from gistkit.nn.position_encoding import IMAGE_ENCODINGS, TEXT_ENCODINGS, position_encoding
 from gistkit.nn.positions import NoPE, PositionEncoding, grid_positions
@@ -51,7 +51,6 @@ __all__ = [
     "SeqPEStep",
     "Sinusoidal",
     "StartSampler",
-    "ViT",
     "WindowSampler",
     "contrastive_loss",
     "grid_positions",
