@@ -16,6 +16,7 @@ from gistkit.nn.seqpe.kept import KeptEmbeddings
 from gistkit.nn.seqpe.layers import DigitLayer, encode, encode_dropped
 from gistkit.nn.seqpe.samplers import as_number, as_position
 from gistkit.nn.seqpe.trie import DigitTrie
+from gistkit.ops._private import uncompiled
 
 
 class SeqPE(nn.Module):
@@ -227,8 +228,7 @@ class SeqPE(nn.Module):
         # Images ask for all their positions at once.
         return KeptEmbeddings(self, encode, min(self.limit**self.axes, 1 << 63) - 1, ahead=self.axes == 1)
 
-    # Like torch.compiler.disable, but torch's compiler, which takes as long to load as torch, waits for the first call.
-    @torch._disable_dynamo
+    @uncompiled
     def _look_up(self, positions: Tensor) -> Tensor | None:
         """What `frozen` keeps of positions on the CPU; None where the encoder has to run."""
         kept = self._kept.get(threading.get_ident())
