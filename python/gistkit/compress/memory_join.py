@@ -119,7 +119,8 @@ def _layers_after(compressor: Any, first: Memory, second: Memory, delta: Tensor)
     """The keys and values of the first, and then those of the second, whose keys move by `delta` [B, 1] positions."""
     keys = [key for key, _ in second.layers or ()]
     if bool(delta.any()):
-        keys = _moved(compressor, keys, delta.to(second.device).expand(-1, second.num_tokens))
+        moves, inv_freqs = delta.to(second.device).expand(-1, second.num_tokens), hf.frequencies(compressor.lm.model)
+        keys = [ops.rerotate(key, moves, inv_freq) for key, inv_freq in zip(keys, inv_freqs, strict=True)]
     return tuple(
         (_after(key, moved_key, first, second), _after(value, other_value, first, second))
         for (key, value), moved_key, (_, other_value) in zip(first.layers or (), keys, second.layers or (), strict=True)
@@ -154,11 +155,6 @@ def _interleaved(first: Tensor, second: Tensor, counts: Tensor, others: Tensor) 
     """For each head of each row what `first` [T, ..] has of it, and then what `second` has."""
     pairs = zip(first.split(counts.flatten().tolist()), second.split(others.flatten().tolist()), strict=True)
     return torch.cat([part for pair in pairs for part in pair])
-
-
-def _moved(compressor: Any, keys: Sequence[Tensor], delta: Tensor) -> list[Tensor]:
-    """The keys [B, Hk, K, D] of each layer, moved by `delta` [B, K] positions."""
-    return [ops.rerotate(key, delta, f) for key, f in zip(keys, hf.frequencies(compressor.lm.model), strict=True)]
 
 
 def _sum(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:

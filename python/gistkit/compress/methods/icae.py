@@ -99,7 +99,7 @@ class ChunkConfig(Config):
 
     def kept(self, compressor: Any, hidden_states: Tensor, layers: Layers) -> tuple[Tensor, ...]:
         """What the memory keeps, [..., K, .] each, of its tokens' hidden states [B, K, d] or keys and values."""
-        raise NotImplementedError
+        return tuple(tensor for layer in layers for tensor in layer) if self.carrier == "kv" else (hidden_states,)
 
     def contents(self, kept: Sequence[Tensor]) -> dict[str, Any]:
         """The memory's `embeddings` or `layers`, from what `kept` returned."""
@@ -269,7 +269,7 @@ class ICAEConfig(ChunkConfig):
     def kept(self, compressor: Any, hidden_states: Tensor, layers: Layers) -> tuple[Tensor, ...]:
         """The hidden states, matched to embeddings if asked for."""
         if not self.match_embeddings:
-            return (hidden_states,)
+            return super().kept(compressor, hidden_states, layers)
         matched = rms_norm(hidden_states.float(), compressor.gain.shape) * compressor.gain + compressor.shift
         return (matched.to(hidden_states.dtype),)
 
@@ -285,10 +285,6 @@ class FiveHundredXConfig(ChunkConfig):
 
     Keys keep the rotation of their encoder position ids; the decoder's tokens take theirs from the layout.
     """
-
-    def kept(self, compressor: Any, hidden_states: Tensor, layers: Layers) -> tuple[Tensor, ...]:
-        """Keys and values of every layer."""
-        return tuple(tensor for layer in layers for tensor in layer)
 
 
 class FiveHundredX(ChunkCompressor, config=FiveHundredXConfig):
