@@ -209,7 +209,7 @@ def test_settings_of_methods_are_named(method, monkeypatch):
     build = (lambda: tiny_vision("llava").float()) if method == "voco" else lambda: small_llama(num_hidden_layers=2)
     model = build()
     needed = {"layer": 1} if method in ("dodo", "kv_distill") else {}
-    for name in sorted(compress.METHODS[method].arguments()):
+    for name in sorted(compress.METHODS[method].config_class.names()):
         for value in values:
             try:
                 new_compressor(model, method, **needed | {name: value})

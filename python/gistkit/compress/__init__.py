@@ -19,7 +19,6 @@ from gistkit.compress.reading import READERS, language_model
 from gistkit.compress.reading.compressive import Compressive
 from gistkit.compress.reading.language import LanguageModel
 from gistkit.compress.reading.mixed import MixedResolution
-from gistkit.compress.reading.recent import Recent
 from gistkit.compress.refining import Refined, refine
 from gistkit.compress.source import Source
 
@@ -46,7 +45,6 @@ __all__ = [
     "Memory",
     "MixedResolution",
     "NoContext",
-    "Recent",
     "Refined",
     "Select",
     "SeparateEncoder",

@@ -48,11 +48,6 @@ class Method(ABC):
             cls.method, cls.carrier, cls.needs_training = config.method, config.carrier, config.needs_training
             cls.__signature__ = config.signature()  # type: ignore[attr-defined]
 
-    @classmethod
-    def arguments(cls) -> set[str]:
-        """The names of the keyword arguments of the constructor."""
-        return cls.config_class.names()
-
     @property
     def ratio(self) -> float:
         """Context tokens per memory token, L / M."""
@@ -69,7 +64,7 @@ class Method(ABC):
         Raises:
             ValueError: if the method has no window, or that is out of range.
         """
-        if "window" not in self.arguments():
+        if "window" not in self.config_class.names():
             raise ValueError(f"window: expected none for {self.method}, which has no window, got {window}")
         changed: dict[str, Any] = {"window": window}
         self.options = replace(self.options, **changed)

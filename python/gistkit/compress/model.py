@@ -326,6 +326,83 @@ class SharedModel:
         return nullcontext(), self._as(self._use)
 
 
+class ModelMixin:
+    """What a compressor has of its model: what it is made of, its adapters, and the fingerprints of the weights."""
+
+    lm: SharedModel
+    identity: Any
+
+    @property
+    def embed(self) -> nn.Embedding:
+        """The model's input embedding."""
+        return self.lm.embed
+
+    @property
+    def config(self) -> Any:
+        """The text model's configuration."""
+        return self.lm.config
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.lm.device
+
+    @property
+    def vocabulary(self) -> int:
+        """Size of the vocabulary."""
+        return self.lm.vocabulary
+
+    @property
+    def encoder_lm(self) -> SharedModel:
+        """The model that encodes, whose adapters or own weights train: `lm` itself without a second model."""
+        return self.lm
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """The compressor's LoRA adapters by role; None if the encoding model's own weights train."""
+        return self.encoder_lm.adapters
+
+    @property
+    def keeps_base(self) -> bool:
+        """Whether the model that reads stays as it was."""
+        return self.adapters is not None or self.encoder_lm is not self.lm
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether its folder holds no model that reads, because nothing has changed the one it was made around."""
+        return self.keeps_base or self.identity.untouched
+
+    def fingerprints(self) -> tuple[str, str]:
+        """Fingerprints of the base model and of the compressor's own weights, computed again if weights change."""
+        return self.identity.fingerprints()
+
+    def fingerprint(self) -> str:
+        """That of the base model."""
+        return self.fingerprints()[0]
+
+    def own_fingerprint(self) -> str:
+        """That of the compressor's own weights."""
+        return self.fingerprints()[1]
+
+    def using(self, use: Use) -> AbstractContextManager[None]:
+        """See `SharedModel.using`."""
+        return self.lm.using(use)
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """Logits [..., V] of hidden states, fp32, scaled and capped as the model does."""
+        return self.lm.logits(hidden_states)
+
+    def gradient_checkpointing_enable(self) -> None:
+        """Keeps only each layer's inputs for the backward pass, which computes everything else again."""
+        for lm in {self.lm, self.encoder_lm}:
+            lm.gradient_checkpointing_enable()
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Undoes `gradient_checkpointing_enable`."""
+        for lm in {self.lm, self.encoder_lm}:
+            lm.gradient_checkpointing_disable()
+
+
 def of_models(name: str) -> bool:
     """Whether a compressor's parameter, by its name, is one of the model's, or of an encoder's beside it."""
     return name.startswith(("model.", "encoder."))

@@ -33,9 +33,9 @@ from gistkit.hf.cache import CACHE
 from gistkit.hf.carry import layers_of
 from gistkit.hf.keep import Keeper
 from gistkit.layouts import Plan
+from gistkit.layouts.causal import full_plan
 from gistkit.nn import PositionEncoding, grid_positions
 from gistkit.nn.models.block import check_position
-from gistkit.nn.models.vit import full_plan
 
 Model = TypeVar("Model", bound=nn.Module)
 

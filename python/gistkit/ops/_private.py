@@ -40,6 +40,15 @@ levels, knows_forward_mode = FOUND.levels, FOUND.knows_forward_mode
 dispatch_modes, functorch = FOUND.dispatch_modes, FOUND.functorch
 
 
+# As a decorator: torch's compiler leaves the function out, and loads only when it is called.
+uncompiled = getattr(torch, "_disable_dynamo", torch.compiler.disable)
+
+
+def op_names() -> list[str]:
+    """The names of all registered ops; [] where torch does not say."""
+    return getattr(torch._C, "_dispatch_get_all_op_names", list)()  # type: ignore[no-any-return]
+
+
 def has_cuda_kernel(op: str) -> bool | None:
     """Whether the op of this name has a kernel for CUDA; None where torch does not say."""
     look = getattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", None)

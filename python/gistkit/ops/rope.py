@@ -143,6 +143,11 @@ def _rows(heads: Tensor) -> Tensor:
 def _check(query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor) -> tuple[Tensor, Tensor]:
     """Checks the arguments; positions and inv_freq in types that kernels read."""
     _check_shapes(query, key, positions, inv_freq)
+    return kernel_angles(positions, inv_freq)
+
+
+def kernel_angles(positions: Tensor, inv_freq: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions, which must be finite, and frequencies in types that kernels read."""
     if positions.is_floating_point() and _gpu.has_values(positions) and not positions.isfinite().all():
         bad = positions[~positions.isfinite()][0].item()
         raise ValueError(f"positions: expected finite values, got {bad}")

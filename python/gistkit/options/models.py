@@ -366,7 +366,7 @@ def new_compressor(
     with torch.random.fork_rng(devices=[]), model_errors():
         torch.manual_seed(SEED)
         kind = compress.METHODS[method]
-        takes = kind.arguments()
+        takes = kind.config_class.names()
         if unknown := sorted(settings.keys() - takes):
             raise ValueError(f"{unknown[0]}: {method} does not have it; expected some of {', '.join(sorted(takes))}")
         compressor = kind(model, **settings).eval().to(model.device)

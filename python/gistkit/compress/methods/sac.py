@@ -92,7 +92,7 @@ class SAC(ChunkCompressor, config=SACConfig):
             context_lengths=rows.lengths,
             positions=(index + 1).where(valid, 0),
             starts=rows.lengths,
-            **self.options.contents(self, [tensor for layer in keep.close() for tensor in layer]),
+            layers=keep.close(),
         )
         return memory, None
 
