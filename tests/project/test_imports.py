@@ -194,7 +194,7 @@ def test_every_import_of_the_package_finds_a_module():
 
 def test_compress_has_few_files_in_its_rooms():
     files = sorted(file.relative_to(PACKAGE).as_posix() for file in (PACKAGE / "compress").rglob("*.py"))
-    assert len(files) <= 49, files
+    assert len(files) <= 50, files
     rooms = {"compress", "compress/methods", "compress/reading", "compress/scores"}
     assert {Path(file).parent.as_posix() for file in files} == rooms
 

@@ -56,6 +56,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     import numpy as np
 
+    from gistkit.compress.methods.in_place import InPlace
     from gistkit.compress.tokens import text_ids
     from gistkit.evaluate import token_texts
     from gistkit.viz.page import MOST_CELLS, attention_page
@@ -80,12 +81,12 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError("--plain: not allowed with --compressor or a compressor's options")
     if chosen or (default_for(arguments.model) is not None and not arguments.plain):
         compressor = chosen_compressor(arguments, model)
-    recorded, plan, input_ids, nuggets = _record(model, compressor, ids, layers, heads)
+    recorded, plan, input_ids, kept = _record(model, compressor, ids, layers, heads)
     # The rows of the maps are in the plan's physical order.
     count = recorded[0].weights.shape[-1]
     order = np.arange(count) if plan is None or plan.order is None else plan.order[0].cpu().numpy().argsort()
     texts = token_texts(tokenizer, input_ids)
-    tokens = _tokens(texts, plan, nuggets, order)
+    tokens = _tokens(texts, plan, order, kept, isinstance(compressor, InPlace))
     maps = np.empty((len(layers), len(heads), count, count), np.float32)
     for layer_maps, layer_map in zip(maps, recorded, strict=True):
         weights = layer_map.weights[0].float().numpy()
@@ -128,7 +129,7 @@ def _below(name: str, chosen: list[Any], limit: int) -> list[Any]:
 def _record(
     model: PreTrainedModel, compressor: Compressor | None, ids: list[int], layers: list[int], heads: list[Any]
 ) -> tuple[list[AttentionMap], Plan | None, list[int], list[int]]:
-    """Maps of the layers, the plan of their pass, its tokens without memory slots, and which of those are nuggets."""
+    """Maps of the layers, the plan of their pass, its tokens without memory slots, and which of those are kept."""
     import torch
 
     from gistkit.compress.methods.in_place import InPlace
@@ -146,7 +147,7 @@ def _record(
         recorder.layers = [recorder.calls + layer for layer in layers]
         recorder.maps.clear()
 
-    input_ids, nuggets = ids, []
+    input_ids, kept = ids, []
     hook = model.get_decoder().register_forward_pre_hook(begin, with_kwargs=True)
     try:
         with torch.no_grad(), attach(model), recorder:
@@ -156,13 +157,13 @@ def _record(
                 memory, _, rows = compressor.compress_rows(compressor.contexts([ids]))
                 rows = compressor.with_bos(rows) if isinstance(compressor, InPlace) else rows
                 input_ids = rows.ids[0].tolist()
-                nuggets = memory.positions[0].tolist() if compressor.method == "dodo" else []
+                kept = compressor.kept_tokens(memory)
     finally:
         hook.remove()
-    return recorder.maps, plan, input_ids, nuggets
+    return recorder.maps, plan, input_ids, kept
 
 
-def _tokens(texts: list[str], plan: Plan | None, nuggets: list[int], order: Any) -> Tokens:
+def _tokens(texts: list[str], plan: Plan | None, order: Any, kept: list[int], has_bos: bool) -> Tokens:
     """What is known of the tokens of a pass, in logical order; `order` says where each is in the physical one."""
     import numpy as np
 
@@ -171,7 +172,9 @@ def _tokens(texts: list[str], plan: Plan | None, nuggets: list[int], order: Any)
 
     count = len(order)
     # Memory slots come last in physical order. NoContext reads BOS alone.
-    texts = [*texts, *(f"[memory {slot}]" for slot in range(count - len(texts)))][:count]
+    slots = [f"[memory {slot}]" for slot in range(count - len(texts))]
+    # Without slots the pass may have the text's tokens in another order.
+    texts = [[*texts, *slots][row] for row in order] if slots else texts[:count]
     roles = np.full(count, Role.TEXT)
     positions = np.arange(count)
     if plan is not None:
@@ -179,7 +182,8 @@ def _tokens(texts: list[str], plan: Plan | None, nuggets: list[int], order: Any)
             roles[rows] = role
         if plan.positions is not None:
             positions = plan.positions.cpu().numpy().reshape(-1, count)[0]
-    if nuggets:
-        # The first one stands for BOS.
-        roles[:], roles[nuggets], roles[0] = Role.CONTEXT, Role.MEMORY, Role.BOS
-    return Tokens([texts[row] for row in order], roles[order], positions[order])
+    roles = roles[order]
+    if kept:
+        roles[:], roles[kept] = Role.CONTEXT, Role.MEMORY
+        roles[:has_bos] = Role.BOS
+    return Tokens(texts, roles, positions[order])
