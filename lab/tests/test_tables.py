@@ -224,7 +224,10 @@ def test_mistakes(folder, tmp_path, capsys):
     for words, complaint in (
         (("epl-8",), "table: expected one of epl-4, "),
         (("seqpe-1",), "gistkit study length --preset seqpe-wikitext prints"),
-        (("epl-4", "--arms", "ICAE"), "arms: expected some of ICAE(DPL), ICAE(EPL), 500x(DPL), 500x(EPL), SAC, got 'ICAE'"),
+        (
+            ("epl-4", "--arms", "ICAE"),
+            "arms: expected some of ICAE(DPL), ICAE(EPL), 500x(DPL), 500x(EPL), SAC, got 'ICAE'",
+        ),
         (("epl-4", "--data", "pile=x"), "data: expected some of text, train, test, got 'pile'"),
         (("epl-4", "--more", "train=--steps 1"), "more: expected some of "),
     ):
