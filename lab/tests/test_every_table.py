@@ -144,7 +144,7 @@ def figure_of(table, title, heading, folder):
     return FIGURES[heading](row_of(folder / stage, title)["examples"])
 
 
-METHODS = {"ICAE": "icae", "500x": "x500", "AvgPool": "avgpool", "Dodo": "dodo", "Compressive": "avgpool"}
+METHODS = {"ICAE": "icae", "500x": "x500", "SAC": "sac", "AvgPool": "avgpool", "Dodo": "dodo", "Compressive": "avgpool"}
 
 
 def check_compressor(table, title, folder):
@@ -157,7 +157,8 @@ def check_compressor(table, title, folder):
     saved = json.loads(path.read_text())
     settings = saved["settings"]
     if table.paper == "epl":
-        method, layout = title.split()[0].strip(")").split("(") if "(" in title else ("VoCo", title.split()[0])
+        titled = title if "(" in title else "SAC(EPL)" if title == "SAC" else f"VoCo({title.split()[0]})"
+        method, layout = titled.strip(")").split("(")
         assert (METHODS.get(method, "voco"), layout.lower()) == (saved["method"], settings["layout"])
     elif table.paper == "cl":
         assert (settings["layout"] == "dpl") == ("PI" in title) and settings["ratio"] == ratio_of(title, 15)

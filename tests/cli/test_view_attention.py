@@ -168,6 +168,27 @@ def test_a_selection_shows_its_pass_over_the_text_and_what_most_heads_keep(optio
     assert min(heads[row] for row in kept) >= max(heads[row] for row in others)
 
 
+@pytest.mark.parametrize(
+    ("method", "bos", "options", "words"),
+    [
+        ("kv_distill", 1, {"ratio": 8, "layer": 1}, "--ratio 8 --option layer=1"),
+        ("sac", 0, {"ratio": 4, "chunk": 16}, "--ratio 4 --chunk 16"),
+    ],
+)
+def test_tokens_of_the_text_that_are_kept_are_marked_where_they_stand(method, bos, options, words, folder, view):
+    _, maps, tokens = view("--method", method, "--head", "mean", *words.split())
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        memory = new_compressor(model, method, **options).encode([IDS])
+    rows = np.arange(bos + COUNT)
+    kept = memory.positions[0, bos:].numpy() - (1 - bos)
+    assert len(kept) > 3 and np.flatnonzero(tokens.roles == Role.MEMORY).tolist() == kept.tolist()
+    assert list(tokens.texts[bos:]) == list(TEXT) and (tokens.roles[:bos] == Role.BOS).all()
+    weights = next(iter(maps.values()))
+    seen = rows[:, None] >= rows if bos else rows[:, None] // 16 == rows // 16
+    assert ((weights > 0) == seen).all()
+
+
 def test_a_saved_compressor_is_loaded(folder, view, capsys):
     title, maps, tokens = view("--compressor", str(folder / "icae"))
     assert title.startswith("ICAE EPL 4x encodes") and "UNTRAINED" not in capsys.readouterr().err

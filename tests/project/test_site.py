@@ -35,6 +35,7 @@ CLAIMS = {
     "gist": lambda names: names["memory"].lengths == (51, 51) and names["compressor"].title.startswith("SepOffsetGist"),
     "avgpool": lambda names: names["memory"].lengths == (126, 126),
     "gistpool": lambda names: len(names["errors"]) == 2 and names["memory"].lengths == (51, 51),
+    "beacon": lambda names: names["memory"].lengths == (33, 33) and names["losses"]["lm"] > 0,
     "dodo": lambda names: max(names["stream"].states) < 1 + 25 + 64 + 16,
     "select": lambda names: names["memory"].lengths == (100,) and names["memory"].starts == (401,),
     "refine": lambda names: names["refined"].after < names["refined"].before and names["refined"].steps == 20,

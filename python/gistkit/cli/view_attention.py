@@ -12,7 +12,6 @@ from gistkit.options.outputs import check_file
 from gistkit.options.texts import read_contents
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel
 
     from gistkit.compress import Compressor
@@ -59,6 +58,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     import numpy as np
 
+    from gistkit.compress.methods.in_place import InPlace
     from gistkit.compress.tokens import text_ids
     from gistkit.evaluate import token_texts
     from gistkit.viz.page import MOST_CELLS, attention_page
@@ -85,7 +85,7 @@ def _run(arguments: argparse.Namespace) -> int:
     count = recorded[0].weights.shape[-1]
     order = np.arange(count) if plan is None or plan.order is None else plan.order[0].cpu().numpy().argsort()
     texts = token_texts(tokenizer, input_ids)
-    tokens = _tokens(texts, plan, kept, order)
+    tokens = _tokens(texts, plan, order, kept, isinstance(compressor, InPlace))
     maps = np.empty((len(layers), len(heads), count, count), np.float32)
     for layer_maps, layer_map in zip(maps, recorded, strict=True):
         weights = layer_map.weights[0].float().numpy()
@@ -131,7 +131,6 @@ def _record(
     """Maps of the layers, the plan of their pass, its tokens without memory slots, and which of those are kept."""
     import torch
 
-    from gistkit.compress import Select
     from gistkit.compress.methods.in_place import InPlace
     from gistkit.hf import CACHE, attach
     from gistkit.inspect import AttentionRecorder
@@ -161,32 +160,13 @@ def _record(
                 memory, _, rows = compressor.compress_rows(compressor.contexts([ids]))
                 rows = compressor.with_bos(rows) if isinstance(compressor, InPlace) else rows
                 input_ids = rows.ids[0].tolist()
-                if compressor.method == "dodo":
-                    kept = memory.positions[0].tolist()
-                elif isinstance(compressor, Select):
-                    spans, first = compressor.context_spans(memory)[0], len(input_ids) - len(ids)
-                    kept = _kept_most(spans, memory.sizes[0], first, len(input_ids))
+                kept = compressor.kept_tokens(memory)
     finally:
         hook.remove()
     return recorder.maps, plan, input_ids, kept
 
 
-def _kept_most(spans: Tensor, count: int, first: int, length: int) -> list[int]:
-    """BOS and the other rows of a pass that most heads keep, `count` in all.
-
-    Args:
-        spans: [K, A, 2], of what each head keeps, in the context's tokens.
-        count: of rows.
-        first: the row of the context's first token.
-        length: rows of the pass.
-    """
-    start, end = spans.flatten(0, 1).unbind(-1)
-    heads = (start[end > start] + first).bincount(minlength=length)
-    heads[0] = heads.max() + 1
-    return heads.sort(descending=True, stable=True).indices[:count].sort().values.tolist()
-
-
-def _tokens(texts: list[str], plan: Plan | None, kept: list[int], order: Any) -> Tokens:
+def _tokens(texts: list[str], plan: Plan | None, order: Any, kept: list[int], has_bos: bool) -> Tokens:
     """What is known of the tokens of a pass, in logical order; `order` says where each is in the physical one."""
     import numpy as np
 
@@ -195,7 +175,9 @@ def _tokens(texts: list[str], plan: Plan | None, kept: list[int], order: Any) ->
 
     count = len(order)
     # Memory slots come last in physical order. NoContext reads only BOS.
-    texts = [*texts, *(f"[memory {slot}]" for slot in range(count - len(texts)))][:count]
+    slots = [f"[memory {slot}]" for slot in range(count - len(texts))]
+    # Without slots the pass may have the text's tokens in another order.
+    texts = [[*texts, *slots][row] for row in order] if slots else texts[:count]
     roles = np.full(count, Role.TEXT)
     positions = np.arange(count)
     if plan is not None:
@@ -203,7 +185,8 @@ def _tokens(texts: list[str], plan: Plan | None, kept: list[int], order: Any) ->
             roles[rows] = role
         if plan.positions is not None:
             positions = plan.positions.cpu().numpy().reshape(-1, count)[0]
+    roles = roles[order]
     if kept:
-        # The first one is BOS.
-        roles[:], roles[kept], roles[0] = Role.CONTEXT, Role.MEMORY, Role.BOS
-    return Tokens([texts[row] for row in order], roles[order], positions[order])
+        roles[:], roles[kept] = Role.CONTEXT, Role.MEMORY
+        roles[:has_bos] = Role.BOS
+    return Tokens(texts, roles, positions[order])

@@ -6,6 +6,7 @@ from gistkit.compress.config import REGISTRY, Config, register, setting
 from gistkit.compress.losses import CompressionHead, JointHead, token_loss
 from gistkit.compress.memory import Memory
 from gistkit.compress.methods.avgpool import AvgPool, NoContext
+from gistkit.compress.methods.beacon import Beacon
 from gistkit.compress.methods.dodo import Dodo
 from gistkit.compress.methods.gist import Gist, GistPool
 from gistkit.compress.methods.gist_start import start_as_means
@@ -30,6 +31,7 @@ __all__ = [
     "READERS",
     "SAC",
     "AvgPool",
+    "Beacon",
     "ChunkCompressor",
     "CompressionHead",
     "Compressive",

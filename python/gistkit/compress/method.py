@@ -188,6 +188,10 @@ class Method(ABC):
         """Tokens of a context that one pass of `encode` reads; a longer one is read in parts. None: all."""
         return None
 
+    def kept_tokens(self, memory: Memory) -> list[int]:
+        """The first row's tokens, counted from BOS where it is read, that the memory keeps; []: it keeps no tokens."""
+        return []
+
     def part_ends(self, row: Sequence[int]) -> list[int]:
         """Where the parts end in which a context is read."""
         return [len(row)]

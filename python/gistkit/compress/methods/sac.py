@@ -96,6 +96,9 @@ class SAC(ChunkCompressor, config=SACConfig):
         )
         return memory, None
 
+    def kept_tokens(self, memory: Memory) -> list[int]:
+        return (memory.positions[0] - 1).tolist()  # type: ignore[no-any-return]
+
     def size(self, context: int) -> int:
         return len(anchors(context, self.chunk, int(self.options.ratio)))
 

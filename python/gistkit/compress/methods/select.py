@@ -310,6 +310,14 @@ class Select(InPlace, config=SelectConfig):
             )
         return torch.stack([positions - 2, positions - 1], -1).clamp(min=0)
 
+    def kept_tokens(self, memory: Memory) -> list[int]:
+        """See `Compressor.kept_tokens`: BOS and those that most heads keep, as many as a head keeps."""
+        start, end = self.context_spans(memory)[0].flatten(0, 1).unbind(-1)
+        # Empty spans are those of BOS and of heads that keep less.
+        heads = (start[end > start] + 1).bincount(minlength=1)
+        heads[0] = heads.max() + 1
+        return heads.sort(descending=True, stable=True).indices[: memory.sizes[0]].sort().values.tolist()  # type: ignore[no-any-return]
+
     def key_biases(self, memory: Memory) -> list[Tensor] | None:
         """See `Compressor.key_biases`: those of the fit, unless they are packed with the keys."""
         if memory.key_bias is None or memory.counts is not None:
