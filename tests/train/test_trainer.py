@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from transformers import TrainingArguments
 
+from gistkit.common.files import lock
 from gistkit.compress import Compressor
 from gistkit.train import CompressorTrainer, Pretraining, Trainer, checkpoints, load_corpus, read_metrics
 from gistkit.train.command import run
@@ -247,6 +248,10 @@ def test_more_steps_go_on_and_another_run_is_refused(unbroken, tmp_path):
         train(tmp_path, recipe=dataclasses.replace(RECIPE, learning_rate=1e-3), resume=True)
     with pytest.raises(ValueError, match="the saved run differs in losses; use the same settings"):
         train(tmp_path, make_compressor(("ae",)), resume=True)
+    held = lock(tmp_path, "run")
+    with pytest.raises(OSError, match="expected a folder of no other run, got one that is in use"):
+        train(tmp_path, resume=True)
+    os.close(held)
     train(tmp_path, resume=True)
     assert numbers(read_metrics(tmp_path / "metrics.jsonl")) == numbers(unbroken[2])
     done = train(tmp_path, resume=True)

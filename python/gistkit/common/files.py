@@ -249,6 +249,24 @@ def remove_partials(folder: Path) -> None:
                 os.close(held)
 
 
+def lock(folder: Path, user: str) -> int:
+    """Holds a folder until the descriptor is closed, however the process ends.
+
+    Raises:
+        OSError: if another process holds it, a `user` too, or there is no such folder.
+    """
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(held)
+        raise OSError(f"{folder}: expected a folder of no other {user}, got one that is in use") from error
+    except OSError:
+        # Some network disks have no locks.
+        pass
+    return held
+
+
 @contextmanager
 def _private_folder(parent: Path) -> Iterator[Path]:
     """A new folder in `parent` of a name that nobody can foresee; removed with all that is in it."""
