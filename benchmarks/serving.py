@@ -1,11 +1,12 @@
 """Many clients ask about documents at once, SmolLM2-135M: `gistkit serve` against `transformers serve`.
 
 The documents are those of asking.py: docstrings of torch.nn with made-up facts among their paragraphs. gistkit reads
-each of them once, and a question names its memory; transformers gets the whole document with every question, in the
-model's chat template. Each client asks one question after another; answers have at most 24 tokens of one line, and are
-greedy. While the clients of gistkit ask, another one adds a text, and five seconds behind it the next; the server keeps
-32 memories. The servers run one after the other, each as a process of its own, whose resident memory is read every
-second. `transformers serve` needs the package openai too.
+each of them once, and a question names its memory: that of the compressor, and then one of ratio 1, which keeps the
+keys and values of the whole document. transformers gets the whole document with every question, in the model's chat
+template. Each client asks one question after another; answers have at most 24 tokens of one line, and are greedy.
+While the clients of gistkit ask, another one adds a text, and five seconds after it the next; the server keeps 32
+memories. The servers run one after the other, each as a process of its own, whose resident memory is read every second.
+`transformers serve` needs the package openai too.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ from gistkit.evaluate import contains_answer
 from gistkit.evaluate.data import QUESTION
 from gistkit.hf.smollm2 import load_smollm2
 
-FULL = "transformers serve, full context"
+FULL, KEPT_FULL = "transformers serve, full context", "gistkit serve, full context kept"
+# Nothing is left out, so one pass over a text is enough.
+WHOLE = ["--ratio", "1", "--option", "by=streaming", "--option", "fit=false"]
 KEPT = 32
 """Memories that gistkit's server keeps."""
 PAUSE = 5.0
@@ -238,8 +241,9 @@ def main() -> int:
     parser.add_argument("--documents", type=int, default=4, help="number of documents (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=16, help="of gistkit serve (default: %(default)s)")
     parser.add_argument(
-        "--only", choices=("gistkit", "transformers"), help="one server alone (default: one after the other)"
-    )
+        "--only", nargs="+", choices=("gistkit", "kept", "transformers"), default=("gistkit", "kept", "transformers"),
+        help="these servers, one after the other (default: all; kept: the full context's keys and values)",
+    )  # fmt: skip
     options = parser.parse_args()
     if options.compressor is None:
         parser.error("--compressor: expected a trained compressor's name or folder, got none, and none comes with this")
@@ -286,18 +290,20 @@ def main() -> int:
             ]
 
         own, theirs = free_port(), free_port()
-        memories = ["--memories", f"{place}/memories", "--max-memories", str(KEPT), "--timeout", "3600"]
+
+        def gistkit(*words: str) -> list[str]:
+            """The command of a server of ours."""
+            return [
+                *(sys.executable, "-m", "gistkit.cli", "serve", "--port", str(own), "--device", "cpu"),
+                *("--max-memories", str(KEPT), "--timeout", "3600", "--queue", str(2 * options.clients)),
+                *("--batch", str(options.batch), "--compressor", options.compressor, *words),
+            ]
+
         contenders = {
-            f"gistkit serve, {Path(options.compressor).name}": (
-                [
-                    *(sys.executable, "-m", "gistkit.cli", "serve", "--port", str(own), *memories, "--device", "cpu"),
-                    *("--compressor", options.compressor, "--batch", str(options.batch)),
-                    *("--queue", str(2 * options.clients)),
-                ],
-                own,
-                compressed,
-            ),
-            FULL: (
+            "gistkit": (f"gistkit serve, {Path(options.compressor).name}", gistkit(), own, compressed),
+            "kept": (KEPT_FULL, gistkit(*WHOLE), own, compressed),
+            "transformers": (
+                FULL,
                 [
                     *(sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder)),
                     *("--port", str(theirs), "--host", "127.0.0.1", "--device", "cpu", "--dtype", "float32"),
@@ -306,10 +312,8 @@ def main() -> int:
                 whole,
             ),
         }
-        for name, (command, port, prepare) in contenders.items():
+        for name, command, port, prepare in (contenders[each] for each in options.only):
             adds = prepare is compressed
-            if options.only is not None and (options.only == "gistkit") != adds:
-                continue
             with served(command, port, options.threads) as process:
                 one = asyncio.run(measure(name, port, process.pid, prepare, adds, options))
             rows.append(one)

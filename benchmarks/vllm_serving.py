@@ -94,6 +94,17 @@ def main() -> int:
     found, rows = harness.environment(), list[dict[str, Any]]()
     print("vllm: " + ", ".join(f"{key} {value}" for key, value in found.items()))
     torch.set_num_threads(options.threads)
+    content = {
+        "suite": "vllm", "machine": found, "threads": options.threads, "compressor": options.compressor,
+        "tokens": options.tokens, "documents": options.documents, "rows": rows,
+    }  # fmt: skip
+
+    def keep(row: dict[str, Any]) -> None:
+        """Also for when the next case takes more memory than there is."""
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        harness.write("vllm", content, options)
+
     _, tokenizer = load_smollm2()
     with tempfile.TemporaryDirectory(prefix="gistkit-vllm-") as place:
         texts = {}
@@ -114,7 +125,8 @@ def main() -> int:
             port = free_port()
             command = [
                 options.python, "-m", "gistkit_vllm", f"{place}/served", "--dtype", "float32", "--enforce-eager",
-                "--max-model-len", "1024", "--port", str(port), f"--{'' if caching else 'no-'}enable-prefix-caching",
+                "--max-model-len", "1024", "--max-num-seqs", str(max(options.at_once)), "--port", str(port),
+                f"--{'' if caching else 'no-'}enable-prefix-caching",
             ]  # fmt: skip
             with served(command, port, options.threads):
                 for kind in ("memory", "text"):
@@ -133,18 +145,11 @@ def main() -> int:
                     for at_once in options.at_once:
                         if cold is None:
                             cold = asyncio.run(measure(url, start, 1, cache_bytes))
-                            rows.append({"kind": kind, "prefix_cache": caching, "cold": True, **cold})
-                            print(json.dumps(rows[-1]), flush=True)
+                            keep({"kind": kind, "prefix_cache": caching, "cold": True, **cold})
                         count = max(options.requests, at_once)
                         some = list(islice(bodies[len(texts) :], count))
                         row = asyncio.run(measure(url, some, at_once, cache_bytes))
-                        rows.append({"kind": kind, "prefix_cache": caching, "cold": False, **row})
-                        print(json.dumps(rows[-1]), flush=True)
-    content = {
-        "suite": "vllm", "machine": found, "threads": options.threads, "compressor": options.compressor,
-        "tokens": options.tokens, "documents": options.documents, "rows": rows,
-    }  # fmt: skip
-    harness.write("vllm", content, options)
+                        keep({"kind": kind, "prefix_cache": caching, "cold": False, **row})
     return 0
 
 

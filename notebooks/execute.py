@@ -1,4 +1,4 @@
-"""Runs notebooks in place and keeps their outputs, without what differs for no reason: cell times, kernel metadata.
+"""Runs notebooks in place and keeps their outputs, without cell times and metadata.
 
 example: python notebooks/execute.py notebooks/01_layouts.ipynb
 """
@@ -15,7 +15,11 @@ import nbformat
 from nbclient import NotebookClient
 
 METADATA = {
-    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "kernelspec": {
+        "display_name": "Python 3",
+        "language": "python",
+        "name": "python3",
+    },
     "language_info": {"name": "python"},
 }
 
@@ -45,17 +49,26 @@ def execute(path: Path) -> None:
 
 def main() -> None:
     """Runs the notebooks that the command line names, or all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("notebooks", nargs="*", type=Path, help="default: all of this folder")
-    # Without ipywidgets tqdm's bars are text, which it warns of; as text they show in every viewer.
+    kept = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=kept)
+    parser.add_argument("notebooks", nargs="*", type=Path, help="default: all here")
+    # Without ipywidgets tqdm warns that its bars are text, as every viewer needs.
     os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"
-    for path in parser.parse_args().notebooks or sorted(Path(__file__).parent.glob("*.ipynb")):
-        start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    for path in parser.parse_args().notebooks or sorted(
+        Path(__file__).parent.glob("*.ipynb")
+    ):
+        start, before = (
+            time.perf_counter(),
+            resource.getrusage(resource.RUSAGE_CHILDREN),
+        )
         execute(path.resolve())
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         size = path.stat().st_size / 1024
-        print(f"{path.name}: {time.perf_counter() - start:.0f} s, {busy:.0f} s of one core, {size:.0f} KiB")
+        seconds = time.perf_counter() - start
+        print(
+            f"{path.name}: {seconds:.0f} s, {busy:.0f} s of a core, {size:.0f} KiB"
+        )
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def test_report_has_a_row_a_layout_beside_the_paper():
     header, dpl, ours = epl.STUDY.rows(runs, RECIPE)
     assert dpl[:3] == ["DPL", "not reached", "2.500 (2.000-3.000)"]
     assert dpl[3:] == ["0.500 (0.500-0.500)", "0.400 (0.400-0.400)", "10 s (10 s-10 s)", "31.80", "12.18", "39.95"]
-    assert ours[:3] == ["EPL", "25, 1 of 2 not", "1.000 (0.900-1.100)"] and ours[-3:] == ["95.98", "11.42", "43.87"]
+    assert ours[:3] == ["EPL", "25, 1 of 2 runs", "1.000 (0.900-1.100)"] and ours[-3:] == ["95.98", "11.42", "43.87"]
     lines = format_table([header, dpl, ours]).splitlines()
     assert len(lines) == 4 and len(set(map(len, lines))) == 1
 

@@ -10,12 +10,12 @@ from statistics import fmean
 
 import paper_tables as papers
 import pytest
+from endpoint import Server, reply
 from paper_tables import CALLED, FIGURES, INSIDE, OUTSIDE, SIZES
 from test_kinds_of_tables import OTHERS
 from transformers import AutoTokenizer
 
 from gistkit_lab.tables import TABLES
-from tests.helpers.endpoint import Server, reply
 
 pytest.importorskip("PIL.Image")
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:memory_tokens")]
@@ -144,7 +144,7 @@ def figure_of(table, title, heading, folder):
     return FIGURES[heading](row_of(folder / stage, title)["examples"])
 
 
-METHODS = {"ICAE": "icae", "500x": "x500", "AvgPool": "avgpool", "Dodo": "dodo", "Compressive": "avgpool"}
+METHODS = {"ICAE": "icae", "500x": "x500", "SAC": "sac", "AvgPool": "avgpool", "Dodo": "dodo", "Compressive": "avgpool"}
 
 
 def check_compressor(table, title, folder):
@@ -157,7 +157,8 @@ def check_compressor(table, title, folder):
     saved = json.loads(path.read_text())
     settings = saved["settings"]
     if table.paper == "epl":
-        method, layout = title.split()[0].strip(")").split("(") if "(" in title else ("VoCo", title.split()[0])
+        titled = title if "(" in title else "SAC(EPL)" if title == "SAC" else f"VoCo({title.split()[0]})"
+        method, layout = titled.strip(")").split("(")
         assert (METHODS.get(method, "voco"), layout.lower()) == (saved["method"], settings["layout"])
     elif table.paper == "cl":
         assert (settings["layout"] == "dpl") == ("PI" in title) and settings["ratio"] == ratio_of(title, 15)

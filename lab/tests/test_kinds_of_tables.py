@@ -3,10 +3,10 @@
 import json
 
 import pytest
+from endpoint import Server, reply
 from test_tables import call, folder  # noqa: F401 - a fixture
 
 from gistkit_lab.tables import find_table
-from tests.helpers.endpoint import Server, reply
 from tests.helpers.models import byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")

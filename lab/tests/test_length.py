@@ -24,12 +24,8 @@ RECIPE = length.Recipe(
 LOGITS = 8 * torch.finfo(torch.float32).eps
 
 
-@pytest.fixture(autouse=True)
-def double():
-    """Figures are compared in double precision."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+# Figures are compared in double precision.
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def student(name, seed=0, **changes):

@@ -52,13 +52,6 @@ def check_parts(monkeypatch: pytest.MonkeyPatch, make: Any, loss: Any, rounding:
     assert not torch.allclose(parts[0][0], parts[1][0])
 
 
-@pytest.fixture
-def double() -> Any:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize(("name", "unlabelled"), [("seqpe-bias", [2]), ("alibi", [2]), ("alibi", [2, 3])])
 def test_parts_of_a_text_batch_have_its_mean_gradient(

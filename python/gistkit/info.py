@@ -114,7 +114,8 @@ def _missing(package: str) -> bool:
 def works() -> list[str]:
     """What works here, a line a task: yes, or no with what to do."""
     found = {"kernels, CPU": _or_reason(_instruction_sets)}
-    on_gpu = torch.cuda.is_available() and torch._C._dispatch_has_kernel_for_dispatch_key("gistkit::attention", "CUDA")
+    has_kernel = getattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *_: False)
+    on_gpu = torch.cuda.is_available() and has_kernel("gistkit::attention", "CUDA")
     found["kernels, GPU"] = f"{torch.cuda.get_device_name()}" if on_gpu else f"no: {_or_reason(cuda_library)}"
     for task, packages in TASKS.items():
         wanted = dict.fromkeys(OPTIONAL[package] for package in packages if _missing(package))

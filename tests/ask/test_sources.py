@@ -94,7 +94,7 @@ def test_without_context_there_are_no_spans():
 def test_a_nugget_has_the_span_since_the_one_before():
     compressor = made("dodo")
     memory = compressor.encode([ids(9)])
-    # Position ids count BOS.
+    # Position IDs count BOS.
     nuggets = [position - 1 for position in memory.positions[0].tolist()[1:]]
     found = spans(compressor, ids(9))
     assert found[0] == [0, 0] and [end - 1 for _, end in found[1:]] == nuggets

@@ -1,5 +1,6 @@
 """gistkit demo: answers from a memory, beside those of the same model that reads the whole text."""
 
+import logging
 import re
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gistkit.cli import main
+from gistkit.cli.demo import FULL, MEMORY, Measured, _answers
 from gistkit.compress import Memory
 from tests.helpers.models import byte_tokenizer
 
@@ -36,9 +38,11 @@ def asked(tmp_path):
     ]
 
 
-def test_answers_sizes_and_a_picture(asked, tmp_path, capsys):
+def test_answers_sizes_and_a_picture(asked, tmp_path, capsys, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     assert main([*asked, *QUESTIONS]) == 0
     shown = capsys.readouterr().out
+    assert "deprecated" not in caplog.text and "wrong" not in shown
     memory = Memory.load(tmp_path / "out" / "report.gist")
     assert memory.context_lengths == (301,) and f"301 tokens -> {memory.lengths[0]} memory tokens" in shown
     assert shown.count("> Who signed it?\n") == shown.count("> When?\n") == 1
@@ -58,6 +62,22 @@ def test_heads_that_share_take_what_they_keep(asked, tmp_path, capsys):
     assert "301 tokens -> 75 memory tokens" in shown and memory.lengths[0] > 75
     # 2 x layers x tokens x width, in the file's bfloat16.
     assert sum(tensor.nbytes for tensor in memory.tensors) == memory.nbytes == 2 * 2 * 75 * 64 * 2
+
+
+def test_a_wrong_answer_about_the_demo_s_report_is_named():
+    right = {"Who?": "Ines Moreau", "When?": "6 May", "How much?": "8200"}
+    text = Measured(["Ines Moreau", "not in the text", "8200"], 1.0, 1)
+    ways = {FULL: text, MEMORY: Measured(["Ines Moreau", "2 March", "8200 dollars"], 1.0, 1)}
+    assert _answers(right, ways).splitlines() == [
+        "> Who?",
+        "Ines Moreau",
+        "> When?",
+        "2 March    (wrong: 6 May; from the full text: not in the text)",
+        "> How much?",
+        "8200 dollars    (from the full text: 8200)",
+        "",
+        "2 of 3 answers are right; a larger model makes fewer mistakes",
+    ]
 
 
 def test_own_text_and_own_questions_come_together(asked, capsys):

@@ -260,9 +260,3 @@ def test_mistakes_in_options(words, message, folder, memory, run):
     words = [word.replace("{place}", str(memory.parent)) for word in words]
     status, shown, complaints = run("ask", memory, *words, "--compressor", folder / "x500")
     assert status == 2 and not shown and message.replace("{place}", str(memory.parent)) in complaints.splitlines()[-1]
-
-
-def test_two_templates_are_refused(run, memory, capsys):
-    with pytest.raises(SystemExit) as stop:
-        run("ask", memory, "Who?", "--chat", "--template", "{question}")
-    assert stop.value.code == 2 and "not allowed with argument" in capsys.readouterr().err

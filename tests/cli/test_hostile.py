@@ -153,11 +153,6 @@ def test_files_that_are_something_else_are_refused(place, run, hostile):  # noqa
     assert not list(hostile.glob("*.gist*"))
 
 
-def test_results_that_are_something_else_are_refused(hostile, capsys):
-    for file in INPUTS:
-        told(["view", "results", file], capsys)
-
-
 WRITING = {
     "compress": lambda out: ("compress", "ok.txt", "-o", out, *COMPRESSOR),
     "standard input": lambda out: ("compress", "-", "-o", out, *COMPRESSOR),
@@ -214,7 +209,7 @@ def test_settings_of_methods_are_named(method, monkeypatch):
     build = (lambda: tiny_vision("llava").float()) if method == "voco" else lambda: small_llama(num_hidden_layers=2)
     model = build()
     needed = {"layer": 1} if method in ("dodo", "kv_distill") else {}
-    for name in sorted(compress.METHODS[method].arguments()):
+    for name in sorted(compress.METHODS[method].config_class.names()):
         for value in values:
             try:
                 new_compressor(model, method, **needed | {name: value})
@@ -246,12 +241,6 @@ def test_settings_of_methods_are_named(method, monkeypatch):
 def test_mistakes_that_were_tracebacks(words, message, run, hostile):  # noqa: F811
     status, lines = call(run, *words)
     assert status == 2 and len(lines) == 1 and message in lines[0], lines
-
-
-def test_a_seed_of_many_digits(capsys):
-    line = told(["ask", "x", "--model", "x", "--seed", str(10**23)], capsys)
-    assert "argument --seed: expected a whole number of at most 2147483647, got '1000" in line
-    assert line.endswith("; gistkit ask --help lists the options")
 
 
 def test_no_memory_is_one_line_and_other_errors_are_not_hidden(monkeypatch, capsys):

@@ -20,7 +20,7 @@ from gistkit.viz.page import MOST_TOKENS
 @pytest.mark.parametrize("method", BUILDERS)
 def test_every_builder_has_a_command(method, tmp_path, capsys, monkeypatch):
     its = set(inspect.signature(getattr(layouts, method)).parameters)
-    # Position ids of several axes have no page.
+    # Position IDs of several axes have no page.
     its = {"dodo": its - {"selected"} | {"context", "ratio"}, "voco": its - {"ids"}}.get(method, its)
     command = ["view", "layout", method.replace("_", "-")]
     with pytest.raises(SystemExit):

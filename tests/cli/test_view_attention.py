@@ -1,5 +1,6 @@
 """`gistkit view attention` on a small random model: which weights, of which tokens."""
 
+import json
 from itertools import product
 
 import numpy as np
@@ -67,14 +68,14 @@ def eager_weights(folder):
 
 def test_a_model_by_itself_shows_its_eager_weights(folder, view):
     expected = eager_weights(folder)
-    title, maps, tokens = view("--layer", "1,0", "--head", "1,0")
+    title, maps, tokens = view("--plain", "--layer", "1,0", "--head", "1,0")
     assert title == f"{folder} reads {folder / 'text.txt'}" and list(tokens.texts) == list(TEXT)
     names = [(layer, head) for layer in (0, 1) for head in (0, 1)]
     assert list(maps) == [(str(layer), str(head)) for layer, head in names]
     for (layer, head), weights in zip(names, maps.values(), strict=True):
         np.testing.assert_allclose(weights, expected[layer, head], rtol=1e-4, atol=1e-6)
     assert set(tokens.roles) == {Role.TEXT} and tokens.positions.tolist() == list(range(COUNT))
-    _, maps, _ = view()
+    _, maps, _ = view("--plain")
     assert list(maps) == list(product("01", ["mean of 2", "0", "1"]))
     for layer in (0, 1):
         its = {"mean of 2": expected[layer].mean(0), "0": expected[layer, 0], "1": expected[layer, 1]}
@@ -93,7 +94,7 @@ def test_a_model_by_itself_shows_its_eager_weights(folder, view):
 )  # fmt: skip
 def test_maps_that_nobody_chose_are_as_many_as_fit(room, words, layers, heads, said, view, monkeypatch, capsys):
     monkeypatch.setattr("gistkit.cli.view_attention.COMFORTABLE", room * COUNT**2)
-    _, maps, _ = view(*words)
+    _, maps, _ = view("--plain", *words)
     assert list(maps) == list(product(layers, heads))
     out = capsys.readouterr().out
     assert said.format(n=COUNT) in out and ("too many weights" in out) == bool(said)
@@ -144,6 +145,50 @@ def test_a_dodo_shows_its_encoder_and_its_nuggets(folder, view):
         np.testing.assert_allclose(weights, its[0].mean(0), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("options", [[], ["shares=all", "fit=true"], ["by=key_norm"]])
+def test_a_selection_shows_its_pass_over_the_text_and_what_most_heads_keep(options, folder, view):
+    """KVzip's later passes, which repeat the text, are not shown. It is the default without a trained one."""
+    _, maps, tokens = view("--head", "mean", *(word for option in options for word in ("--option", option)))
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad(), eager(model):
+        expected = model(torch.tensor([[256, *IDS]]), output_attentions=True).attentions
+    for weights, its in zip(maps.values(), expected, strict=True):
+        np.testing.assert_allclose(weights, its[0].mean(0), rtol=1e-4, atol=1e-6)
+    settings = {
+        name: json.loads(value) if value == "true" else value for name, value in (o.split("=") for o in options)
+    }
+    compressor = new_compressor(model, "select", **settings)
+    compressor.tokenizer = byte_tokenizer()
+    memory = compressor.encode([IDS])
+    spans = compressor.context_spans(memory)[0]
+    heads = [int(((spans[..., 1] == row) & (spans[..., 0] < row)).sum()) for row in range(COUNT + 1)]
+    kept = np.flatnonzero(tokens.roles == Role.MEMORY)
+    assert tokens.roles[0] == Role.BOS and list(tokens.texts[1:]) == list(TEXT) and len(kept) == memory.sizes[0] - 1
+    others = np.flatnonzero(tokens.roles == Role.CONTEXT)
+    assert min(heads[row] for row in kept) >= max(heads[row] for row in others)
+
+
+@pytest.mark.parametrize(
+    ("method", "bos", "options", "words"),
+    [
+        ("kv_distill", 1, {"ratio": 8, "layer": 1}, "--ratio 8 --option layer=1"),
+        ("sac", 0, {"ratio": 4, "chunk": 16}, "--ratio 4 --chunk 16"),
+    ],
+)
+def test_tokens_of_the_text_that_are_kept_are_marked_where_they_stand(method, bos, options, words, folder, view):
+    _, maps, tokens = view("--method", method, "--head", "mean", *words.split())
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        memory = new_compressor(model, method, **options).encode([IDS])
+    rows = np.arange(bos + COUNT)
+    kept = memory.positions[0, bos:].numpy() - (1 - bos)
+    assert len(kept) > 3 and np.flatnonzero(tokens.roles == Role.MEMORY).tolist() == kept.tolist()
+    assert list(tokens.texts[bos:]) == list(TEXT) and (tokens.roles[:bos] == Role.BOS).all()
+    weights = next(iter(maps.values()))
+    seen = rows[:, None] >= rows if bos else rows[:, None] // 16 == rows // 16
+    assert ((weights > 0) == seen).all()
+
+
 def test_a_saved_compressor_is_loaded(folder, view, capsys):
     title, maps, tokens = view("--compressor", str(folder / "icae"))
     assert title.startswith("ICAE EPL 4x encodes") and "UNTRAINED" not in capsys.readouterr().err
@@ -153,8 +198,7 @@ def test_a_saved_compressor_is_loaded(folder, view, capsys):
 
 
 def test_the_compressor_of_gistkit_compress_is_shown_unless_the_model_is_asked_for(folder, view, monkeypatch):
-    for module in ("gistkit.common.trained", "gistkit.cli.view_attention"):
-        monkeypatch.setattr(f"{module}.default_for", lambda model: str(folder / "icae"))
+    monkeypatch.setattr("gistkit.common.trained.default_for", lambda model: str(folder / "icae"))
     assert view()[0].startswith("ICAE EPL 4x encodes")
     assert view("--plain")[0].startswith(f"{folder} reads")
 
@@ -162,6 +206,7 @@ def test_the_compressor_of_gistkit_compress_is_shown_unless_the_model_is_asked_f
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--plain", "--encoder", "x"], "--plain: not allowed with --compressor or a compressor's options"),
         (["--plain", "--ratio", "4"], "--plain: not allowed with --compressor or a compressor's options"),
         (["--layer", "2"], "--layer: expected less than 2, the number that the model has, got 2"),
         (["--head", "0,5"], "--head: expected less than 2, the number that the model has, got 5"),

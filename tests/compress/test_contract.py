@@ -27,6 +27,7 @@ CASES = {
     "gistpool": ("gistpool", IN_PLACE),
     "gistpool, copied": ("gistpool", IN_PLACE | {"full_copy": True}),
     "gistpool, own weights": ("gistpool", IN_PLACE | {"lora": None, "copy_norms": True}),
+    "beacon": ("beacon", IN_PLACE | {"segment": 7}),
     "dodo": ("dodo", IN_PLACE | {"layer": 1, "threshold": 0.25}),
     "icae, embeddings and norms": ("icae", CHUNKS | PARTS),
     "gistpool, embeddings and norms": ("gistpool", IN_PLACE | PARTS),

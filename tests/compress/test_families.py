@@ -63,13 +63,13 @@ def test_a_window_counts_tokens_that_are_there(family):
 def test_a_table_of_positions_is_not_read_beyond_its_end():
     compressor = FiveHundredX(tiny("gpt2"), chunk=8, ratio=4, lora=4).eval()
     table = compressor.config.max_position_embeddings
-    with pytest.raises(ValueError, match=f"input_ids: expected position ids below {table}"):
+    with pytest.raises(ValueError, match=f"input_ids: expected position IDs below {table}"):
         compressor.encode(torch.zeros(1, table + 8, dtype=torch.int64))
     memory = compressor.encode(torch.zeros(1, table - 8, dtype=torch.int64))
-    with pytest.raises(ValueError, match=f"input_ids: expected position ids below {table}.*got {table + 1}"):
+    with pytest.raises(ValueError, match=f"input_ids: expected position IDs below {table}.*got {table + 1}"):
         compressor.decode(memory, "lm", torch.zeros(1, 9, dtype=torch.int64))
     assert compressor.generate(memory, max_new_tokens=8).shape == (1, 8)
-    with pytest.raises(ValueError, match=f"max_new_tokens: expected position ids below {table}"):
+    with pytest.raises(ValueError, match=f"max_new_tokens: expected position IDs below {table}"):
         compressor.generate(memory, max_new_tokens=9)
 
 

@@ -29,7 +29,7 @@ def spread(first, last, memory):
 
 
 def plain_positions(scheme, carrier, context, chunk, memory, task, text):
-    """Position ids of Tables 1-3 written out: per chunk (context, memory), then decoder (memory, task and text)."""
+    """Position IDs of Tables 1-3 written out: per chunk (context, memory), then decoder (memory, task and text)."""
     starts = range(0, context, chunk)
     total = memory * len(starts)
     encoder = []
@@ -417,7 +417,7 @@ def test_inputs_say_what_was_expected():
 
 def test_positions_beyond_the_models_range_are_warned_of():
     compressor = ICAE(tiny_llama(max_position_embeddings=16), chunk=20, ratio=5, lora=None)
-    with pytest.warns(UserWarning, match="position ids reach 20, beyond the model's max_position_embeddings of 16"):
+    with pytest.warns(UserWarning, match="position IDs reach 20, beyond the model's max_position_embeddings of 16"):
         compressor.encode(torch.zeros(1, 20, dtype=torch.long))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gistkit import evaluate, hf, layouts
-from gistkit.compress import METHODS, AvgPool, Compressor, Gist, GistPool, NoContext
+from gistkit.compress import METHODS, AvgPool, Beacon, Compressor, Gist, GistPool, NoContext
 from gistkit.compress.methods.avgpool import AvgPoolConfig, NoContextConfig
 from gistkit.compress.methods.gist import GistConfig, GistPoolConfig, GistsConfig
 from gistkit.compress.plans import check_text
@@ -34,6 +34,7 @@ VARIANTS = {
     "gistpool, one window": (GistPool, {"windows": 1, "memory_sees_bos": False, "separate": False}),
     "gistpool, all windows": (GistPool, {"windows": None, "memory_sees_memory": True, "offset": False}),
     "gistpool, seen": (GistPool, {"context_sees_memory": True, "memory_sees_itself": False, "windows": 2}),
+    "beacon": (Beacon, {"segment": 7}),
 }
 
 

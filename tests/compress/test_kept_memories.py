@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from gistkit.compress import Compressive, Memory, MixedResolution, Recent
+from gistkit.compress import Compressive, Memory, MixedResolution
 from gistkit.evaluate import FullContext
 from tests.compress.test_contract import CASES, QUICK, make
 from tests.helpers.models import tiny_llama
@@ -25,7 +25,7 @@ def encode(name):
 
 
 def all_tensors(memory):
-    found = [*memory.tensors, memory.positions, *(memory.frequencies or ())]
+    found = [*memory.tensors, memory.positions]
     return found + [tensor for tensor in (memory.last, memory.key_bias) if tensor is not None]
 
 
@@ -88,14 +88,10 @@ def test_a_memory_is_shown_in_a_line(name):
     assert len(repr(memory[0].repeat(10_000))) < 160
 
 
-@pytest.mark.parametrize("reading", ["mixed", "compressive", "recent"])
+@pytest.mark.parametrize("reading", ["mixed", "compressive"])
 def test_a_stream_saves_nothing_for_a_backward_pass(reading):
     compressor = make("dodo" if reading == "mixed" else "avgpool")
-    reader = {
-        "mixed": lambda: MixedResolution(compressor, tau=6, segment=3),
-        "compressive": lambda: Compressive(compressor, tau=6, segment=3),
-        "recent": lambda: Recent(compressor, tau=6),
-    }[reading]()
+    reader = {"mixed": MixedResolution, "compressive": Compressive}[reading](compressor, tau=6, segment=3)
     if reading == "mixed":
         reader.calibrate([torch.tensor([CONTEXTS[0]])])
     saved = []

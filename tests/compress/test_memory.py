@@ -1,7 +1,6 @@
 """Memory: rows, joining, bytes, and files that are refused when they are not what they should be."""
 
 import copy
-import dataclasses
 import json
 import warnings
 from dataclasses import replace
@@ -13,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, Gist, Memory
+from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, Gist, Memory, memory_files
 from gistkit.evaluate import FullContext
 from tests.helpers.models import tiny_llama
 
@@ -101,19 +100,13 @@ def of_rope(rope):
 
 
 @pytest.mark.parametrize("rope", LENGTH_DEPENDENT)
-def test_joining_does_not_depend_on_what_was_encoded_before(rope, tmp_path):
-    compressor = of_rope(rope)
-    ids = torch.randint(0, 50, (1, 200), generator=torch.Generator().manual_seed(3))
-    whole = encode(compressor, ids[:, :32])
-    encode(compressor, ids[:, :4])
-    parts = [encode(compressor, ids[:, :16]), encode(compressor, ids[:, 16:32])]
-    parts[1].save(tmp_path / "second.gist")
-    # A longer text changes the frequencies of the model.
-    encode(compressor, ids)
-    for second in (parts[1], Memory.load(tmp_path / "second.gist"), Memory.stack([parts[1], parts[1]])[1]):
-        joined = compressor.join([parts[0], second])
-        for a, b in zip(joined.tensors, whole.tensors, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+def test_joining_needs_frequencies_that_are_the_same_at_any_length(rope):
+    memory = (compressor := of_rope(rope)).encode(list(range(20)))
+    with pytest.raises(TypeError, match=f"model: expected RoPE of the same frequencies at any length, got {rope}"):
+        compressor.join([memory, memory])
+    # Embeddings have none.
+    memory = (compressor := ICAE(model_of(rope), chunk=16, ratio=4, lora=None)).encode(list(range(20)))
+    assert compressor.join([memory, memory]).context_lengths == (40,)
 
 
 @pytest.mark.parametrize("rope", LENGTH_DEPENDENT)
@@ -155,38 +148,14 @@ def test_gradients_survive_the_frequencies_of_the_next_pass(rope):
     assert bool(compressor.memory_embeddings.grad.abs().sum() > 0)
 
 
-def turned(keys, positions, frequencies):
-    """Keys [B, H, K, D] rotated to positions [K], written out."""
-    angles = positions[:, None].double() * frequencies.double()
-    first, second = keys.double().chunk(2, -1)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
-
-@pytest.mark.parametrize("rope", LENGTH_DEPENDENT)
-def test_documents_of_different_frequencies_get_those_of_the_longest(rope):
-    compressor = of_rope(rope)
-    ids = torch.randint(0, 50, (1, 200), generator=torch.Generator().manual_seed(3))
-    short, long = encode(compressor, ids[:, :32]), encode(compressor, ids)
-    assert not torch.equal(short.frequencies[0], long.frequencies[0])
-    for parts, at in (([short, long], 0), ([long, short], long.num_tokens)):
-        joined = compressor.join(parts)
-        assert all(map(torch.equal, joined.frequencies, long.frequencies))
-        moved = short.positions[0] + (0 if at == 0 else long.context_lengths[0])
-        for layer, (keys, _) in enumerate(joined.layers):
-            plain = turned(short.layers[layer][0], -short.positions[0], short.frequencies[layer][0])
-            expected = turned(plain, moved, long.frequencies[layer][0])
-            torch.testing.assert_close(keys[:, :, at : at + short.num_tokens], expected, rtol=1e-6, atol=1e-6)
-        alone = compressor.join([compressor.join(parts[:1]), parts[1]])
-        assert all(map(torch.equal, joined.tensors, alone.tensors))
-
-
-def test_a_joined_memory_claims_frequencies_that_all_of_it_has():
-    compressor = build(FiveHundredX, layout="dpl")
-    new = encode(compressor, [CONTEXTS[0]])
-    old = dataclasses.replace(new, frequencies=None)
-    assert compressor.join([new, new]).frequencies is not None
-    assert compressor.join([old, new]).frequencies is None and compressor.join([new, old]).frequencies is None
+def test_a_file_with_frequencies_of_its_keys_still_loads(tmp_path):
+    memory = encode(build(FiveHundredX), CONTEXTS)
+    tensors, header = memory_files.packed(memory)
+    tensors |= {f"layers.{layer}.frequencies": torch.ones(3, 6) for layer in range(2)}
+    header[memory_files.CHECKSUM] = memory_files._checksum(header["memory"], tensors)
+    save_file(tensors, tmp_path / "m.gist", metadata=header)
+    found = Memory.load(tmp_path / "m.gist")
+    assert found.source == memory.source and all(map(torch.equal, found.tensors, memory.tensors))
 
 
 def test_bytes_against_the_full_cache():

@@ -281,12 +281,12 @@ def test_position_ids_beyond_the_models_are_told_of():
     model = tiny("gpt2", max_position_embeddings=16)
     lora = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
     reader = make(model, lora=lora, separate=False, selection="strided")
-    with pytest.raises(ValueError, match=r"input_ids: expected position ids below 16, .* got 20"):
+    with pytest.raises(ValueError, match=r"input_ids: expected position IDs below 16, .* got 20"):
         reader(tokens(1, 20))
     stream = reader.start(tokens(1, 15))
-    with pytest.raises(ValueError, match=r"tokens: expected position ids below 16, .* got 16"):
+    with pytest.raises(ValueError, match=r"tokens: expected position IDs below 16, .* got 16"):
         stream.step(tokens(1))
-    with pytest.warns(UserWarning, match="position ids reach 20, beyond the model's max_position_embeddings of 16"):
+    with pytest.warns(UserWarning, match="position IDs reach 20, beyond the model's max_position_embeddings of 16"):
         make(tiny_llama(max_position_embeddings=16), selection="strided")(tokens(1, 20))
 
 

@@ -677,7 +677,7 @@ def test_a_question_leaves_room_for_itself_and_its_answer():
     # With BOS; an answer is cut at the last position, or there is none.
     for length in (110 - words, 126 - words, 127 - words):
         assert compressor.encode([(IDS + IDS)[:length]]).context_lengths == (length,)
-    with pytest.raises(ValueError, match=r"^question: it and its answer are read behind the text: expected"):
+    with pytest.raises(ValueError, match=r"^question: it and its answer are read after the text: expected"):
         compressor.encode([(IDS + IDS)[: 128 - words]])
     long = made(None, tiny_llama(vocab_size=258, bos_token_id=BOS, max_position_embeddings=256), question="W" * 100)
     asked = len(byte_tokenizer()(QUESTION.format(question="W" * 100))["input_ids"])

@@ -8,7 +8,7 @@ from threading import Thread
 import pytest
 import torch
 
-from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, MixedResolution, Recent
+from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, MixedResolution
 from tests.helpers.models import tiny, tiny_llama
 from tests.helpers.tiers import slow, tiers
 
@@ -87,12 +87,9 @@ def test_losses_beside_encoding(family):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "make", [lambda dodo: MixedResolution(dodo, tau=8, segment=4), lambda dodo: Recent(dodo, tau=8)]
-)
-def test_reading_on_beside_encoding(make):
+def test_reading_on_beside_encoding():
     compressor = moved(METHODS["dodo"](tiny_llama(bos_token_id=1)))
-    reader = make(compressor)
+    reader = MixedResolution(compressor, tau=8, segment=4)
     assert_as_alone([job for seed in range(6) for job in ((continued, reader, seed), (answer, compressor, seed))])
 
 

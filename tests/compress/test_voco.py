@@ -50,7 +50,7 @@ def expect(compressor, family, row, question, **options):
     return hidden, layers, kept, ids
 
 
-# Each family, and each layout with one and with three axes of position ids.
+# Each family, and each layout with one and with three axes of position IDs.
 LAYOUTS = [("llava", "epl"), ("qwen2_5_vl", "dpl")]
 MORE = [("llava", "cpl"), ("llava_next", "upl"), ("idefics3", "epl"), ("smolvlm", "dpl"), ("qwen2_vl", "epl")]
 MORE += [("qwen2_5_vl", "upl"), ("qwen2_vl", "cpl"), ("gemma3", "epl"), ("gemma3", "dpl")]

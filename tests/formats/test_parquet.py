@@ -56,11 +56,6 @@ def test_damaged_files_are_named(tmp_path, damage):
         list(read_questions(path))
 
 
-def test_a_file_that_is_not_there_stays_an_error_of_the_system(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        list(read_questions(tmp_path / "none.parquet"))
-
-
 def test_without_its_package(tmp_path, monkeypatch):
     path = parquet(tmp_path / "a.parquet", SQUAD[:1])
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)

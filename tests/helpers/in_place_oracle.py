@@ -51,6 +51,17 @@ def written_out(method, context, ratio, options):
         row[1 + context + j] = options.get("memory_sees_itself", True)
         if method == "gist" or options.get("memory_sees_memory"):
             row[1 + context : 1 + context + j] = True
+    if method == "beacon":
+        # GistPool's positions count all tokens too.
+        ctx, memory, text, _ = written_out("gistpool", context, ratio, {})
+        mask[1:, 1:] = False
+        chunk = max(1, options["segment"] // ratio) * ratio
+        for i in range(context):
+            mask[1 + i, 1 + i // chunk * chunk : 2 + i] = True
+            mask[1 + i, 1 + context : 1 + context + i // ratio] = True
+        for j in range(m):
+            mask[1 + context + j, 1 + j * ratio // chunk * chunk : 1 + ends[j]] = True
+            mask[1 + context + j, 1 + context : 2 + context + j] = True
     return ctx, memory, text, mask
 
 

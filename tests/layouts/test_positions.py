@@ -1,4 +1,4 @@
-"""Position ids against the tables of "Position IDs Matter" and against exact rational arithmetic."""
+"""Position IDs against the tables of "Position IDs Matter" and against exact rational arithmetic."""
 
 from fractions import Fraction
 

@@ -53,23 +53,15 @@ def test_without_a_mask_no_token_is_padding():
 def test_tokens_above_a_threshold(batch, threshold):
     scores, mask = batch
     above = torch.tensor([[score > threshold for score in row] for row in scores.tolist()]) & mask
-    assert torch.equal(nuggets_above(scores, threshold, mask, keep_last=False), above)
-    for row, real in enumerate(mask.tolist()):
-        above[row, max(i for i, it in enumerate(real) if it)] = True
     assert torch.equal(nuggets_above(scores, threshold, mask), above)
-
-
-def test_a_threshold_that_no_score_exceeds_leaves_the_last_token():
-    scores = torch.zeros(2, 5)
-    assert nuggets_above(scores, 0.0).tolist() == [[False] * 4 + [True]] * 2
-    assert not nuggets_above(scores, math.inf, keep_last=False).any()
+    assert not nuggets_above(scores, math.inf).any()
 
 
 @pytest.mark.parametrize("ratio", [1, 1.5, 3, 10, 64, 1000])
 def test_the_threshold_that_one_in_ratio_scores_is_above(ratio):
     torch.manual_seed(0)
     scores = torch.randn(7, 100)
-    chosen = nuggets_above(scores, threshold_for(scores, ratio), keep_last=False)
+    chosen = nuggets_above(scores, threshold_for(scores, ratio))
     assert int(chosen.sum()) == max(1, round(700 / ratio))
 
 
@@ -78,19 +70,19 @@ def test_a_threshold_lies_between_scores_that_are_neighbours(dtype):
     for low in (1.0, 1.0 + torch.finfo(dtype).eps, -3.0, 0.1):
         low = torch.tensor(low, dtype=dtype)
         scores = torch.stack([low, torch.nextafter(low, low + 1)])[None]
-        assert nuggets_above(scores, threshold_for(scores, 2), keep_last=False).tolist() == [[False, True]]
+        assert nuggets_above(scores, threshold_for(scores, 2)).tolist() == [[False, True]]
 
 
 def test_a_threshold_between_infinite_scores():
     for scores in ([math.inf, math.inf, 0.0, -1.0], [math.inf, 3.0, -math.inf, -math.inf], [math.inf, -math.inf]):
         scores = torch.tensor([scores])
-        chosen = nuggets_above(scores, threshold_for(scores, 2), keep_last=False)
+        chosen = nuggets_above(scores, threshold_for(scores, 2))
         assert chosen.tolist() == [[i < scores.shape[1] // 2 for i in range(scores.shape[1])]]
 
 
 def test_a_threshold_is_not_rounded_to_the_scores_precision():
     # The nearest float32 of 0.1 is above 0.1.
-    assert nuggets_above(torch.tensor([[0.1]]), 0.1, keep_last=False).all()
+    assert nuggets_above(torch.tensor([[0.1]]), 0.1).all()
 
 
 def test_autocast_does_not_round_scores():

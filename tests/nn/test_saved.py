@@ -18,13 +18,13 @@ from gistkit.nn import (
     RoPE,
     SeqPE,
     SeqPEPositions,
-    ViT,
     load_position,
     position_encoding,
     save_position,
 )
 from tests.helpers import encodings
 from tests.helpers.models import tiny
+from tests.hf import test_encode_images
 
 
 def text_encoding(name: str, **options: Any) -> PositionEncoding:
@@ -50,15 +50,16 @@ def test_a_gpt_reads_the_same_from_a_folder(tmp_path: Path, name: str, dtype: to
 
 @pytest.mark.parametrize("name", IMAGE_ENCODINGS)
 def test_a_vit_reads_the_same_from_a_folder(tmp_path: Path, name: str) -> None:
-    position = encodings.encoding(name, heads=2, key_heads=2, head_dim=12, layers=2, extra_tokens=1)
-    model, pixels = ViT(2, 3, 5, 24, 2, 2, position).double().eval(), torch.randn(2, 3, 10, 6).double()
+    position, pixels = test_encode_images.encoding(name, "ViT"), test_encode_images.images(5, 3)
     if name == "learned-2d":
         position.extent = (7, 9)
-    expected = model(pixels)
     save_position(position, tmp_path)
-    model.position = load_position(tmp_path)
+    found = []
+    for its in (position.eval(), load_position(tmp_path)):
+        with hf.encode_positions(test_encode_images.model_of("ViT"), its) as model:
+            found.append(model(pixels).logits)
     # Products of the same numbers elsewhere in memory may differ in their last bits.
-    torch.testing.assert_close(model(pixels), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)
 
 
 def test_a_model_and_its_encoding_share_a_folder(tmp_path: Path) -> None:

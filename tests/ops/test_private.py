@@ -1,5 +1,6 @@
 """A torch without the names that it keeps to itself: ops give the same, and refuse the same."""
 
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -59,3 +60,17 @@ def test_compiled_code_runs(without):
     query, plan = torch.randn(1, 2, 7, 8), causal(7).compile()
     made = torch.compile(lambda x: 2 * ops.attention(x, x, x, plan), backend="eager")(query)
     assert torch.equal(made, 2 * ops.attention(query, query, query, plan))
+
+
+@pytest.mark.slow
+def test_a_torch_without_names_that_are_read_once_loads():
+    code = """
+import torch._dynamo
+del torch._disable_dynamo, torch._C._dispatch_get_all_op_names
+from gistkit.nn import SeqPE
+encoder = SeqPE(16, digits=2, heads=2).eval()
+with torch.no_grad(), encoder.frozen():
+    print(tuple(encoder(torch.arange(5)).shape))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "(5, 16)\n", done.stderr

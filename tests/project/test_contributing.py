@@ -56,7 +56,7 @@ def test_the_example_compressor(relay: type, tmp_path: Path) -> None:
     from tests.helpers.models import tiny_llama
 
     assert issubclass(relay, Compressor) and relay.method == "relay"
-    assert {"ratio", "offset", "separate", "gists", "losses", "lora"} <= relay.arguments()
+    assert {"ratio", "offset", "separate", "gists", "losses", "lora"} <= relay.config_class.names()
     made, ids = relay(tiny_llama(), ratio=3, bos_token=1, lora=2), torch.randint(2, 50, (1, 13))
     made.save_pretrained(tmp_path)
     read = Compressor.from_pretrained(tmp_path, tiny_llama())

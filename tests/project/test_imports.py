@@ -192,13 +192,6 @@ def test_every_import_of_the_package_finds_a_module():
                 assert node.module in files, f"{name} imports {node.module}"
 
 
-def test_compress_has_few_files_in_its_rooms():
-    files = sorted(file.relative_to(PACKAGE).as_posix() for file in (PACKAGE / "compress").rglob("*.py"))
-    assert len(files) <= 49, files
-    rooms = {"compress", "compress/methods", "compress/reading", "compress/scores"}
-    assert {Path(file).parent.as_posix() for file in files} == rooms
-
-
 def test_methods_are_a_few_classes_deep():
     from torch import nn
 

@@ -363,6 +363,26 @@ def test_a_run_killed_while_it_writes_goes_on_to_the_same_losses(processes, whol
     check_clean(out)
 
 
+def test_a_kill_between_the_moves_of_a_checkpoint_that_replaces_another_loses_neither(done, monkeypatch):
+    last, rename = checkpoints.find(done)[-1], os.rename
+
+    def killed(source, target):
+        rename(source, target)
+        if Path(target).name == checkpoints.REPLACED:
+            raise SystemExit
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(os, "rename", killed)
+        # A killed process cleans nothing up.
+        patch.setattr(checkpoints, "remove_partial", lambda out: None)
+        with checkpoints.writing(done, 8, write=True, wait=lambda: None) as folder:
+            shutil.copytree(last, folder, ignore=shutil.ignore_patterns(checkpoints.DIGESTS), dirs_exist_ok=True)
+    assert names(done) == ["checkpoint-6"]
+    checkpoints.remove_partial(done)
+    assert names(done) == ["checkpoint-6", "checkpoint-8"] and checkpoints.checked(last)
+    check_clean(done)
+
+
 @pytest.mark.slow
 def test_runs_killed_at_any_time_go_on_to_the_same_end(processes, whole_with_dropout, tmp_path):
     # The server is up, and a run's time is known.

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gistkit.formats import read_questions
-from gistkit.train import Packed, Pretraining, data, load_corpus
+from gistkit.train import Packed, Pretraining, Windows, data, load_corpus
 from tests.helpers.models import byte_tokenizer
 
 
@@ -201,6 +201,8 @@ def test_a_large_corpus_is_written_once_and_mapped(tmp_path, large, monkeypatch)
     assert {file.name: file.stat().st_mtime_ns for file in place.iterdir()} == written
     # Another limit or text, and files that are not whole, are read.
     assert load_corpus(path, tokenizer=tokenizer, cache=cache, limit=50).train.numel() == 50
+    passages = load_corpus(path, tokenizer=tokenizer, cache=cache, windows=Windows(0, 12))
+    assert passages.digest != plain.digest and passages.train.numel() % 12 == 0
     (place / "train.bin").write_bytes(b"x")
     assert torch.equal(load_corpus(path, tokenizer=tokenizer, cache=cache).train, plain.train)
     json_lines(path, DOCUMENTS[:9])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 import sys
 import types
 from pydoc_data.topics import topics
@@ -287,7 +286,7 @@ def test_epochs_become_steps():
 def test_a_share_of_each_passage_is_its_context():
     corpus = load_corpus(limit=4000)
     halves = Pretraining(corpus, 2, 21, 21)
-    assert halves(0)["input_ids"].shape == (2, 10) and "context_share" not in halves.identity
+    assert halves(0)["input_ids"].shape == (2, 10)
     for batches in (Pretraining(corpus, 2, 20, 20, context_share=0.8), Packed(corpus, 2, 20, context_share=0.8)):
         for batch in (batches(0), batches.held_out(2)[0]):
             assert batch["input_ids"].shape == (2, 16) and batch["continuation_ids"].shape == (2, 4)
@@ -335,13 +334,6 @@ def test_sets_of_questions_are_a_mixture_and_each_has_its_own_held_out_part():
     epoch = contexts(plain(step) for step in range(58 // 4 + 1))[:58]
     expected = [f"{name} {number // 2}.".encode() for name, count in sets.items() for number in range(count)]
     assert sorted(epoch) == sorted(each for each in expected if each not in held_out)
-    # What tells runs apart is the hash of all rows, as one list.
-    rows = [
-        (list(f"{name} {number // 2}.".encode()), list(f"Which {number}?".encode()), list(name.encode()))
-        for name, count in sets.items()
-        for number in range(count)
-    ]
-    assert plain.identity["questions"] == hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:12]
     with pytest.raises(ValueError, match="b: expected at least 2 different contexts, one to hold out, got 1"):
         QuestionAnswering({"a": examples("a", 9), "b": examples("b", 2)}, None, 4)
     with pytest.raises(ValueError, match=r"b\[0\]: expected a question with an answer, got none"):
@@ -361,7 +353,7 @@ def test_questions_that_are_held_out_may_have_files_of_their_own():
     assert sorted(epoch[:7]) == sorted(epoch[7:]) == [f"a {number}.".encode() for number in range(7)]
     # One context is enough, as all are trained on; the same rows divided in another way are other data.
     other = QuestionAnswering(examples("a", 7) + examples("v", 3), None, 2, validation=examples("w", 2))
-    assert other.identity["questions"] == batches.identity["questions"] and other.identity != batches.identity
+    assert other.identity != batches.identity
     assert QuestionAnswering(examples("a", 1), None, 1, validation=examples("v", 1))(5)["input_ids"].shape == (1, 4)
     with pytest.raises(ValueError, match="validation: expected at least 1 question, got none"):
         QuestionAnswering(examples("a", 7), None, 2, validation=[])

@@ -124,14 +124,6 @@ def test_rows_may_be_shared_among_passes(unbroken, tmp_path):
             assert record == {key: pytest.approx(value, rel=5e-6) for key, value in other.items()}, name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [make_reader, make_compressive])
-def test_bf16_trains(tmp_path, make):
-    train(tmp_path, make(), precision="bf16")
-    steps = [record["loss"] for record in read_metrics(tmp_path / "metrics.jsonl") if "lr" in record]
-    assert steps[-1] < steps[0]
-
-
 def test_a_rule_keeps_the_threshold_that_it_knows(tmp_path):
     reader = make_reader(selection="strided")
     train(tmp_path, reader, recipe=dataclasses.replace(RECIPE, steps=1))

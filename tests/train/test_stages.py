@@ -171,18 +171,3 @@ def test_mistakes_name_the_argument(tmp_path):
     ]:
         with pytest.raises(ValueError, match=message):
             run(make_model(), None, tmp_path, recipe=dataclasses.asdict(RECIPE), **arguments)
-
-
-def test_run_trains_in_stages(tmp_path, monkeypatch):
-    kept = []
-    select = Dodo.nuggets
-    monkeypatch.setattr(
-        Dodo, "nuggets", lambda self, *some: kept.append((self.rule, self.nugget_ratio)) or select(self, *some)
-    )
-    own = {"ratio": 4, "layer": 1, "lora": 2, "bos_token": 0, "losses": ("ae",)}
-    changes = dataclasses.asdict(RECIPE) | {"steps": 6}
-    run(
-        make_model(), None, tmp_path, method="dodo", compressor=own, recipe=changes, random_steps=2, ratios=(2, 4),
-        cpu=True, progress=False, eval_every=None,
-    )  # fmt: skip
-    assert kept == [("random", 4)] * 2 + [("learned", 2)] * 2 + [("learned", 4)] * 2

@@ -7,12 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytest.importorskip("matplotlib", reason="the viz extra is not installed")
+
+from matplotlib.colors import to_rgb
+from matplotlib.image import imread
+
 from gistkit import layouts
 from gistkit.layouts import Layout, Role
+from gistkit.viz import draw_gallery, draw_layout, gallery
+from gistkit.viz.gallery import all_methods
+from gistkit.viz.layout import MARKERS, ROLE_COLOURS
+from gistkit.viz.style import Picture
 
 
 def test_masks_are_drawn_in_the_keys_colours() -> None:
-    pytest.importorskip("matplotlib", reason="the viz extra is not installed")
     layout = layouts.gistpool(10, 4, 3)
     figure = layout.draw()
     logical, physical, positions = figure.axes
@@ -28,7 +36,6 @@ def test_masks_are_drawn_in_the_keys_colours() -> None:
 
 
 def test_layouts_of_every_kind_can_be_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the viz extra is not installed")
     one = Layout(roles=[Role.TEXT, Role.PAD], sees={}, positions=[[0.5, 1.0], [2.0, 2.5]])
     for i, layout in enumerate((one, Layout.pack([layouts.causal(3)] * 2), layouts.causal(100))):
         layout.draw(window=2, title="a title").savefig(tmp_path / f"{i}.png")
@@ -36,10 +43,6 @@ def test_layouts_of_every_kind_can_be_drawn(tmp_path: Path) -> None:
 
 
 def test_one_order_alone_and_in_given_axes() -> None:
-    pytest.importorskip("matplotlib", reason="the viz extra is not installed")
-    from gistkit.viz import draw_layout
-    from gistkit.viz.style import Picture
-
     layout = layouts.gistpool(10, 4, 3)
     for order in ("logical", "physical"):
         mask, positions = draw_layout(layout, order=order).axes
@@ -64,9 +67,6 @@ def test_one_order_alone_and_in_given_axes() -> None:
 
 
 def test_masks_side_by_side_are_those_of_the_layouts() -> None:
-    pytest.importorskip("matplotlib", reason="the viz extra is not installed")
-    from gistkit.viz import draw_gallery
-
     named = {"causal": layouts.causal(6), "Gist": layouts.gist(6, 3, 2), "GistPool $": layouts.gistpool(7, 3, 2)}
     for order in ("logical", "physical"):
         figure = draw_gallery(named, order=order, columns=2)
@@ -92,9 +92,6 @@ def test_masks_side_by_side_are_those_of_the_layouts() -> None:
 
 
 def test_the_gallery_has_every_builder(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib", reason="the viz extra is not installed")
-    from gistkit.viz import gallery
-
     called = []
     for name in layouts.__all__:
         built = getattr(layouts, name)
@@ -118,11 +115,6 @@ def test_the_gallery_has_every_builder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_the_committed_gallery_is_what_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the viz extra is not installed")
-    from matplotlib.image import imread
-
-    from gistkit.viz import draw_gallery
-
     committed = Path(__file__).parents[2] / "docs/gallery.png"
     assert committed.stat().st_size < 200_000
     draw_gallery().savefig(tmp_path / "gallery.png", dpi=160)
@@ -135,12 +127,6 @@ def test_the_committed_gallery_is_what_is_drawn(tmp_path: Path) -> None:
 
 
 def test_roles_that_meet_differ_in_grey() -> None:
-    pytest.importorskip("matplotlib", reason="the viz extra is not installed")
-    from matplotlib.colors import to_rgb
-
-    from gistkit.viz.gallery import all_methods
-    from gistkit.viz.layout import MARKERS, ROLE_COLOURS
-
     # As a printer or an image library makes grey of colours: ITU-R BT.601, 0 to 1.
     grey = {role: float(np.dot(to_rgb(colour), (0.299, 0.587, 0.114))) for role, colour in ROLE_COLOURS.items()}
     for layout in all_methods().values():
@@ -152,7 +138,6 @@ def test_roles_that_meet_differ_in_grey() -> None:
 
 
 def test_too_many_tokens() -> None:
-    pytest.importorskip("matplotlib", reason="the viz extra is not installed")
     with pytest.raises(ValueError, match=r"draw_layout: expected a layout of at most 1024 tokens, got 1025"):
         layouts.causal(1025).draw()
 

@@ -129,6 +129,20 @@ def test_what_is_beyond_all_limits_hears_when_to_come_again(live, gate):
         assert busy.result().status_code == 200
 
 
+def test_bodies_that_come_slowly_take_nobodys_place(live):
+    with live(requests=1, body_bytes=100) as client:
+        slow = [socket.create_connection((client.base_url.host, client.base_url.port)) for _ in range(3)]
+        for one in slow:
+            one.sendall(b"POST /v1/memories HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 99\r\n\r\n{")
+        assert client.get("/health").status_code == 200
+        # All of them have room for the bodies of as many requests as there may be.
+        for one in slow[:2]:
+            one.sendall(b" " * 60)
+        assert slow[1].recv(2000).startswith(b"HTTP/1.1 503")
+        for one in slow:
+            one.close()
+
+
 @pytest.mark.parametrize("between", [False, True], ids=["first", "later"])
 def test_headers_have_their_time(live, monkeypatch, between):
     monkeypatch.setattr(running, "HEADERS", 0.3)

@@ -99,14 +99,17 @@ def test_a_name_that_only_begins_as_this_machines_is_refused(client, host):
     assert client.get("/health", headers={"host": host}).status_code == 403
 
 
-def test_a_start_reads_each_file_once_and_keeps_the_newest_in_ram(serving, monkeypatch):
+def test_a_start_reads_each_file_once_and_keeps_the_newest_in_ram(serving, monkeypatch, compressor):
     with serving() as client:
         names = [added(client, f"text {number}") for number in range(6)]
         nbytes = client.repository.entry(names[0]).nbytes
     reads, load = [], repositories.Memory.load
     monkeypatch.setattr(repositories.Memory, "load", lambda path, *rest: reads.append(path) or load(path, *rest))
+    looks, fingerprints = [], compressor.fingerprints
+    monkeypatch.setattr(compressor, "fingerprints", lambda: looks.append(1) or fingerprints())
     with serving(ram_bytes=2 * nbytes, most=5) as client:
-        assert len(reads) == 6
+        # The weights are looked at for the folder and for --store, not for each file.
+        assert len(reads) == 6 and len(looks) == 2
         entries = client.repository.entries()
         assert [entry.id for entry in entries] == names[1:]
         assert [entry.memory is not None for entry in entries] == [False, False, False, True, True]

@@ -115,6 +115,12 @@ def test_a_folder_has_one_repository_at_a_time(compressor, tmp_path):
     opened(tmp_path, compressor).close()
 
 
+def test_a_folder_that_cannot_be_written_is_named_at_the_start(compressor, tmp_path, monkeypatch, logged):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    opened(tmp_path, compressor).close()
+    assert f"{tmp_path} cannot be written: " in logged.text
+
+
 def test_what_an_interrupted_write_left_is_removed(compressor, tmp_path, monkeypatch):
     repository = opened(tmp_path, compressor)
     monkeypatch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(OSError(5, "broken")))

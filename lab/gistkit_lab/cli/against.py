@@ -40,7 +40,7 @@ def add(parser: Any) -> None:
         "--ratios", type=several(positive), metavar="N,N",
         help=f"context tokens for each that is kept (default: {','.join(map(str, RATIOS))})",
     )  # fmt: skip
-    group.add_argument("--by", type=names(*SCORES), help=f"some of {','.join(SCORES)} (default: all)")
+    group.add_argument("--by", type=names(*SCORES), help=f"some of {', '.join(SCORES)} (default: all)")
     group.add_argument(
         "--shares", type=names("equal", "heads", "all"),
         help="how heads share what a score keeps, some of equal,heads,all: as many each, by layer, or all together "

@@ -36,7 +36,7 @@ def add(commands: Any) -> None:
         help="ask once about each pair, with the first report's answer first (default: ask in both orders)",
     )  # fmt: skip
     parser.add_argument(
-        "--out", type=path, default=Path("runs/judge.json"), metavar="FILE", help="default: %(default)s"
+        "--out", type=path, default=Path("runs/judge.json"), metavar="FILE", help="report (default: %(default)s)"
     )
 
 

@@ -42,7 +42,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--limit", type=positive, metavar="N", help="documents of each task (default: all)")
     parser.add_argument("--batch-size", type=positive, default=8, metavar="N", help="default: %(default)s")
     parser.add_argument(
-        "--out", type=path, default=Path("runs/lm_eval.json"), metavar="FILE", help="default: %(default)s"
+        "--out", type=path, default=Path("runs/lm_eval.json"), metavar="FILE", help="report (default: %(default)s)"
     )
 
 

@@ -12,12 +12,13 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from gistkit.common.processes import Processes
-from gistkit.compress import LanguageModel, Recent
+from gistkit.compress import LanguageModel
 from gistkit.evaluate.evaluation import display_name
 from gistkit.evaluate.metrics import perplexity
 from gistkit.evaluate.report import Report, Row
 from gistkit.evaluate.runner import LOGIT_ROWS, evaluating
 from gistkit.evaluate.words import WordLoss, check_excluded, word_loss
+from gistkit_lab.evaluate.recent import Recent
 
 BASELINES = ("recent", "full")
 

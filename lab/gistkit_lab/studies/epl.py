@@ -1,7 +1,7 @@
 """Study `epl`: one small autoencoder under several position layouts, trained from scratch on bytes.
 
 A Llama of 0.4M parameters compresses 80 bytes into 16 memory tokens (ICAE carrier) and reconstructs them. Only the
-position ids differ between the runs of a seed (Position IDs Matter, Tables 1-3 and the AE-loss curves).
+position IDs differ between the runs of a seed (Position IDs Matter, Tables 1-3 and the AE-loss curves).
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ LIMITS = (
 
 
 def steps_to_goal(layout: str, runs: Sequence[Run]) -> str:
-    """A column: the steps after which the held-out loss was at the goal, and how many runs never were."""
+    """A column: the steps after which the held-out loss was at the goal, and how many runs reached it, if not all."""
     reached = [float(run.steps_to_goal) for run in runs if run.steps_to_goal is not None]
     if not reached:
         return "not reached"
-    missing = len(runs) - len(reached)
-    return spread(reached, "{:.0f}") + (f", {missing} of {len(runs)} not" if missing else "")
+    some = len(reached) < len(runs)
+    return spread(reached, "{:.0f}") + (f", {len(reached)} of {len(runs)} runs" if some else "")
 
 
 class Epl(Study):

@@ -23,12 +23,11 @@ from gistkit.compress.methods.in_place import InPlace
 from gistkit.hf import attach
 from gistkit.train import checkpoints
 from gistkit.train.batches import Batch
-from gistkit.train.questions import Question
 from gistkit.train.recipe import adamw
 from gistkit_lab.studies import models
 from gistkit_lab.studies.answering import evaluate
 from gistkit_lab.studies.fitting import Progress, Session, StudyRecipe
-from gistkit_lab.studies.needles import Needles, as_batch
+from gistkit_lab.studies.needles import Needles, Question, as_batch
 from gistkit_lab.studies.pages import machine_caption, model_line
 from gistkit_lab.studies.rows import SEEDS, Cell, Rows, figure_of, name_of, tabulate
 from gistkit_lab.studies.study import Names, SavedRun, Study, StudyPlan

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gistkit.train.batches import Batch, Batches, check_size
+from gistkit.train.batches import Batch, Batches, check_size, collate
 from gistkit.train.data import Corpus
-from gistkit.train.questions import Question, collate
 from gistkit.train.streams import token_ids
 
 # A code's name and its word come from so many frequent words of the text.
@@ -20,6 +19,14 @@ WORDS = 256
 SPLITS = {"train": 0, "held_out": 1, "test": 2}
 
 Ids = tuple[int, ...]
+
+
+class Question(NamedTuple):
+    """Token ids of a context, of the text between it and the answer, and of the answer."""
+
+    context: Ids
+    question: Ids
+    answer: Ids
 
 
 class Needles(Batches):
@@ -168,8 +175,9 @@ class Needles(Batches):
 
 def as_batch(questions: Sequence[Question]) -> Batch:
     """Questions with contexts of one length, as keyword arguments of a compressor."""
-    batch = collate(questions)
-    return {name: batch[name] for name in ("input_ids", "question_ids", "answer_ids")}
+    rows = [{"input_ids": each.context, "question_ids": each.question, "answer_ids": each.answer} for each in questions]
+    batch = collate(rows)
+    return {name: batch[name] for name in rows[0]}
 
 
 def _sentences(text: str) -> list[str]:

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from gistkit.common.checks import IGNORE
 from gistkit.common.processes import launched
-from gistkit.nn import GPT, TEXT_ENCODINGS, PositionEncoding, SeqPE, SeqPEPositions, ViT, position_encoding
+from gistkit.nn import GPT, TEXT_ENCODINGS, PositionEncoding, SeqPE, SeqPEPositions, position_encoding
 from gistkit.nn.models.block import Style
 from gistkit.nn.seqpe.regularizer import SeqPERegularizer
 from gistkit.train import checkpoints
@@ -26,6 +26,7 @@ from gistkit_lab.studies.fitting import Progress, Session, StudyRecipe, optimise
 from gistkit_lab.studies.options import add_names
 from gistkit_lab.studies.rows import SECONDS, SEEDS, Rows, figure_of, name_of, tabulate
 from gistkit_lab.studies.study import Study
+from gistkit_lab.vit import ViT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -26,7 +26,6 @@ from gistkit.nn import (
     Learned2D,
     PositionEncoding,
     SeqPEPositions,
-    ViT,
     grid_positions,
     position_encoding,
 )
@@ -50,6 +49,7 @@ from gistkit_lab.studies.positions import (
 from gistkit_lab.studies.rows import Rows
 from gistkit_lab.studies.runner import cores
 from gistkit_lab.studies.study import SavedRun, StudyPlan
+from gistkit_lab.vit import ViT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

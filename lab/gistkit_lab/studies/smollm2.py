@@ -1,7 +1,7 @@
 """Study `smollm2`: position layouts on a real language model, frozen, with LoRA in the encoder.
 
 SmolLM2-135M reconstructs contexts from memory tokens, as keys and values of every layer (500xCompressor) or as
-last-layer outputs (ICAE). Only the position ids differ between the runs of a seed (Position IDs Matter, Tables 1-3 and
+last-layer outputs (ICAE). Only the position IDs differ between the runs of a seed (Position IDs Matter, Tables 1-3 and
 the AE-loss curves).
 """
 

@@ -4,13 +4,13 @@ import json
 import shutil
 
 import pytest
+from endpoint import KEY, RIGHT, Server, in_turn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gistkit import cli
 from gistkit.evaluate import Markers
 from gistkit_lab.evaluate.summary_context import SummaryContext
 from tests.cli.test_cli import TEXT, folder, one_line, run  # noqa: F401 - fixtures
-from tests.helpers.endpoint import KEY, RIGHT, Server, in_turn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

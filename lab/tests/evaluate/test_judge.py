@@ -5,11 +5,11 @@ import threading
 import time
 
 import pytest
+from endpoint import KEY, RIGHT, Server, in_turn, reply
 
 from gistkit.compress import ICAE
 from gistkit.evaluate import Example, Report, compare
 from gistkit_lab.evaluate.judge import Answered, JudgeError, OpenAIJudge, judge_report, judged, questions_of
-from tests.helpers.endpoint import KEY, RIGHT, Server, in_turn, reply
 from tests.helpers.models import byte_tokenizer, tiny_llama
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -4,6 +4,7 @@ import json
 from itertools import product
 
 import pytest
+from endpoint import KEY, Server, in_turn, reply
 
 from gistkit import cli
 from gistkit.evaluate import Report
@@ -12,7 +13,6 @@ from gistkit.formats import read_questions
 from gistkit_lab.evaluate.judge import JudgeError
 from gistkit_lab.evaluate.pairs import OpenAIPairJudge, Pair, compare_answers, compared
 from tests.cli.test_cli import folder, one_line, run  # noqa: F401 - fixtures
-from tests.helpers.endpoint import KEY, Server, in_turn, reply
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

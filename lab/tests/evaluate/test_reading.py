@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from gistkit.compress import AvgPool, MixedResolution, Recent
+from gistkit.compress import AvgPool, MixedResolution
 from gistkit.evaluate.report import Report
 from gistkit_lab.evaluate.reading import last_tokens, read_on
+from gistkit_lab.evaluate.recent import Recent
 from tests.evaluate.test_words import TEXT, by_hand, plain_nats
 from tests.helpers import streams
 from tests.helpers.models import byte_tokenizer, tiny

@@ -255,7 +255,7 @@ class _Sums(AttentionRecorder):
         for into, own in zip(self._memory[first : first + heads], weights, strict=True):
             into += own[..., start : start + len(into)].sum(1).mean(0) / heads / len(self._into)
             start += len(into)
-        # There may be room behind the text.
+        # There may be room after the text.
         text = weights[..., start:].unflatten(-1, (heads, -1))[..., : self._into[found.layer].shape[1]]
         self._add(found.layer, torch.cat([own[:, :, head] for head, own in enumerate(text)]))
 

@@ -68,7 +68,7 @@ def context_attention(conversation: Conversation) -> list[Tensor]:
     change.index_add_(0, start.flatten(), share).index_add_(0, end.flatten(), -share)
     together = change.cumsum(0)[:-1].clamp(min=0)
     found = list(together.split([one.context_lengths[0] for one in conversation.memories]))
-    # What stood behind the compressor's window is read as it is.
+    # What came after the compressor's window is read as it is.
     rest = conversation.rest
     found[-1] = torch.cat([found[-1], attention[rest].sum(-1)])
     return found

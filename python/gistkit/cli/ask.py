@@ -105,7 +105,7 @@ def add(commands: Any) -> None:
         "--text", dest="texts", type=existing, action="append", default=[], metavar="FILE",
         help="the text of the memory, from which --sources quotes; once for each memory",
     )  # fmt: skip
-    parser.add_argument("--max-new-tokens", type=positive, default=256, help="default: %(default)s")
+    parser.add_argument("--max-new-tokens", type=positive, default=256, help="of an answer (default: %(default)s)")
     parser.add_argument("--temperature", type=number(0), help="0 is greedy (default: 0, or 1 with --top-p)")
     parser.add_argument("--top-p", type=number(0, 1), help="sample from the likeliest tokens of this total probability")
     parser.add_argument("--seed", type=whole(), default=0, help="random seed of sampling (default: %(default)s)")
@@ -279,7 +279,7 @@ def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: M
         raise ValueError(f"MEMORY: expected one made by {' or '.join(REGISTRY)}, got method {source.method!r}")
     for name in makers_of(memory):
         trained = load_compressor(Path(name), model)
-        # Others have its method too: its weights tell.
+        # Others have its method too: its weights decide.
         if memory.maker in (None, trained.own_fingerprint()):
             return as_made(trained, memory)
         if trained.adapters is not None:
@@ -291,7 +291,7 @@ def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: M
         if found is None or found.own_fingerprint() != memory.maker:
             raise ValueError(f"{wanted}, which is no longer in {folder}")
         return as_made(found, memory)
-    # Where the model is another one, that is told.
+    # If the model is another one, that is reported.
     own = memory.maker if memory.fingerprint is None or is_of(model, memory.fingerprint, None) else None
     settings = kind.sizes(source.chunk, source.memory_tokens) | dict(source.options)
     # What --dtype and --option lora=null gave a new one at compress is not in the file, and shows in its weights.

@@ -149,7 +149,7 @@ def _run(arguments: argparse.Namespace) -> int:
     home = compressor._home
     title = compressor.title if home is None else f"{home.resolve().name}: {compressor.title}"
     total = Total("image" if images else "text", title)
-    # The progress bar ends before an error is told.
+    # The progress bar ends before an error is reported.
     with closing(memories):
         for index, tokens, made in memories:
             gained = ""

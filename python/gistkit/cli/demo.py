@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 example: gistkit demo
 example: gistkit demo --text report.txt --question "Who signed it?" --model ./llama"""
-# About demo.txt.
-QUESTIONS = (
-    "Who started the survey?",
-    "Which company does the work?",
-    "When does the work begin?",
-    "What is the budget of the repair?",
-    "Who keeps the key of the tool shed?",
-    "What is the access code of the harbour office?",
-)
+# About demo.txt, with what a right answer contains.
+QUESTIONS = {
+    "Who started the survey?": "Ines Moreau",
+    "Which company does the work?": "Halvorsen Marine",
+    "When does the work begin?": "6 May",
+    "What is the budget of the repair?": "8200 dollars",
+    "Who keeps the key of the tool shed?": "Olga Singh",
+    "What is the access code of the harbour office?": "4471",
+}
 ANSWER = 16
 FULL, CACHED, MEMORY = "full text", "full text, KV cache kept", "memory"
 
@@ -71,7 +71,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from gistkit.viz import draw_savings
 
-    questions = arguments.question or list(QUESTIONS)
+    right = QUESTIONS if arguments.text is None else dict.fromkeys(arguments.question, "")
+    questions = list(right)
     print(f"loading {arguments.model}", flush=True)
     model, tokenizer = load_model(arguments.model, arguments.dtype, device(arguments.device))
     compressor = chosen_compressor(arguments, model)
@@ -88,7 +89,7 @@ def _run(arguments: argparse.Namespace) -> int:
     print(f"{tokens} tokens -> {kept} memory tokens ({compressor.title}) in {seconds:.1f} s: {saved}\n")
 
     ways = _measured(compressor, memory, text, questions)
-    print(_answers(questions, ways))
+    print(_answers(right, ways))
     print(_savings(ways, tokens, kept))
     picture = arguments.out / "demo.png"
     draw_savings({name: (way.seconds, way.nbytes) for name, way in ways.items()}).savefig(picture)
@@ -113,7 +114,7 @@ def _measured(compressor: Compressor, memory: Memory, text: str, questions: list
         for question in questions
     ]
     with torch.no_grad(), compressor.using(compressor.reader), compressor.folded():
-        kept = model(context, use_cache=True).past_key_values
+        kept = getattr(model(context, use_cache=True), CACHE)
 
         def full(prompt: Tensor, **more: Any) -> str:
             ids = torch.cat([context, prompt], 1)
@@ -142,11 +143,17 @@ def _timed(answer: Callable[[int], str], count: int, nbytes: int) -> Measured:
     return Measured(answers, median(seconds), nbytes)
 
 
-def _answers(questions: list[str], ways: dict[str, Measured]) -> str:
-    """The questions with both answers, the full text's only where it differs."""
-    lines = []
-    for question, full, answer in zip(questions, ways[FULL].answers, ways[MEMORY].answers, strict=True):
-        lines += [f"> {question}", answer if answer == full else f"{answer}    (from the full text: {full})"]
+def _answers(right: dict[str, str], ways: dict[str, Measured]) -> str:
+    """The questions with both answers, the full text's only where it differs, and which are wrong."""
+    lines, wrong = [], 0
+    for question, full, answer in zip(right, ways[FULL].answers, ways[MEMORY].answers, strict=True):
+        notes = [f"from the full text: {full}"] * (answer != full)
+        if right[question] not in answer:
+            wrong += 1
+            notes.insert(0, f"wrong: {right[question]}")
+        lines += [f"> {question}", f"{answer}    ({'; '.join(notes)})" if notes else answer]
+    if wrong:
+        lines.append(f"\n{len(right) - wrong} of {len(right)} answers are right; a larger model makes fewer mistakes")
     return "\n".join(lines) + "\n"
 
 

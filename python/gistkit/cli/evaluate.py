@@ -78,7 +78,7 @@ def add(commands: Any) -> None:
         "WikiText, '' to exclude none",
     )  # fmt: skip
     parser.add_argument(
-        "--out", type=path, default=Path("runs/evaluation.json"), metavar="FILE", help="default: %(default)s"
+        "--out", type=path, default=Path("runs/evaluation.json"), metavar="FILE", help="report (default: %(default)s)"
     )
     parser.add_argument("--keep-examples", action="store_true", help="also save what was generated for each example")
     parser.set_defaults(plugins=add_evaluations(parser))

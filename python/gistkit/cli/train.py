@@ -67,35 +67,31 @@ def add(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "train", _run, "train a compressor around a model", EXAMPLES)
     parser.set_defaults(saved=_saved)
-    parser.description = (
-        "Train a compressor around a model. Most runs need only --model, --text (or --questions), --method, --ratio "
-        "and --out."
-    )
-    add_model_name(parser)
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the frozen model (default: %(default)s)")
-    add_device(parser)
-    parser.add_argument("--out", type=path, default=Path("runs/train"), help="folder (default: %(default)s)")
-    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in --out")
-    parser.add_argument(
-        "--preset", metavar="NAME",
-        help=f"defaults of other options, a paper's experiment: {', '.join(PRESETS)} (default: {DEFAULT})",
-    )  # fmt: skip
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="train nothing; print what the preset follows, the parameters that train, tokens a step and an estimate "
-        "of memory. The model's configuration is enough",
-    )
-    titles = ("data", "compressor", "settings of a compressor", "reading on, and stages")
+    first = parser.add_argument_group("what most runs need")
+    titles = ("data", "compressor", "settings of a compressor", "language models that compress their past, and stages")
     data, new, settings, reading = map(parser.add_argument_group, titles)
+    _add_first(first)
     _add_data(data)
     _add_new(new)
     _add_settings(settings)
     _add_reading(reading)
     names = [[action.dest for action in group._group_actions] for group in (data, reading, settings)]
-    parser.set_defaults(run_options=names[0] + names[1], settings_options=names[2])
+    parser.set_defaults(run_options=["text", *names[0], *names[1]], settings_options=["ratio", *names[2]])
     add_declared(parser.add_argument_group("schedule (default: the preset's)"), Recipe, defaults=False)
     group = parser.add_argument_group("run")
+    group.add_argument("--dtype", choices=DTYPES, default="float32", help="of the frozen model (default: %(default)s)")
+    add_device(group)
+    group.add_argument("--resume", action="store_true", help="continue from the last checkpoint in --out")
+    group.add_argument(
+        "--preset", metavar="NAME",
+        help=f"defaults of other options, a paper's experiment: {', '.join(PRESETS)} (default: {DEFAULT})",
+    )  # fmt: skip
+    group.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="train nothing; print what the preset follows, the parameters that train, tokens a step and an estimate "
+        "of memory. The model's configuration is enough",
+    )
     add_declared(group, RunOptions, defaults=True)
     group.add_argument(
         "--track", action="append", choices=("tensorboard", "wandb"),
@@ -103,7 +99,8 @@ def add(commands: Any) -> None:
     )  # fmt: skip
 
 
-def _add_data(group: Any) -> None:
+def _add_first(group: Any) -> None:
+    add_model_name(group)
     group.add_argument(
         "--text",
         type=existing,
@@ -111,6 +108,14 @@ def _add_data(group: Any) -> None:
         "WikiText's .raw or .tokens; plain, gzip or zstd; with official splits if file names show them (default: "
         "Python's topics)",
     )
+    group.add_argument(
+        "--method", type=method, metavar="METHOD", help="default: the preset's, often x500; voco with --images"
+    )
+    group.add_argument("--ratio", type=number(1), help="context tokens a memory token")
+    group.add_argument("--out", type=path, default=Path("runs/train"), help="folder (default: %(default)s)")
+
+
+def _add_data(group: Any) -> None:
     group.add_argument("--dataset", metavar="NAME", help="hub data set, owner/name or owner/name:configuration")
     group.add_argument("--limit", type=positive, metavar="N", help="read at most N training tokens")
     group.add_argument(
@@ -158,10 +163,7 @@ def _add_new(group: Any) -> None:
         help="instead of a compressor, train the task tokens of the plain model, which reads none of the context, or "
         "all of it; gistkit evaluate --compressor OUT/compressor measures it",
     )
-    group.add_argument(
-        "--method", type=method, metavar="METHOD", help="default: the preset's, often x500; voco with --images"
-    )
-    group.add_argument("--layout", choices=LAYOUTS, help="default: epl")
+    group.add_argument("--layout", choices=LAYOUTS, help="position layout of icae, x500 and voco (default: epl)")
     add_option(group)
 
 
@@ -172,10 +174,9 @@ def _add_settings(group: Any) -> None:
         help="such as ae,lm or ae=1,compression=0.5; ae, lm, compression, qa, kl, reverse_kl, hidden",
     )
     group.add_argument("--chunk", type=positive, help="chunk size in tokens")
-    group.add_argument("--ratio", type=number(1), help="context tokens a memory token")
     group.add_argument("--lora", type=positive, metavar="RANK", help="rank of the encoder's LoRA")
     group.add_argument(
-        "--embedding-lora", type=positive, metavar="RANK", help="rank of LoRA on the embeddings (default: none there)"
+        "--embedding-lora", type=positive, metavar="RANK", help="rank of LoRA on the input embedding (default: no LoRA)"
     )
     group.add_argument(
         "--train-norms", action="store_true", default=None, help="train copies of the norms beside the LoRA"
@@ -200,13 +201,6 @@ def _add_reading(group: Any) -> None:
         "--segment", type=positive, metavar="N", help="tokens per step by which the window of --tau moves (default: 32)"
     )
     group.add_argument(
-        "--gists-as-means",
-        type=positive,
-        metavar="N",
-        help="gistpool with windows=1 and full_copy=true: first fit maps that make gists the means of their windows, "
-        "over N gists (some thousands); then train with a --memory-factor of about 0.1",
-    )
-    group.add_argument(
         "--random-steps",
         type=positive,
         metavar="N",
@@ -220,7 +214,7 @@ def _add_reading(group: Any) -> None:
         "the others have equal shares of the other half (default: only --ratio)",
     )
     group.add_argument(
-        "--scorer-rests", action="store_true", default=None, help="dodo: the scorer does not learn at the last ratio"
+        "--scorer-rests", action="store_true", default=None, help="dodo: freeze the scorer at the last ratio"
     )
 
 

@@ -6,7 +6,6 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from gistkit.cli.view_page import LARGEST, add_out, fits_page, write_page
-from gistkit.common.trained import default_for
 from gistkit.options.arguments import add_command, device, several, typed
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
 from gistkit.options.outputs import check_file
@@ -25,7 +24,6 @@ EXAMPLES = """\
 example: gistkit view attention --text report.txt --model smollm2 --layer 0,29 -o view.html
 example: gistkit view attention --text report.txt --model ./llama --compressor runs/x500 --layer 5 --head 0,1
 example: gistkit view attention --text - --model ./llama --method gistpool --ratio 8 < report.txt"""
-BY_ITSELF = "the trained one that comes with gistkit for the model, else the model without a compressor"
 MEAN = "mean"
 # Most weights of a page by default, a file of about 5 MB.
 COMFORTABLE = 2**24
@@ -38,9 +36,10 @@ def _head(text: str) -> int | str:
 def add(kinds: Any) -> None:
     """Adds the command."""
     parser = add_command(kinds, "attention", _run, PURPOSE, EXAMPLES)
+    parser.description = f"{parser.description}; memory tokens of select are the tokens that most heads keep"
     parser.add_argument("--text", type=typed, required=True, help="text file, or - for standard input")
     add_model(parser)
-    add_compressor(parser, BY_ITSELF)
+    add_compressor(parser)
     parser.add_argument("--plain", action="store_true", help="show the model without a compressor")
     layers = "layers for the slider, comma-separated, counted from 0 (default: all, or the last if all are too many)"
     parser.add_argument("--layer", type=several(fits_page), metavar="L", help=layers)
@@ -51,11 +50,15 @@ def add(kinds: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     check_file("-o", arguments.out)
+    options = ("compressor", "encoder", "method", "layout", "ratio", "chunk")
+    if arguments.plain and (arguments.option or any(getattr(arguments, name) is not None for name in options)):
+        raise ValueError("--plain: not allowed with --compressor or a compressor's options")
     (text,) = read_contents([arguments.text], "")
     device_name = device(arguments.device)
 
     import numpy as np
 
+    from gistkit.compress.methods.in_place import InPlace
     from gistkit.compress.tokens import text_ids
     from gistkit.evaluate import token_texts
     from gistkit.viz.page import MOST_CELLS, attention_page
@@ -73,19 +76,16 @@ def _run(arguments: argparse.Namespace) -> int:
             f"--layer, --head: expected at most {MOST_CELLS // len(ids) ** 2} maps of {len(ids)} tokens, "
             f"got {len(layers) * len(heads)}"
         )
-    compressor_options = [getattr(arguments, name) for name in ("compressor", "method", "layout", "ratio", "chunk")]
     compressor = None
-    chosen = any(value is not None for value in compressor_options) or bool(arguments.option)
-    if chosen and arguments.plain:
-        raise ValueError("--plain: not allowed with --compressor or a compressor's options")
-    if chosen or (default_for(arguments.model) is not None and not arguments.plain):
+    if not arguments.plain:
         compressor = chosen_compressor(arguments, model)
-    recorded, plan, input_ids, nuggets = _record(model, compressor, ids, layers, heads)
+        compressor.tokenizer = tokenizer
+    recorded, plan, input_ids, kept = _record(model, compressor, ids, layers, heads)
     # The rows of the maps are in the plan's physical order.
     count = recorded[0].weights.shape[-1]
     order = np.arange(count) if plan is None or plan.order is None else plan.order[0].cpu().numpy().argsort()
     texts = token_texts(tokenizer, input_ids)
-    tokens = _tokens(texts, plan, nuggets, order)
+    tokens = _tokens(texts, plan, order, kept, isinstance(compressor, InPlace))
     maps = np.empty((len(layers), len(heads), count, count), np.float32)
     for layer_maps, layer_map in zip(maps, recorded, strict=True):
         weights = layer_map.weights[0].float().numpy()
@@ -128,11 +128,11 @@ def _below(name: str, chosen: list[Any], limit: int) -> list[Any]:
 def _record(
     model: PreTrainedModel, compressor: Compressor | None, ids: list[int], layers: list[int], heads: list[Any]
 ) -> tuple[list[AttentionMap], Plan | None, list[int], list[int]]:
-    """Maps of the layers, the plan of their pass, its tokens without memory slots, and which of those are nuggets."""
+    """Maps of the layers, the plan of their pass, its tokens without memory slots, and which of those are kept."""
     import torch
 
     from gistkit.compress.methods.in_place import InPlace
-    from gistkit.hf import attach
+    from gistkit.hf import CACHE, attach
     from gistkit.inspect import AttentionRecorder
 
     # A mean beside some heads needs them all.
@@ -140,13 +140,17 @@ def _record(
     plan: Plan | None = None
 
     def begin(module: Any, args: Any, inputs: dict[str, Any]) -> None:
-        # Of several passes, such as that of a Dodo's scorer and its encoder, the last one counts.
+        # Of several passes over the text (a Dodo's scorer, then its encoder) the last one counts. KVzip's later passes
+        # continue the text.
         nonlocal plan
+        if inputs.get("memory") is not None or inputs.get(CACHE) is not None:
+            recorder.layers = []
+            return
         plan = inputs.get("plan")
         recorder.layers = [recorder.calls + layer for layer in layers]
         recorder.maps.clear()
 
-    input_ids, nuggets = ids, []
+    input_ids, kept = ids, list[int]()
     hook = model.get_decoder().register_forward_pre_hook(begin, with_kwargs=True)
     try:
         with torch.no_grad(), attach(model), recorder:
@@ -156,13 +160,13 @@ def _record(
                 memory, _, rows = compressor.compress_rows(compressor.contexts([ids]))
                 rows = compressor.with_bos(rows) if isinstance(compressor, InPlace) else rows
                 input_ids = rows.ids[0].tolist()
-                nuggets = memory.positions[0].tolist() if compressor.method == "dodo" else []
+                kept = compressor.kept_tokens(memory)
     finally:
         hook.remove()
-    return recorder.maps, plan, input_ids, nuggets
+    return recorder.maps, plan, input_ids, kept
 
 
-def _tokens(texts: list[str], plan: Plan | None, nuggets: list[int], order: Any) -> Tokens:
+def _tokens(texts: list[str], plan: Plan | None, order: Any, kept: list[int], has_bos: bool) -> Tokens:
     """What is known of the tokens of a pass, in logical order; `order` says where each is in the physical one."""
     import numpy as np
 
@@ -170,8 +174,10 @@ def _tokens(texts: list[str], plan: Plan | None, nuggets: list[int], order: Any)
     from gistkit.viz.page import Tokens
 
     count = len(order)
-    # Memory slots come last in physical order. NoContext reads BOS alone.
-    texts = [*texts, *(f"[memory {slot}]" for slot in range(count - len(texts)))][:count]
+    # Memory slots come last in physical order. NoContext reads only BOS.
+    slots = [f"[memory {slot}]" for slot in range(count - len(texts))]
+    # Without slots the pass may have the text's tokens in another order.
+    texts = [[*texts, *slots][row] for row in order] if slots else texts[:count]
     roles = np.full(count, Role.TEXT)
     positions = np.arange(count)
     if plan is not None:
@@ -179,7 +185,8 @@ def _tokens(texts: list[str], plan: Plan | None, nuggets: list[int], order: Any)
             roles[rows] = role
         if plan.positions is not None:
             positions = plan.positions.cpu().numpy().reshape(-1, count)[0]
-    if nuggets:
-        # The first one stands for BOS.
-        roles[:], roles[nuggets], roles[0] = Role.CONTEXT, Role.MEMORY, Role.BOS
-    return Tokens([texts[row] for row in order], roles[order], positions[order])
+    roles = roles[order]
+    if kept:
+        roles[:], roles[kept] = Role.CONTEXT, Role.MEMORY
+        roles[:has_bos] = Role.BOS
+    return Tokens(texts, roles, positions[order])

@@ -27,6 +27,7 @@ BUILDERS = {
     "gist": "--context 64 --ratio 8 --text 16",
     "avgpool": "--context 64 --ratio 8 --text 16",
     "gistpool": "--context 512 --ratio 8 --text 64 --windows 2",
+    "beacon": "--context 96 --ratio 8 --text 16 --segment 32",
     "sac": "--context 96 --chunk 32 --ratio 8",
     "icae_encoder": "--context 96 --chunk 32 --memory 4 --positions epl",
     "decoder": "--context 96 --chunk 32 --memory 4 --task qa --question 8 --text 8",

@@ -17,7 +17,7 @@ from torch import Tensor
 
 # The label that losses skip, and that labels are padded with; torch and transformers use the same.
 IGNORE = -100
-# Position ids, lengths and ranks are below it.
+# Position IDs, lengths and ranks are below it.
 POSITIONS = 2**31
 
 
@@ -80,7 +80,7 @@ def padded(rows: Sequence[Sequence[int]], fill: int = 0, device: torch.device | 
 def moved(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     """The tensor on a device, which the host does not wait for where it comes from the CPU."""
     if tensor.is_cpu and tensor.is_pinned():
-        # Other memory is read before this returns; this could be filled anew meanwhile.
+        # Other memory is read before this returns; this could be filled again meanwhile.
         tensor = tensor.clone()
     return tensor.to(device, non_blocking=tensor.is_cpu)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _JSON_BYTES = 2**24
-# What an interrupted write leaves behind is a folder of such a name.
+# An interrupted write leaves a folder of such a name.
 PREFIX, SUFFIX = ".gistkit-", ".partial"
 Shapes = Mapping[str, tuple[int, ...]]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -152,13 +152,13 @@ class Lines:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with errors_told(self.path):
+        with one_line_errors(self.path):
             self.file = path.open("ab", buffering=0)
 
     def write(self, line: str) -> None:
         """Adds a line, given without its end."""
         rest = memoryview(f"{line}\n".encode())
-        with errors_told(self.path, len(rest)):
+        with one_line_errors(self.path, len(rest)):
             end = os.fstat(self.file.fileno()).st_size
             try:
                 while rest:
@@ -249,6 +249,24 @@ def remove_partials(folder: Path) -> None:
                 os.close(held)
 
 
+def lock(folder: Path, user: str) -> int:
+    """Holds a folder until the descriptor is closed, however the process ends.
+
+    Raises:
+        OSError: if another process holds it, a `user` too, or there is no such folder.
+    """
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(held)
+        raise OSError(f"{folder}: expected a folder of no other {user}, got one that is in use") from error
+    except OSError:
+        # Some network disks have no locks.
+        pass
+    return held
+
+
 @contextmanager
 def _private_folder(parent: Path) -> Iterator[Path]:
     """A new folder in `parent` of a name that nobody can foresee; removed with all that is in it."""
@@ -268,7 +286,7 @@ def _private_folder(parent: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def errors_told(path: Path, size: int | None = None) -> Iterator[None]:
+def one_line_errors(path: Path, size: int | None = None) -> Iterator[None]:
     """Raises an OSError of writing `path` as one line that names it, unless it has one; `size` as in `replacing`."""
     try:
         with _os_errors():

@@ -6,6 +6,7 @@ from gistkit.compress.config import REGISTRY, Config, register, setting
 from gistkit.compress.losses import CompressionHead, JointHead, token_loss
 from gistkit.compress.memory import Memory
 from gistkit.compress.methods.avgpool import AvgPool, NoContext
+from gistkit.compress.methods.beacon import Beacon
 from gistkit.compress.methods.dodo import Dodo
 from gistkit.compress.methods.gist import Gist, GistPool
 from gistkit.compress.methods.gist_start import start_as_means
@@ -19,7 +20,6 @@ from gistkit.compress.reading import READERS, language_model
 from gistkit.compress.reading.compressive import Compressive
 from gistkit.compress.reading.language import LanguageModel
 from gistkit.compress.reading.mixed import MixedResolution
-from gistkit.compress.reading.recent import Recent
 from gistkit.compress.refining import Refined, refine
 from gistkit.compress.source import Source
 
@@ -31,6 +31,7 @@ __all__ = [
     "READERS",
     "SAC",
     "AvgPool",
+    "Beacon",
     "ChunkCompressor",
     "CompressionHead",
     "Compressive",
@@ -46,7 +47,6 @@ __all__ = [
     "Memory",
     "MixedResolution",
     "NoContext",
-    "Recent",
     "Refined",
     "Select",
     "SeparateEncoder",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from inspect import ismethod
 from itertools import chain
@@ -16,12 +15,12 @@ from torch.nn.utils.rnn import pad_sequence
 from gistkit.common.checks import check_int
 from gistkit.compress import decode as reading
 from gistkit.compress import files, generation, memory_join, parts, texts, training
-from gistkit.compress.adapters import Adapters, Copies, Use
+from gistkit.compress.adapters import Copies
 from gistkit.compress.config import Config
 from gistkit.compress.identity import Identity
 from gistkit.compress.memory import Memory
 from gistkit.compress.method import Method
-from gistkit.compress.model import SharedModel
+from gistkit.compress.model import ModelMixin, SharedModel
 from gistkit.compress.source import Source
 from gistkit.compress.tokens import Rows, as_rows, pad
 from gistkit.compress.training import check_base
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Compressor(nn.Module, Method):
+class Compressor(nn.Module, ModelMixin, Method):
     """A model with a method: `encode` makes memories of contexts, and text is read after them.
 
     Threads may share a compressor, and compressors may share a model, to encode, read and generate: one thread at a
@@ -122,46 +121,6 @@ class Compressor(nn.Module, Method):
         options = self.options
         settings: Any = {"embedding_lora": options.embedding_lora, "train_norms": options.train_norms}
         return adapter_config(cast(Any, self.encoder_lm.model), options.lora, options.maps, **settings)
-
-    @property
-    def embed(self) -> nn.Embedding:
-        """The model's input embedding."""
-        return self.lm.embed
-
-    @property
-    def config(self) -> Any:
-        """The text model's configuration."""
-        return self.lm.config
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return self.lm.device
-
-    @property
-    def vocabulary(self) -> int:
-        """Size of the vocabulary."""
-        return self.lm.vocabulary
-
-    @property
-    def encoder_lm(self) -> SharedModel:
-        """The model that encodes, whose adapters or own weights train: `lm` itself without a second model."""
-        return self.lm
-
-    @property
-    def adapters(self) -> Adapters | None:
-        """The compressor's LoRA adapters by role; None if the encoding model's own weights train."""
-        return self.encoder_lm.adapters
-
-    @property
-    def keeps_base(self) -> bool:
-        """Whether the model that reads stays as it was."""
-        return self.adapters is not None or self.encoder_lm is not self.lm
-
-    @property
-    def needs_base(self) -> bool:
-        """Whether its folder holds no model that reads, because nothing has changed the one it was made around."""
-        return self.keeps_base or self.identity.untouched
 
     @property
     def source(self) -> Source:
@@ -272,40 +231,10 @@ class Compressor(nn.Module, Method):
     push_to_hub = files.push_to_hub
     output_embedding = property(training.output_embedding)
 
-    def fingerprints(self) -> tuple[str, str]:
-        """Fingerprints of the base model and of the compressor's own weights, made anew only when weights change."""
-        return self.identity.fingerprints()
-
-    def fingerprint(self) -> str:
-        """That of the base model."""
-        return self.fingerprints()[0]
-
-    def own_fingerprint(self) -> str:
-        """That of the compressor's own weights."""
-        return self.fingerprints()[1]
-
     @classmethod
     def from_pretrained(cls, folder: str | Path, model: PreTrainedModel | None = None, **options: Any) -> Self:
         """Loads a compressor that `save_pretrained` saved; see `gistkit.compress.files.from_pretrained`."""
         return files.from_pretrained(cls, folder, model, **options)
-
-    def using(self, use: Use) -> AbstractContextManager[None]:
-        """See `SharedModel.using`."""
-        return self.lm.using(use)
-
-    def logits(self, hidden_states: Tensor) -> Tensor:
-        """Logits [..., V] of hidden states, fp32, scaled and capped as the model does."""
-        return self.lm.logits(hidden_states)
-
-    def gradient_checkpointing_enable(self) -> None:
-        """Keeps only each layer's inputs for the backward pass, which computes everything else again."""
-        for lm in {self.lm, self.encoder_lm}:
-            lm.gradient_checkpointing_enable()
-
-    def gradient_checkpointing_disable(self) -> None:
-        """Undoes `gradient_checkpointing_enable`."""
-        for lm in {self.lm, self.encoder_lm}:
-            lm.gradient_checkpointing_disable()
 
     def train(self, mode: bool = True) -> Self:
         """Sets training mode, as for any module; True also frees what answers have cached."""

@@ -95,7 +95,7 @@ def reading_plan(compressor: Any, memory: Memory, task: Task, texts: Sequence[Ro
 def last_of(memory: Memory) -> Tensor:
     """`Memory.last`; a ValueError if the memory has none."""
     if memory.last is None:
-        raise ValueError("memory: expected one with the output that predicts what follows it, got one without")
+        raise ValueError("memory: expected its hidden state `last`, got None; compress the text again")
     return memory.last
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from gistkit import hf
-from gistkit.compress.model import SharedModel
 from gistkit.hf.attach import ModuleSnapshot
 from gistkit.hf.fingerprint import plain_tensors
 
@@ -48,18 +47,13 @@ class Identity:
         # The base model for messages, see `gistkit.hf.identity`.
         self.model: dict[str, Any] | None = None
 
-    @property
-    def lm(self) -> SharedModel:
-        """The compressor's model."""
-        return self.compressor.lm  # type: ignore[no-any-return]
-
     def fingerprints(self) -> tuple[str, str]:
         """The base model's fingerprint and that of the compressor's own weights, from one look at them."""
-        with self.lm.turn():
+        with self.compressor.lm.turn():
             weights, (base_version, own_version) = self.weights(), self.versions(anywhere=False)
             if self._base is None or self._base[0] != base_version:
-                self._base = base_version, hf.fingerprint(self.lm.model)
-                self.model = hf.identity(self.lm.model)
+                self._base = base_version, hf.fingerprint(self.compressor.lm.model)
+                self.model = hf.identity(self.compressor.lm.model)
             if self._own is None or self._own[0] != own_version:
                 self._own = own_version, hf.digest(weights.own.items())
             return self._base[1], self._own[1]
@@ -67,7 +61,7 @@ class Identity:
     def known_as(self, fingerprint: str) -> None:
         """Gives the base model's weights, as they now are, a fingerprint: that of another dtype's copy of them."""
         self._base = versions_of(self.weights().base), fingerprint
-        self.model = hf.identity(self.lm.model)
+        self.model = hf.identity(self.compressor.lm.model)
 
     def forget(self) -> None:
         """Forgets the fingerprints of what trains: a step follows, which a GPU's host could not see."""
@@ -92,7 +86,7 @@ class Identity:
     def versions(self, *, anywhere: bool = True) -> tuple[Any, Any]:
         """What changes with the base model's weights, and with the compressor's own; a GPU is waited for `anywhere`."""
         # Another thread may have the model without its upper layers.
-        with self.lm.turn():
+        with self.compressor.lm.turn():
             weights = self.weights()
             base, own = (versions_of(part, anywhere=anywhere) for part in (weights.base, weights.own.values()))
             return base, own
@@ -114,11 +108,11 @@ class Identity:
 
 
 def versions_of(weights: Iterable[Tensor], *, anywhere: bool = False) -> tuple[Any, ...]:
-    """What changes with the weights: where each lies, its version and, on the CPU or `anywhere`, one of its values.
+    """A cheap key of weights: the address and the version of each and, on the CPU or `anywhere`, one of its values.
 
-    Changes of whole weights through `.data`, as fused optimizers and some loaders make them, show in the values alone.
-    A change of other single values through `.data`, such as one row of embeddings, is not seen, nor any on a GPU, whose
-    values the host would have to wait for; `forward` sees that a step follows.
+    It changes if a weight is replaced or updated in place. Only the values show changes of whole weights through
+    `.data`, as fused optimizers and some loaders make them. A change of other single values through `.data`, such as
+    one row of embeddings, is not noticed, nor any on a GPU, as reading values would wait for it.
     """
     values: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     places = []

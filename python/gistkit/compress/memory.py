@@ -25,7 +25,7 @@ T = TypeVar("T")
 _NUMBERS = ("lengths", "context_lengths", "starts", "documents", "rest")
 _COLUMNS = {
     "positions": 1, "ordinals": 1, "key_bias": 1, "straight_through": 1, "embeddings": -2, "layers": -2,
-    "frequencies": None, "last": None,
+    "last": None,
 }  # fmt: skip
 # Those that `counts` packs: the keys of one row after those of another.
 _PACKED = ("positions", "key_bias", "layers", "counts")
@@ -57,7 +57,7 @@ class Memory:
         source: what made the memory.
         lengths: number of memory tokens in each row; the other columns are padding.
         context_lengths: number of compressed context tokens of each row.
-        positions: int64 or float64 [B, K] on the CPU, the position ids of the memory tokens in the decoder (embeddings)
+        positions: int64 or float64 [B, K] on the CPU, the position IDs of the memory tokens in the decoder (embeddings)
             or the ids that their keys were rotated with (kv); 0 on padding. [B, K, A] in models with A axes of them; in
             `Select` 2 + the index of the context token that each of A layers and key heads keeps, 1 for a BOS before
             them.
@@ -68,8 +68,6 @@ class Memory:
         counts: per layer int64 [B, heads] on the CPU: how many keys each head keeps, where numbers may differ. Keys and
             values are then those of one head after another, row by row, and so are positions, int32 [T of all layers].
             [1, heads]: all rows read the same.
-        frequencies: per layer [B, R/2], the RoPE frequencies of its keys, which depend on the length of the pass in
-            some types (dynamic, longrope). None without a known RoPE.
         last: [B, hidden], the output that predicts the token after the memory if there is no task token between them.
         ordinals: int64 [B, K] on the CPU, ascending in each row: the places of the memory tokens in the logical order
             of the pass that made them, which sliding windows count by. The text's places follow the last one. None: the
@@ -94,7 +92,6 @@ class Memory:
     embeddings: Tensor | None = None
     layers: tuple[tuple[Tensor, Tensor], ...] | None = None
     counts: tuple[Tensor, ...] | None = None
-    frequencies: tuple[Tensor, ...] | None = None
     last: Tensor | None = None
     ordinals: Tensor | None = None
     key_bias: Tensor | None = None
@@ -200,7 +197,7 @@ class Memory:
         """The same memory on `device` and in the floating-point `dtype`; None: unchanged."""
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"dtype: expected one of floating point, got {dtype}")
-        moved = self._with(lambda tensor: tensor.to(device), ("frequencies", "key_bias", "straight_through"))
+        moved = self._with(lambda tensor: tensor.to(device), ("key_bias", "straight_through"))
         return moved._with(lambda tensor: tensor.to(device=device, dtype=dtype), ("embeddings", "layers", "last"))
 
     def __getitem__(self, rows: int | slice | Sequence[int]) -> Memory:
@@ -282,7 +279,7 @@ class Memory:
         return replace(first, **changed)
 
     def differing(self, source: Source, model: Mapping[str, Any] | None) -> tuple[str, str]:
-        """What tells this memory's source and another apart, for a message: this one's and the other's."""
+        """The differences between this memory's source and another, for a message: this one's and the other's."""
         mine, theirs = (
             {
                 "method": one.method,

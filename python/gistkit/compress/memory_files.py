@@ -34,9 +34,8 @@ def packed(memory: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
     tensors = {name: tensor for name in _TENSORS if (tensor := getattr(memory, name)) is not None}
     for index, layer in enumerate(memory.layers or ()):
         tensors |= {f"layers.{index}.{name}": part for name, part in zip(_LAYERS, layer, strict=True)}
-    for name in ("frequencies", "counts"):
-        # Layers may share one tensor, which safetensors does not write.
-        tensors |= {f"layers.{index}.{name}": own.clone() for index, own in enumerate(getattr(memory, name) or ())}
+    # Layers may share one tensor, which safetensors does not write.
+    tensors |= {f"layers.{index}.counts": own.clone() for index, own in enumerate(memory.counts or ())}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     content = {
         "source": asdict(memory.source),
@@ -138,16 +137,15 @@ def _fields(content: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, An
     whole = {name: tuple(map(int, content[name])) for name in ("lengths", "context_lengths", "starts")}
     by_row = {name: tuple(tuple(map(int, row)) for row in content[name]) for name in ("documents", "rest")}
     given = {name: content[name] for name in ("fingerprint", "maker", "model")}
-    parts = {name: tuple(of_layers(name)) or None for name in ("frequencies", "counts")}
     layers = tuple(zip(*map(of_layers, _LAYERS), strict=True)) or None
-    named = {name: tensors.get(name) for name in _TENSORS[1:]}
+    named = {name: tensors.get(name) for name in _TENSORS[1:]} | {"counts": tuple(of_layers("counts")) or None}
     source, positions = Source.of(content["source"]), tensors["positions"]
-    return {"source": source, "positions": positions, **whole, **by_row, **given, **named, **parts, "layers": layers}
+    return {"source": source, "positions": positions, **whole, **by_row, **given, **named, "layers": layers}
 
 
 def _checked(memory: Any) -> Any:
     """The memory, if its fields fit together."""
-    counts, frequencies, layers = memory.counts, memory.frequencies or (), memory.layers or ()
+    counts = memory.counts
     # Packed, positions are as wide as keys are many.
     dims, kinds = ((1,), (torch.int32,)) if counts else ((2, 3), (torch.int64, torch.float64))
     if memory.positions.dim() not in dims or not memory.positions.shape[-1]:
@@ -166,9 +164,6 @@ def _checked(memory: Any) -> Any:
     for tensor in memory.tensors if not counts else ():
         if tensor.shape[0] != batch or tensor.shape[-2] != width or not tensor.is_floating_point():
             raise ValueError(f"a tensor of shape {tuple(tensor.shape)} for {batch} rows of {width} memory tokens")
-    for layer in frequencies:
-        if len(frequencies) != len(layers) or layer.dim() != 2 or len(layer) != batch or not layer.is_floating_point():
-            raise ValueError(f"frequencies of shape {tuple(layer.shape)} for {batch} rows and {len(layers)} layers")
     bias = memory.key_bias
     if bias is not None and (bias.shape != memory.positions.shape or bias.dim() == 2 or bias.dtype not in _BIASES):
         raise ValueError(f"key_bias of shape {tuple(bias.shape)} for positions {tuple(memory.positions.shape)}")
@@ -185,7 +180,7 @@ def _checked(memory: Any) -> Any:
     tokens = (token for row in memory.rest for token in row)
     numbers = (*memory.context_lengths, *memory.starts, *_numbers(memory.positions), *_numbers(ordinals), *tokens)
     if not all(0 <= number < POSITIONS for number in numbers):
-        raise ValueError(f"lengths, position ids, ordinals or token ids outside [0, {POSITIONS})")
+        raise ValueError(f"lengths, position IDs, ordinals or token ids outside [0, {POSITIONS})")
     if not all(isinstance(value, str | None) for value in (memory.fingerprint, memory.maker)):
         raise ValueError("a fingerprint or a maker that is no text")
     if not isinstance(memory.model, dict | None):

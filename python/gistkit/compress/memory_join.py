@@ -18,10 +18,8 @@ from gistkit.compress.memory import Memory, last_places
 def join(compressor: Any, memories: Sequence[Memory]) -> Memory:
     """Joins memories in order, as if their documents were consecutive chunks of one context.
 
-    If the encoder numbers the context through all chunks (UPL, EPL), a document's position ids continue those of the
-    document before, and its cached keys are rotated accordingly, by the frequencies that they were made with. Otherwise
-    every chunk is numbered from 0 anyway. If RoPE's frequencies depend on the length of a context (dynamic, longrope)
-    and differ between documents, all keys get those of the longest document.
+    If the encoder numbers the context through all chunks (UPL, EPL), a document's position IDs continue those of the
+    document before, and its cached keys are rotated accordingly. Otherwise every chunk is numbered from 0 anyway.
 
     In methods in place each document was read by itself, and its keys move behind those before it. The first BOS
     stays for all; in `Select` each document keeps its own.
@@ -31,7 +29,8 @@ def join(compressor: Any, memories: Sequence[Memory]) -> Memory:
             `rest`.
 
     Raises:
-        TypeError: for a model whose keys cannot be moved, in methods in place.
+        TypeError: for a model whose keys cannot be moved, where they have to be, or whose RoPE depends on the length of
+            a context (dynamic, longrope).
         ValueError: for memories that this method cannot join.
     """
     if not memories:
@@ -55,7 +54,6 @@ def join(compressor: Any, memories: Sequence[Memory]) -> Memory:
 
 def joined(compressor: Any, memories: Sequence[Memory]) -> Memory:
     """`join` without its checks, of which those of documents do not hold for the parts of one context."""
-    memories = _in_one_rotation(compressor, memories)
     result = memories[0]
     for memory in memories[1:]:
         result = _append(compressor, result, memory)
@@ -78,7 +76,6 @@ def _append(compressor: Any, first: Memory, second: Memory) -> Memory:
         context_lengths=_sum(first.context_lengths, second.context_lengths),
         documents=tuple(one + other for one, other in zip(first.documents, second.documents, strict=True)),
         starts=tuple(start - shared for start in _sum(first.starts, second.starts)),
-        frequencies=None if first.frequencies is None else second.frequencies,
         fingerprint=first.fingerprint if first.fingerprint == second.fingerprint else None,
         maker=first.maker if first.maker == second.maker else None,
     )
@@ -122,8 +119,8 @@ def _layers_after(compressor: Any, first: Memory, second: Memory, delta: Tensor)
     """The keys and values of the first, and then those of the second, whose keys move by `delta` [B, 1] positions."""
     keys = [key for key, _ in second.layers or ()]
     if bool(delta.any()):
-        moves = delta.to(second.device).expand(-1, second.num_tokens)
-        keys = [_turned(key, moves, f) for key, f in zip(keys, _frequencies(compressor, second), strict=True)]
+        moves, inv_freqs = delta.to(second.device).expand(-1, second.num_tokens), hf.frequencies(compressor.lm.model)
+        keys = [ops.rerotate(key, moves, inv_freq) for key, inv_freq in zip(keys, inv_freqs, strict=True)]
     return tuple(
         (_after(key, moved_key, first, second), _after(value, other_value, first, second))
         for (key, value), moved_key, (_, other_value) in zip(first.layers or (), keys, second.layers or (), strict=True)
@@ -132,16 +129,13 @@ def _layers_after(compressor: Any, first: Memory, second: Memory, delta: Tensor)
 
 def _packed_layers_after(compressor: Any, first: Memory, second: Memory) -> tuple[tuple[Tensor, Tensor], ...]:
     """`_layers_after` of memories with `counts`."""
-    layers = []
-    for (key, value), (other_key, other_value), own, others, frequencies in zip(
-        first.layers or (), second.layers or (), first.counts or (), second.counts or (),
-        _frequencies(compressor, second), strict=True,
-    ):  # fmt: skip
-        rows = zip(other_key.split(others.sum(1).tolist()), first.starts, frequencies.split(1), strict=True)
-        moved = [
-            _turned(keys[None, None], torch.full((1, len(keys)), by, device=keys.device), f) for keys, by, f in rows
-        ]
-        moved_key = torch.cat(moved, 2)[0, 0]
+    layers, starts = [], torch.tensor(first.starts)
+    counts = zip(first.counts or (), second.counts or (), hf.frequencies(compressor.lm.model), strict=True)
+    for (key, value), (other_key, other_value), (own, others, inv_freq) in zip(
+        first.layers or (), second.layers or (), counts, strict=True
+    ):
+        delta = starts.repeat_interleave(others.sum(1)).to(other_key.device)
+        moved_key = ops.rerotate(other_key[None, None], delta, inv_freq)[0, 0]
         layers.append((_interleaved(key, moved_key, own, others), _interleaved(value, other_value, own, others)))
     return tuple(layers)
 
@@ -161,50 +155,6 @@ def _interleaved(first: Tensor, second: Tensor, counts: Tensor, others: Tensor) 
     """For each head of each row what `first` [T, ..] has of it, and then what `second` has."""
     pairs = zip(first.split(counts.flatten().tolist()), second.split(others.flatten().tolist()), strict=True)
     return torch.cat([part for pair in pairs for part in pair])
-
-
-def _in_one_rotation(compressor: Any, memories: Sequence[Memory]) -> Sequence[Memory]:
-    """The memories with keys that the same frequencies rotated in all of a row, those of its longest document."""
-    first = memories[0]
-    complete = all(memory.frequencies is not None for memory in memories)
-    if first.layers is None or len(memories) == 1 or not (complete or first.source.numbered_through):
-        return memories
-    own = [_frequencies(compressor, memory) for memory in memories]
-    longest = [
-        max(range(len(memories)), key=lambda index: memories[index].context_lengths[row])
-        for row in range(first.batch_size)
-    ]
-    common = tuple(
-        torch.stack([own[index][layer][row] for row, index in enumerate(longest)]) for layer in range(len(own[0]))
-    )
-    return [_rotated_by(memory, before, common) for memory, before in zip(memories, own, strict=True)]
-
-
-def _frequencies(compressor: Any, memory: Memory) -> tuple[Tensor, ...]:
-    """The frequencies [B, R/2] of each layer's keys; the model's own of the moment for a memory without them."""
-    if memory.frequencies is not None:
-        return tuple(layer.to(memory.device) for layer in memory.frequencies)
-    return tuple(layer.to(memory.device).expand(memory.batch_size, -1) for layer in hf.frequencies(compressor.lm.model))
-
-
-def _rotated_by(memory: Memory, before: tuple[Tensor, ...], after: tuple[Tensor, ...]) -> Memory:
-    """The memory with keys as if `after`, [B, R/2] for each layer, had rotated them in place of `before`."""
-    if all(torch.equal(old, new) for old, new in zip(before, after, strict=True)):
-        return replace(memory, frequencies=after)
-    positions = memory.positions.to(memory.device)
-    layers = tuple(
-        (_turned(_turned(key, -positions, old), positions, new), value)
-        for (key, value), old, new in zip(memory.layers or (), before, after, strict=True)
-    )
-    return replace(memory, layers=layers, frequencies=after)
-
-
-def _turned(keys: Tensor, delta: Tensor, frequencies: Tensor) -> Tensor:
-    """Keys [B, Hk, K, D] moved by `delta` [B, K] positions, each row by its own frequencies [B, R/2]."""
-    if bool((frequencies == frequencies[0]).all()):
-        return ops.rerotate(keys, delta, frequencies[0])
-    rows = zip(keys.split(1), delta.split(1), frequencies, strict=True)
-    return torch.cat([ops.rerotate(*row) for row in rows])
 
 
 def _sum(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:

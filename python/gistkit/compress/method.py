@@ -48,11 +48,6 @@ class Method(ABC):
             cls.method, cls.carrier, cls.needs_training = config.method, config.carrier, config.needs_training
             cls.__signature__ = config.signature()  # type: ignore[attr-defined]
 
-    @classmethod
-    def arguments(cls) -> set[str]:
-        """The names of the keyword arguments of the constructor."""
-        return cls.config_class.names()
-
     @property
     def ratio(self) -> float:
         """Context tokens per memory token, L / M."""
@@ -69,7 +64,7 @@ class Method(ABC):
         Raises:
             ValueError: if the method has no window, or that is out of range.
         """
-        if "window" not in self.arguments():
+        if "window" not in self.config_class.names():
             raise ValueError(f"window: expected none for {self.method}, which has no window, got {window}")
         changed: dict[str, Any] = {"window": window}
         self.options = replace(self.options, **changed)
@@ -157,7 +152,7 @@ class Method(ABC):
         return torch.arange(memory.num_tokens).repeat(memory.batch_size, 1), memory.lengths
 
     shared_columns: ClassVar[int] = 0
-    """Memory tokens at the beginning of each row that `join` keeps of the first memory alone."""
+    """Memory tokens at the beginning of each row that `join` keeps only of the first memory."""
 
     def offsets(self, memory: Memory) -> tuple[int, ...]:
         """How many positions `join` moves what follows a memory, in each row."""
@@ -167,7 +162,7 @@ class Method(ABC):
         return memory.context_lengths if source.consistent else memory.lengths
 
     def positions_behind(self, first: Memory, second: Memory, delta: Tensor) -> Tensor:
-        """The `positions` of a memory that `join` moves by `delta` [B, 1] behind another."""
+        """The `positions` of a memory that `join` moves by `delta` [B, 1] after another."""
         return second.positions + delta
 
     def check_documents(self, memories: Sequence[Memory]) -> None:  # noqa: B027
@@ -192,6 +187,10 @@ class Method(ABC):
     def reach(self) -> int | None:
         """Tokens of a context that one pass of `encode` reads; a longer one is read in parts. None: all."""
         return None
+
+    def kept_tokens(self, memory: Memory) -> list[int]:
+        """The first row's tokens, counted from BOS where it is read, that the memory keeps; []: it keeps no tokens."""
+        return []
 
     def part_ends(self, row: Sequence[int]) -> list[int]:
         """Where the parts end in which a context is read."""

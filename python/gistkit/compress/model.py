@@ -237,16 +237,16 @@ class SharedModel:
                     )
 
     def check_positions(self, name: str, last: int) -> None:
-        """Warns of position ids beyond the model's limit; raises an error if the model has a table of positions."""
+        """Warns of position IDs beyond the model's limit; raises an error if the model has a table of positions."""
         limit = getattr(self.config, "max_position_embeddings", None)
         if limit is not None and last >= limit:
             if not hasattr(self.decoder, "rotary_emb"):
                 raise ValueError(
-                    f"{name}: expected position ids below {limit}, the size of the model's table of positions, "
+                    f"{name}: expected position IDs below {limit}, the size of the model's table of positions, "
                     f"got {last}"
                 )
             warnings.warn(
-                f"position ids reach {last}, beyond the model's max_position_embeddings of {limit}", stacklevel=4
+                f"position IDs reach {last}, beyond the model's max_position_embeddings of {limit}", stacklevel=4
             )
 
     @contextmanager
@@ -262,7 +262,7 @@ class SharedModel:
             yield
 
     def turn(self) -> RLock:
-        """What a thread holds while the model is not as others left it; compressors of one model share it."""
+        """The lock of a thread that changes the model for a pass; compressors of one model share it."""
         return _TURNS.setdefault(self.decoder, RLock())
 
     @contextmanager
@@ -324,6 +324,83 @@ class SharedModel:
         # A layer runs again in the backward pass as it did in the forward pass: attached, with the same adapters. On a
         # GPU that is a thread of autograd, for which the one that has its turn waits.
         return nullcontext(), self._as(self._use)
+
+
+class ModelMixin:
+    """What a compressor has of its model: what it is made of, its adapters, and the fingerprints of the weights."""
+
+    lm: SharedModel
+    identity: Any
+
+    @property
+    def embed(self) -> nn.Embedding:
+        """The model's input embedding."""
+        return self.lm.embed
+
+    @property
+    def config(self) -> Any:
+        """The text model's configuration."""
+        return self.lm.config
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.lm.device
+
+    @property
+    def vocabulary(self) -> int:
+        """Size of the vocabulary."""
+        return self.lm.vocabulary
+
+    @property
+    def encoder_lm(self) -> SharedModel:
+        """The model that encodes, whose adapters or own weights train: `lm` itself without a second model."""
+        return self.lm
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """The compressor's LoRA adapters by role; None if the encoding model's own weights train."""
+        return self.encoder_lm.adapters
+
+    @property
+    def keeps_base(self) -> bool:
+        """Whether the model that reads stays as it was."""
+        return self.adapters is not None or self.encoder_lm is not self.lm
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether its folder holds no model that reads, because nothing has changed the one it was made around."""
+        return self.keeps_base or self.identity.untouched
+
+    def fingerprints(self) -> tuple[str, str]:
+        """Fingerprints of the base model and of the compressor's own weights, computed again if weights change."""
+        return self.identity.fingerprints()
+
+    def fingerprint(self) -> str:
+        """That of the base model."""
+        return self.fingerprints()[0]
+
+    def own_fingerprint(self) -> str:
+        """That of the compressor's own weights."""
+        return self.fingerprints()[1]
+
+    def using(self, use: Use) -> AbstractContextManager[None]:
+        """See `SharedModel.using`."""
+        return self.lm.using(use)
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """Logits [..., V] of hidden states, fp32, scaled and capped as the model does."""
+        return self.lm.logits(hidden_states)
+
+    def gradient_checkpointing_enable(self) -> None:
+        """Keeps only each layer's inputs for the backward pass, which computes everything else again."""
+        for lm in {self.lm, self.encoder_lm}:
+            lm.gradient_checkpointing_enable()
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Undoes `gradient_checkpointing_enable`."""
+        for lm in {self.lm, self.encoder_lm}:
+            lm.gradient_checkpointing_disable()
 
 
 def of_models(name: str) -> bool:

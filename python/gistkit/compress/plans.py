@@ -30,7 +30,7 @@ class EncoderPass:
 
     Args:
         lengths: memory tokens of each row.
-        positions: int64 [B, K] on the CPU, the position ids of the memory tokens in the decoder.
+        positions: int64 [B, K] on the CPU, the position IDs of the memory tokens in the decoder.
         starts: the position id of each row's [LM] token in the decoder.
         last: the largest position id of the pass.
     """
@@ -89,7 +89,7 @@ def encoder_parts(
 
 
 def _encoder_part(ids: EncoderPositions, chunk: int, memory: int, first: int, last: int) -> Layout:
-    """The encoder's layout of chunks `first` to before `last` of a context with these position ids."""
+    """The encoder's layout of chunks `first` to before `last` of a context with these position IDs."""
     context = ids.context[first * chunk : last * chunk]
     layout = layouts.icae_encoder(len(context), chunk, memory)
     positions = np.empty(len(layout), np.int64)
@@ -117,7 +117,7 @@ class ReadingRow:
 
     Args:
         memory: memory tokens.
-        positions: their position ids, int64 bytes; empty if they are cached keys.
+        positions: their position IDs, int64 bytes; empty if they are cached keys.
         ordinals: their places in logical order, int64 bytes, ascending.
         start: position id of the token after the memory.
         ordinal: its place in logical order.
@@ -207,7 +207,7 @@ class InPlacePass:
         plan: of the pass, every role in the same columns of all rows of the batch.
         context, gists: the columns of each; empty if there are none.
         lengths: compressed tokens of each row of the batch, including BOS.
-        positions: int64 or float64 [B, K] on the CPU, position ids of BOS and the compressed tokens.
+        positions: int64 or float64 [B, K] on the CPU, position IDs of BOS and the compressed tokens.
         starts: position id of each row's text.
         last_rows: int64 [B], the column of each row that predicts the text.
         windows: int64 [B, K], where the pooling windows of each row begin, and where the last one ends, counted in the
@@ -283,7 +283,7 @@ class ImageRow(NamedTuple):
         before: tokens before the first image.
         vision: tokens of each image.
         after: tokens after each image and its gap.
-        ids: position ids of a model that does not count tokens, [A, n] int64 as bytes; empty for others.
+        ids: position IDs of a model that does not count tokens, [A, n] int64 as bytes; empty for others.
     """
 
     before: int
@@ -299,7 +299,7 @@ def image_row(
 
     Args:
         gap: tokens after an image that its memory tokens sum up with it.
-        ids: position ids [A, length] of the row; None: the model counts tokens.
+        ids: position IDs [A, length] of the row; None: the model counts tokens.
         name: of the row in messages.
     """
     starts, ends = zip(*images, strict=True)
@@ -319,7 +319,7 @@ class ImagePass:
         sources: int64 [B, N], the column of each token in [tokens of the row, padded][memory tokens of an image].
         kept: int64 [B, K], the columns of the pass that the memory keeps: memory tokens, and text that later text sees.
         lengths: kept tokens of each row.
-        positions: int64 [B, K] or [B, K, A] on the CPU, position ids of the kept tokens.
+        positions: int64 [B, K] or [B, K, A] on the CPU, position IDs of the kept tokens.
         ordinals: int64 [B, K] on the CPU, their places in logical order.
         starts: position id of the text that follows each row.
         last_rows: int64 [B], the column of each row's last token.

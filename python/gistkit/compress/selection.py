@@ -92,7 +92,7 @@ class Selection(hf.Keeper):
         score: of the keys of one row.
         closed: keys are rotated to positions 0, 1, ..
         frequencies: of the RoPE of the layer of an index, during the pass; None where gistkit does not know it.
-        question: tokens of a question behind each row, whose keys are not kept.
+        question: tokens of a question after each row, whose keys are not kept.
         shares: as of `Select`.
         depth: layers of the model, for a pyramid.
         sinks: how many of the score's first tokens are kept whatever their scores; None: all.
@@ -122,7 +122,7 @@ class Selection(hf.Keeper):
         # Window and frequencies of each layer, and of each row the scores [Hk, n] of layers without a window.
         self._about: dict[int, tuple[int | None, Tensor | None]] = {}
         self.scores: list[dict[int, Tensor]] = [{} for _ in lengths]
-        # Of each layer, what was chosen, int64 [B, Hk, K], and -1 behind it in heads with less.
+        # Of each layer, what was chosen, int64 [B, Hk, K], then -1 in heads with less.
         self.places: dict[int, Tensor] = {}
         # Of each row and fitted layer, biases [Hk, K] of what was chosen, and the changes [Hk, K, Dv] of its values.
         self.fits: list[dict[int, tuple[Tensor, Tensor]]] = [{} for _ in lengths]

@@ -41,12 +41,12 @@ class Source:
 
     @property
     def consistent(self) -> bool:
-        """Whether the decoder's tokens keep the position ids of the uncompressed sequence (CPL, EPL)."""
+        """Whether the decoder's tokens keep the position IDs of the uncompressed sequence (CPL, EPL)."""
         return self.layout in ("cpl", "epl")
 
     @property
     def numbered_through(self) -> bool:
-        """Whether cached keys have the position ids of the context through all its chunks (UPL, EPL)."""
+        """Whether cached keys have the position IDs of the context through all its chunks (UPL, EPL)."""
         return self.carrier == "kv" and self.layout in ("upl", "epl")
 
     @staticmethod

@@ -35,7 +35,7 @@ class Shape(NamedTuple):
     Args:
         batch: rows, a power of two; the last ones may be nobody's.
         room: keys of a row.
-        positions: rows of position ids.
+        positions: rows of position IDs.
         spans: (width of the sliding window or 0, rows, spans a row) of the plan and of each of its windows.
         packed: packed keys of a layer, beside those of its rows; 0: nothing is packed.
         biased: whether keys of a memory have biases.
@@ -66,7 +66,7 @@ class Shape(NamedTuple):
         )
 
     def table(self, plan: Plan, first: int) -> Tensor:
-        """int64 [N, columns]: for each row of a plan from `first` on its place among keys, position ids and spans."""
+        """int64 [N, columns]: for each row of a plan from `first` on its place among keys, position IDs and spans."""
         places = torch.arange(first, plan.num_queries, device=plan.spans.device) + plan.num_keys - plan.num_queries
         positions = torch.atleast_2d(cast(Tensor, plan.positions))[:, first:]
         columns = [places[:, None], F.pad(positions, (0, 0, 0, self.positions - len(positions))).T]

@@ -41,7 +41,7 @@ def tokenizer(compressor: Any) -> Any:
 
 def set_tokenizer(compressor: Any, tokenizer: Any) -> None:
     """See `tokenizer`."""
-    # An encoder's tokens are compared with those of another tokenizer anew.
+    # An encoder's tokens are compared again with those of another tokenizer.
     compressor._tokenizer, compressor.shares_tokens = tokenizer, None
 
 

@@ -24,7 +24,7 @@ from gistkit.compress.tokens import Rows, join_rows, label_rows, pad
 # the model's states and the teacher's.
 DIVERGENCES = {"kl": 1, "reverse_kl": -1}
 TAUGHT = (*DIVERGENCES, "hidden")
-# Tokens of a context that tell its language.
+# Tokens of a context that show its language.
 LANGUAGE = 1024
 
 

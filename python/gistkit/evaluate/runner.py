@@ -120,7 +120,7 @@ class Runner:
             yield bar.update
 
     def _reconstruct(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, ExampleResult]) -> None:
-        # Tokens behind a compressor's window are not reconstructed.
+        # Tokens after a compressor's window are not reconstructed.
         contexts = [
             self.rows[index].context[:length] for index, length in zip(batch, memory.context_lengths, strict=True)
         ]

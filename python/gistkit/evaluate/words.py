@@ -62,9 +62,9 @@ def word_loss(
     """The loss of the complete words among measured tokens: the product over a word's tokens is its probability.
 
     Words are what white space separates, so the text should be one that is tokenised, as WikiText-103 is, where
-    punctuation marks are words. A token counts for the word of its first character that is no white space; one of white
-    space alone, such as a line's end, for the word after it. A word that begins in `before`, or is the last one and may
-    be cut, is left out with its loss.
+    punctuation marks are words. A token counts for the word of its first character that is no white space; a token of
+    only white space, such as a line's end, for the word after it. A word that begins in `before`, or is the last one
+    and may be cut, is left out with its loss.
 
     Other tokens could spell a word too, so that its true perplexity is somewhat lower (Dodo, section 5.1, says so too).
     Dodo excludes the words that Merity et al. define as out of vocabulary, "<unk>" in WikiText-103. It does not say

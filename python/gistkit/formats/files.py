@@ -109,7 +109,7 @@ def _undamaged(path: Path, name: str, *errors: type[Exception]) -> Iterator[None
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number, line with its end) of a file in UTF-8, from 1, without a byte order mark; "\\n" alone ends a line."""
+    """(number, line with its end) of a file in UTF-8, from 1, without a byte order mark; only "\\n" ends a line."""
     with opened(path) as file:
         for number, line in enumerate(iter(partial(file.readline, MOST + 1), b""), 1):
             if len(line) > MOST:
@@ -268,6 +268,8 @@ class _Document:
 def rows(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict[str, str]]]:
     """(where it stands, {column: cell}) of each row of a CSV file with a header; a row may have several lines.
 
+    "\\r" also ends a line, as in old files of spreadsheets.
+
     Args:
         path: the file.
         delimiter: between the cells of a line.
@@ -276,7 +278,8 @@ def rows(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict[str, str]
         ValueError: naming the line of a row that has not as many cells as the header.
     """
     csv.field_size_limit(min(MOST, 2**31 - 1))
-    reader = csv.reader((line for _, line in lines(path)), delimiter=delimiter)
+    parts = (part for _, line in lines(path) for part in re.split(r"(?<=\r)(?!\n)", line) if part)
+    reader = csv.reader(parts, delimiter=delimiter)
     try:
         columns = next(reader, [])
         start = reader.line_num

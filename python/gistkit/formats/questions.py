@@ -166,7 +166,7 @@ def _race_row(row: Fields) -> Iterator[Asked]:
 def _choice(row: Fields, article: str) -> Asked:
     """A question with its options below it; the answer is the text of the right one.
 
-    The letter alone would not do: SQuAD's normalisation takes "a" for an article, and leaves nothing of it.
+    The letter would not be enough: SQuAD's normalisation takes "a" for an article, and leaves nothing of it.
     """
     options, letter = row.texts("options"), row.text("answer").strip()
     index = ord(letter) - ord("A") if len(letter) == 1 else -1

@@ -200,10 +200,11 @@ def attach(model: Model) -> Iterator[Model]:
     - plan: a compiled layout. Its spans are the attention mask, and its positions the position IDs unless
       `position_ids` is given. Layers with a sliding window use the plan for their width: compile it with
       `windows=sliding_windows(model)`, unless all its tokens fit in the window. Without a plan attention is plain
-      causal, within each layer's window. - memory: (key, value) per layer, [B or 1, Hk, K, D], placed before the
-      layer's own keys and the cache's; num_keys of the plan includes them. Or `PackedLayers`, which the plan does not
-      count. - keep: a `Keeper`, such as `KeptKeys`. Its `store` receives each layer's own rotated keys and values (with
-      the cache's), and its `leave` the hidden states before and after each layer.
+      causal, within each layer's window.
+    - memory: (key, value) per layer, [B or 1, Hk, K, D], placed before the layer's own keys and the cache's; num_keys
+      of the plan includes them. Or `PackedLayers`, which the plan does not count.
+    - keep: a `Keeper`, such as `KeptKeys`. Its `store` receives each layer's own rotated keys and values (with the
+      cache's), and its `leave` the hidden states before and after each layer.
     - key_bias: [B or 1, Hq or 1, keys], float32 (float64 for a float64 model), added to the logits of each key in every
       layer, as by `ops.attention`; it counts all keys, memory and cache too. Or a list with one for each layer,
       [B or 1, Hk, K], of the first K keys.
@@ -321,7 +322,7 @@ def _name_attention(decoder: PreTrainedModel, name: str) -> None:
 def _check_and_place(
     decoder: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Checks the arguments that layers cannot check, and gives the decoder the plan's position ids."""
+    """Checks the arguments that layers cannot check, and gives the decoder the plan's position IDs."""
     for name, value in kwargs.items():
         if name not in ARGUMENTS and (isinstance(value, Plan | Keeper) or callable(value)):
             raise TypeError(
@@ -354,19 +355,19 @@ def _check_and_place(
         return args, kwargs
     tokens = args[0] if args else kwargs.get("inputs_embeds", kwargs.get("input_ids"))
     if cache is None and kwargs.get("attention_mask") is None and tokens is not None and not tokens.is_cpu:
-        # Without a mask transformers looks for packed sequences in position ids, and waits for the answer.
+        # Without a mask transformers looks for packed sequences in position IDs, and waits for the answer.
         kwargs = kwargs | {"attention_mask": all_tokens(tokens.device).expand(tokens.shape[:2])}
     positions = plan.positions
     if positions is None or kwargs.get("position_ids") is not None:
         return args, kwargs
     if positions.dim() > 2:
         raise ValueError(
-            f"plan: expected position ids [N] or [B, N] for a {decoder.config.model_type} model, got "
+            f"plan: expected position IDs [N] or [B, N] for a {decoder.config.model_type} model, got "
             f"{tuple(positions.shape)} with several axes"
         )
     if positions.is_floating_point() and not hasattr(decoder, "rotary_emb"):
         raise ValueError(
-            f"plan: expected whole position ids for a {decoder.config.model_type} model, which has a table of them, "
+            f"plan: expected whole position IDs for a {decoder.config.model_type} model, which has a table of them, "
             f"got {positions.dtype}"
         )
     return args, kwargs | {"position_ids": positions if positions.dim() == 2 else positions[None]}

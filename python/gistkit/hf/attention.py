@@ -48,7 +48,7 @@ class Rotation(NamedTuple):
 
 @torch.no_grad()
 def rotary_forward(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Rotation:
-    """Passes position ids and frequencies on: the fused op computes the angles itself."""
+    """Passes position IDs and frequencies on: the fused op computes the angles itself."""
     prefix = "" if layer_type is None else f"{layer_type}_"
     kind = self.rope_type if layer_type is None else self.rope_type[layer_type]
     cached = f"{prefix}max_seq_len_cached"
@@ -174,7 +174,7 @@ def attention(
     if dropout and softcap is not None:
         raise ValueError(f"attention_dropout: expected 0 where a model caps attention's logits, got {dropout}")
     if isinstance(attention_mask, int):
-        # Some families tell their window to the mask alone.
+        # Some families pass their window only to the mask.
         sliding_window = attention_mask
     elif attention_mask is not None:
         raise ValueError(
@@ -207,7 +207,7 @@ def attention(
         if sliding_window is not None or key_bias is not None:
             name = "key_bias" if sliding_window is None else "sliding_window"
             raise ValueError(f"{name}: expected none over a memory whose heads keep different numbers of keys, got one")
-        out = packed.attend(layer, *tensors, dropout=dropout, held=held, scale=scaling, softcap=softcap)
+        out = packed.attend(layer, *tensors, dropout=dropout, cached=held, scale=scaling, softcap=softcap)
     elif dropout:
         out = ops.attention_with_dropout(*tensors, dropout=dropout, scale=scaling, key_bias=key_bias)
     else:
@@ -258,7 +258,7 @@ def _layer_plan(plan: Plan | None, window: int | None, query: Tensor, key: Tenso
 def mask(*args: Any, attention_mask: Tensor | None = None, local_size: int | None = None, **kwargs: Any) -> int | None:
     """The width of a sliding window, `local_size`, or None for full attention: the plan decides visibility.
 
-    Its registration keeps transformers from treating position ids that do not grow by 1 as packed sequences.
+    Its registration keeps transformers from treating position IDs that do not grow by 1 as packed sequences.
 
     Raises:
         ValueError: if a 2-D attention mask marks padding; a ragged batch is compiled into the plan instead.

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LlamaModel, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from gistkit.hf.packed import PackedLayers, Room, room_alone
+from gistkit.hf.packed import PackedLayers, Room, plain_room
 
 # The name of models' and layers' argument for a cache: transformers 5.24 renamed it, and takes the old one until 5.40.
 CACHE = "cache" if "cache" in signature(LlamaModel.forward).parameters else "past_key_values"
@@ -42,7 +42,7 @@ class MemoryLayer(CacheLayerMixin):
         value: Tensor | None,
         logical_length: int,
         capacity: int = 0,
-        room: Room = room_alone,
+        room: Room = plain_room,
     ) -> None:
         super().__init__()
         if key is not None and value is not None and (key.dim() != 4 or value.shape[:3] != key.shape[:3]):
@@ -205,7 +205,7 @@ def memory_cache(layers: Sequence[tuple[Tensor, Tensor]], logical_length: int, c
     their positions. If prompts are padded on the left, call `cover_memory` first. Over the cache of
     `Compressor.to_cache`, a mask is needed only for padding.
 
-    Position ids continue from `logical_length`, masks from the number of keys. Any number of caches may start from the
+    Position IDs continue from `logical_length`, masks from the number of keys. Any number of caches may start from the
     same memory. Layers with a sliding window keep all their keys too, so a plan must say what they see.
 
     Args:
@@ -278,9 +278,9 @@ def empty_cache(
     Args:
         num_layers: of the model.
         logical_length, capacity: as for `memory_cache`.
-        packed: a memory that passes read besides; nobody else keeps a text behind it.
+        packed: a memory that passes also read; only this cache may store a text after it.
     """
-    rooms: list[Room] = [room_alone if packed is None else partial(packed.room, layer) for layer in range(num_layers)]
+    rooms: list[Room] = [plain_room if packed is None else partial(packed.room, layer) for layer in range(num_layers)]
     cache = MemoryCache(layers=[MemoryLayer(None, None, logical_length, capacity, room) for room in rooms])
     cache.packed = packed
     return cache

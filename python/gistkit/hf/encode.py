@@ -33,9 +33,9 @@ from gistkit.hf.cache import CACHE
 from gistkit.hf.carry import layers_of
 from gistkit.hf.keep import Keeper
 from gistkit.layouts import Plan
+from gistkit.layouts.causal import full_plan
 from gistkit.nn import PositionEncoding, grid_positions
 from gistkit.nn.models.block import check_position
-from gistkit.nn.models.vit import full_plan
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -128,7 +128,7 @@ def _encoded_decoder(model: nn.Module, position: PositionEncoding, rope: bool) -
     check_position(position, axes=1, extra_tokens=0)
     with ExitStack() as undo:
         undo.enter_context(attach(model))
-        # After attach's own hook, which gives a plan's position ids.
+        # After attach's own hook, which gives a plan's position IDs.
         undo.callback(decoder.register_forward_pre_hook(_prepare(position), with_kwargs=True).remove)
         if gpt2:
             _refuse_rope(decoder, rope)

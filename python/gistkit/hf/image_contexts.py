@@ -24,7 +24,7 @@ def join_contexts(contexts: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
     """
     ids = padded([_tokens(context) for context in contexts], IGNORE)
     batch = {TOKENS: ids.clamp(min=0), MASK: (ids != IGNORE).long()}
-    # What processors tell of each token follows from the tokens.
+    # What processors add for each token follows from the tokens.
     names = [{name for name in context if name not in batch and not name.endswith("token_type_ids")}
              for context in contexts]  # fmt: skip
     if any(other != names[0] for other in names):

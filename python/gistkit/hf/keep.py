@@ -15,14 +15,14 @@ Layers = Sequence[tuple[Tensor, Tensor]]
 
 
 class Rope(Protocol):
-    """How a layer makes keys of hidden states at position ids, as it did in a pass."""
+    """How a layer makes keys of hidden states at position IDs, as it did in a pass."""
 
     @property
     def positions(self) -> Tensor:
-        """Position ids [B or 1, N] of the pass."""
+        """Position IDs [B or 1, N] of the pass."""
 
     def kept(self) -> Rope:
-        """What stays as it is whatever later passes do."""
+        """A copy that later passes do not change."""
 
     def project(self, layer: nn.Module, hidden_states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated keys and values [B, Hk, K, D] of hidden states, as the layer makes them.
@@ -30,12 +30,12 @@ class Rope(Protocol):
         Args:
             layer: the decoder layer.
             hidden_states: [B, K, d], not normalised, like the layer's input.
-            positions: position ids [K] or [B, K]; float64 where fractional.
+            positions: position IDs [K] or [B, K]; float64 where fractional.
         """
 
 
 class Keeper:
-    """The `keep` of `model(..., keep=...)` inside `attach`; each method runs once a layer, and again in checkpointing.
+    """The argument `keep` of a model inside `attach`; each method runs once a layer, and again in checkpointing.
 
     A subclass takes the same tensors in every call and keeps those of the first one.
     """
@@ -62,7 +62,7 @@ class Keeper:
     def attend(
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
     ) -> None:
-        """Receives what attention layer `layer_idx` made, and the layer's scale and sliding window, if it has them.
+        """Receives queries, keys and values of attention layer `layer_idx`, its scale and its sliding window, if any.
 
         Args:
             query: [B, Hq, N, D], rotated.
@@ -109,7 +109,7 @@ class LlamaRope:
     """The `Rope` of a Llama's attention and of those built like it: what its layers get instead of cos and sin.
 
     Args:
-        positions: position ids [B or 1, N] of the pass.
+        positions: position IDs [B or 1, N] of the pass.
         inv_freq: frequencies [R/2].
         scaling: attention scaling.
     """

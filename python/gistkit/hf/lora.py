@@ -133,7 +133,7 @@ def lora_config(
     if maps == "all":
         every = _of_decoder(model, "all-linear")
         if embedding or not isinstance(model, PreTrainedModel):
-            # PEFT's all-linear has no embeddings, and leaves out the head of transformers' models alone.
+            # PEFT's all-linear has no embeddings, and leaves out the head only in transformers' models.
             every = [*maps_of(model, decoder_of(model)), *embedding]
         return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=every, fan_in_fan_out=transposed, **more)
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}

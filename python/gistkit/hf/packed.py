@@ -20,19 +20,19 @@ Room = Callable[[int, int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def spans_of(counts: Sequence[Tensor]) -> Tensor:
-    """int64 [R, A, 2], where the keys of each head begin and end in those of its layer, see `PackedLayers.of`."""
+    """int64 [R, A, 2], start and end of each head's keys among the keys of its layer, see `PackedLayers.of`."""
     ends = [own.flatten().cumsum(0).view(own.shape) for own in counts]
     return torch.cat([torch.stack([end - own, end], -1) for end, own in zip(ends, counts, strict=True)], 1)
 
 
-def room_alone(rows: int, room: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Blocks that hold nothing else."""
+def plain_room(rows: int, room: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Blocks for keys and values in their own tensors."""
     keys, values = (like.new_empty((rows, like.shape[1], room, like.shape[3])) for like in (key, value))
     return keys, values
 
 
 class _Block(NamedTuple):
-    """Keys and values of one layer: the memory's, and behind them those of a text, [B, H, room, D] flat.
+    """Keys and values of one layer: the memory's, then those of a text, [B, H, room, D] flat.
 
     Args:
         keys, values: [T + B H room, D].
@@ -51,14 +51,14 @@ class _Block(NamedTuple):
 class PackedLayers:
     """A memory for `attach` whose heads keep different numbers of keys; a query sees all keys of its head.
 
-    Each row and key head is a row of one call of `ops.attention`, which sees its own keys among all of the layer, where
-    the text lies behind the memory and no two rows read the same keys. Otherwise the memory has a call of its own, in
-    which rows that read the same keys are more queries of a head: it is read once.
+    If the text's keys follow the memory's in one tensor, and no two rows share a memory, a layer is one call of
+    `ops.attention`: each row and key head is a row of the call and sees its own keys. Otherwise the memory has its own
+    call. Rows that share a memory are then more queries of a head, so that it is read once.
 
     Args:
         layers: (key, value) of each layer, [T, D], keys rotated.
-        spans: [R, A, 2] on the CPU, for each of A heads of all layers where its keys begin and end in those of its
-            layer. Of a pass's B rows B / R in a row read the same keys.
+        spans: [R, A, 2] on the CPU, start and end of the keys of each of A heads of all layers, among the keys of its
+            layer. B / R consecutive rows of a pass of B rows share a memory.
         heads: key heads of each layer.
         biases: float32 [T] of each layer, added to the logits of its keys; None: none.
     """
@@ -68,7 +68,7 @@ class PackedLayers:
     ) -> None:
         self.layers, self.heads, self.biases = list(layers), list(heads), biases
         self._blocks: list[_Block | None] = [None] * len(layers)
-        # Of blocks of one size, int32 [B, A, 1, 1, 1], where the text of each row and head begins.
+        # The size of blocks, and int32 [B, A, 1, 1, 1], where the text of each row and head starts in them.
         self._starts: tuple[tuple[int, int], Tensor] | None = None
         self._see(spans)
 
@@ -78,24 +78,24 @@ class PackedLayers:
         self._most = [int((part[..., 1] - part[..., 0]).max()) if self.rows else 0 for part in parts]
         # [R, A, 1, 1, 2].
         self._spans = placed(spans.int(), self.layers[0][0].device)[:, :, None, None]
-        # Of the last pass the plan of its text, B, the blocks' size, and the plans that these make for each layer.
+        # The last pass: the plan of its text, B, the blocks' size, and the resulting plan of each layer.
         self._pass: tuple[Plan, int, tuple[int, int], list[Plan]] | None = None
-        # Plans of each layer for the last number of queries over nothing but the memory.
-        self._alone: tuple[int, list[Plan]] | None = None
+        # The last number of queries over only the memory, and the plan of each layer for it.
+        self._memory_only: tuple[int, list[Plan]] | None = None
 
     def seen(self, spans: Tensor) -> PackedLayers:
-        """The same keys, and texts, of other rows."""
+        """The same keys and texts, read by other rows."""
         others = copy(self)
         others._see(spans)
         return others
 
     @classmethod
     def of(cls, layers: Layers, counts: Sequence[Tensor], biases: Sequence[Tensor] | None = None) -> PackedLayers:
-        """What holds the heads of a row one after another, row by row.
+        """A memory that stores row after row, and in each row head after head.
 
         Args:
             layers, biases: see above.
-            counts: of each layer int64 [R, Hk], how many keys each head has.
+            counts: int64 [R, Hk] for each layer, the number of keys of each head.
         """
         return cls(layers, spans_of(counts), [own.shape[1] for own in counts], biases)
 
@@ -104,18 +104,18 @@ class PackedLayers:
 
     @property
     def most(self) -> int:
-        """Keys of the layer that has most."""
+        """The largest number of keys of a layer."""
         return max(len(key) for key, _ in self.layers)
 
     def room(self, layer: int, rows: int, room: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Zeros [rows, H, room, D] for keys and values like those of a text, in one tensor with the memory's.
+        """Zeros [rows, H, room, D] for a text's keys and values, in one tensor with the memory's.
 
-        Attention over what lies there copies nothing. Only the last ones of a layer are known. Where rows share the
-        memory, which then has a call of its own, the tensors are without it, and hold anything.
+        Attention over this tensor copies nothing. Only the last one of each layer is remembered. If rows share the
+        memory, which then has its own call, the tensors are separate and uninitialised.
         """
         if rows > self.rows > 0:
             self._blocks[layer] = None
-            return room_alone(rows, room, key, value)
+            return plain_room(rows, room, key, value)
         first, more = len(self.layers[layer][0]), rows * self.heads[layer] * room
         # No key is NaN, which attention would look for.
         flat = [like.new_zeros(first + more, like.shape[-1]) for like in (key, value)]
@@ -127,12 +127,12 @@ class PackedLayers:
     def lie(
         self, layer: int, rows: int, room: int, keys: Tensor, values: Tensor, biases: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """`room` in tensors that begin with a layer's keys, values and biases."""
+        """`room` in tensors that start with a layer's keys, values and biases."""
         heads = rows * self.heads[layer]
         first = len(keys) - heads * room
         bias = None if biases is None else biases[None, None]
         self._blocks[layer] = _Block(keys, values, bias, (rows, room), keys[first:].data_ptr())
-        # Held once.
+        # The memory is stored once.
         self.layers[layer] = keys[:first], values[:first]
         self._starts_of(rows, room)
         size = rows, self.heads[layer], room, -1
@@ -148,7 +148,7 @@ class PackedLayers:
         return self._starts[1]
 
     def take(self, other: PackedLayers, rows: int) -> None:
-        """Writes what another holds for a pass of so many rows over the keys, biases and spans held here."""
+        """Copies the keys, biases and spans of another memory, for a pass of `rows` rows, into those of this one."""
         self._spans.zero_()[:rows] = other._spans.repeat_interleave(rows // other.rows, 0)
         for layer, (own, others) in enumerate(zip(self.layers, other.layers, strict=True)):
             for part, its in zip(own, others, strict=True):
@@ -165,7 +165,7 @@ class PackedLayers:
         value: Tensor,
         plan: Plan,
         dropout: float = 0.0,
-        held: Tensor | None = None,
+        cached: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
         """Attention [B, Hq, N, D] of queries over the memory and the keys and values [B, H, K, D] of a text.
@@ -173,7 +173,7 @@ class PackedLayers:
         Args:
             plan: of the text's keys.
             dropout: of all weights; above 0 `ops.attention_with_dropout` runs.
-            held: the text's keys as a cache holds them, where `key` is a copy in another dtype.
+            cached: the text's keys in the cache, if `key` is a copy of them in another dtype.
             options: those of `ops.attention`.
         """
         heads, (batch, query_heads, count, dim) = self.heads[layer], query.shape
@@ -184,7 +184,7 @@ class PackedLayers:
             )
         if plan.num_keys != key.shape[2]:
             raise ValueError(f"plan: expected one for the text's {key.shape[2]} keys, got one for {plan.num_keys}")
-        block, address = self._blocks[layer], (key if held is None else held).data_ptr()
+        block, address = self._blocks[layer], (key if cached is None else cached).data_ptr()
         if block is None or address != block.text or dropout or batch > self.rows:
             return self._beside(layer, query, (key, value, plan), dropout, options)
         rows_plan = self._plans(plan, batch, block.size)[layer]
@@ -194,7 +194,7 @@ class PackedLayers:
         return out.reshape(batch, query_heads, count, -1)
 
     def _plans(self, plan: Plan, batch: int, size: tuple[int, int]) -> list[Plan]:
-        """For each layer that of its rows over blocks of a size."""
+        """The plan of each layer for rows over blocks of a size."""
         known = self._pass
         if known is None or known[0] is not plan or known[1:3] != (batch, size):
             text = plan.spans[:, None] + self._starts_of(*size)[:batch]
@@ -208,7 +208,7 @@ class PackedLayers:
     def _beside(
         self, layer: int, query: Tensor, text: tuple[Tensor, Tensor, Plan], dropout: float, options: dict[str, Any]
     ) -> Tensor:
-        """Attention over the memory in a call of its own, in which rows that read the same keys are more queries."""
+        """Attention over the memory in its own call, in which rows that share it are more queries."""
 
         def attention(*tensors: Any, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
             out, lse = ops.attention(*tensors, return_lse=True, key_bias=bias, **options)
@@ -223,7 +223,7 @@ class PackedLayers:
         flat = flat.reshape(self.rows * heads, group, copies * count, dim)
         keys, values = (part.to(query.dtype) for part in self.layers[layer])
         biases = None if self.biases is None else _wide(self.biases[layer], query)
-        plan = self._plans_alone(copies * count)[layer]
+        plan = self._memory_plans(copies * count)[layer]
         if torch.is_grad_enabled() and len(keys) and any(part.requires_grad for part in (query, keys, values)):
             # A gradient has a copy of the keys for each head: these get columns of their own, as the longest needs.
             start, end = plan.spans.unbind(-1)
@@ -240,21 +240,21 @@ class PackedLayers:
         out, lse = attention(query, *text)
         return ops.merge_attention(out, lse, own, own_lse[..., 0])[0]
 
-    def _plans_alone(self, queries: int) -> list[Plan]:
-        """For each layer that of so many queries of a head over the memory."""
-        if self._alone is None or self._alone[0] != queries:
+    def _memory_plans(self, queries: int) -> list[Plan]:
+        """The plan of each layer for `queries` queries of a head over the memory."""
+        if self._memory_only is None or self._memory_only[0] != queries:
             parts = self._spans[..., 0, :].expand(-1, -1, queries, -1)[:, :, :, None].split(self.heads, 1)
             lengths = (len(key) for key, _ in self.layers)
             plans = (part.flatten(0, 1).contiguous() for part in parts)
-            self._alone = queries, [Plan(spans, keys) for spans, keys in zip(plans, lengths, strict=True)]
-        return self._alone[1]
+            self._memory_only = queries, [Plan(spans, keys) for spans, keys in zip(plans, lengths, strict=True)]
+        return self._memory_only[1]
 
 
 def _of_each(part: Tensor, rows: int) -> Tensor:
-    """Keys or values [rows, 1, T, D] of those of all rows, [T, D], or of each, [rows, T, D]."""
+    """Keys or values as [rows, 1, T, D], from one tensor [T, D] for all rows or one for each, [rows, T, D]."""
     return part.unsqueeze(-3).expand(rows, 1, -1, -1)
 
 
 def _wide(biases: Tensor, key: Tensor) -> Tensor:
-    """Biases in the dtype in which logits of keys are added up."""
+    """Biases in the dtype of the logits."""
     return biases.to(torch.promote_types(key.dtype, torch.float32))

@@ -40,7 +40,7 @@ Attached = Callable[[PreTrainedModel, bool, bool], AbstractContextManager[None]]
 _FIRST, _SECOND = 7, 6
 # Of the largest value; a wrong mask or position is off by its whole size.
 _TOLERANCE = 2e-3
-# Position ids of both documents in a row, with gaps.
+# Position IDs of both documents in a row, with gaps.
 _SPREAD = 2 * torch.arange(_FIRST + _SECOND)[None]
 
 
@@ -148,7 +148,7 @@ class _Own:
     """What a small copy computes with its own attention.
 
     Args:
-        model: the small copy; it reads two documents, alone and in a row.
+        model: the small copy; it reads two documents, each by itself and one after the other.
     """
 
     def __init__(self, model: Any) -> None:
@@ -156,7 +156,7 @@ class _Own:
         self.ids = (torch.arange(_FIRST + _SECOND) * 7 % (size - 4) + 3)[None]
         self.first, self.second = (hidden(model, ids) for ids in (self.ids[:, :_FIRST], self.ids[:, _FIRST:]))
         self.both = hidden(model, self.ids)
-        # With a mask transformers does not take position ids with gaps for packed sequences.
+        # With a mask transformers does not take position IDs with gaps for packed sequences.
         self.spread = hidden(model, self.ids, position_ids=_SPREAD, attention_mask=torch.ones_like(self.ids))
         embeddings = model.get_input_embeddings()(self.ids)
         embedded = hidden(model, None, inputs_embeds=embeddings)
@@ -216,7 +216,7 @@ class _Projections(_Calls):
 
 
 def _products(keys: Tensor) -> Tensor:
-    """The inner products of keys, which depend on differences of positions alone."""
+    """The inner products of keys, which depend only on differences of positions."""
     return keys @ keys.transpose(-1, -2)
 
 
@@ -278,10 +278,10 @@ def _run(model: PreTrainedModel, own: _Own, fused: bool) -> tuple[str | None, se
     if not close(hidden(model, own.ids), own.both):
         return "plain causal attention gives other values than its own attention", set()
     if close(own.spread, own.both):
-        return "it reads no position ids", set()
+        return "it reads no position IDs", set()
     row = replace(causal(_FIRST + _SECOND).compile(), windowed=_Windows(causal(_FIRST + _SECOND)), positions=_SPREAD[0])
     if not close(hidden(model, own.ids, plan=row), own.spread):
-        return "a plan's position ids are not obeyed", set()
+        return "a plan's position IDs are not obeyed", set()
     if not close(apart[:, :_FIRST], own.first) or not close(apart[:, _FIRST:], own.second):
         return "tokens see others than those of their document under a plan", set()
     return None, set(windows)

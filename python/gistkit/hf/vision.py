@@ -28,7 +28,7 @@ class VisionFamily:
         needed, optional: what the processor gives beside pixel_values, and the model takes with them.
         tiles: features come by rows of the batch; each run of image tokens is an image, or a tile of one.
         bidirectional: the image tokens of one image see each other.
-        axes: the model has position ids of its own with so many axes; 1: it counts tokens.
+        axes: the model has position IDs of its own with so many axes; 1: it counts tokens.
     """
 
     tower: str
@@ -55,12 +55,12 @@ FAMILIES = {
     "gemma3": VisionFamily(*_LLAVA, dims=(4,), bidirectional=True),
 }
 PIXELS = "pixel_values"
-# What processors tell the text model of its tokens, which image tokens tell already.
+# Inputs of processors that mark images for the text model, as image tokens do already.
 _TEXT = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
 
 
 class Vision:
-    """The images of a vision-language model: what it reads, their features and position ids.
+    """The images of a vision-language model: what it reads, their features and position IDs.
 
     Args:
         model: a transformers model of a type in `FAMILIES`, with its language model head, or a module with one in it.
@@ -197,7 +197,7 @@ class Vision:
         return parts
 
     def position_ids(self, is_image: Tensor, valid: Tensor, pixels: Mapping[str, Tensor]) -> Tensor | None:
-        """The model's own position ids [A, B, N] of its tokens; None if it counts them.
+        """The model's own position IDs [A, B, N] of its tokens; None if it counts them.
 
         Args:
             is_image, valid: bool [B, N], the image tokens, and all tokens but padding.

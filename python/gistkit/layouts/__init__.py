@@ -2,6 +2,7 @@
 
 from gistkit.layouts.avgpool import avgpool
 from gistkit.layouts.batch import compile_batch
+from gistkit.layouts.beacon import beacon
 from gistkit.layouts.causal import causal, causal_plan
 from gistkit.layouts.context import full_context, no_context
 from gistkit.layouts.dodo import dodo
@@ -40,6 +41,7 @@ __all__ = [
     "Relation",
     "Role",
     "avgpool",
+    "beacon",
     "causal",
     "causal_plan",
     "compile_batch",

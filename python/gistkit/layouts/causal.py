@@ -29,3 +29,9 @@ def causal_plan(num_queries: int, num_keys: int, device: torch.device, window: i
     end = torch.arange(num_keys - num_queries + 1, num_keys + 1, dtype=torch.int32, device=device)
     start = torch.zeros_like(end) if window is None else (end - window).clamp(min=0)
     return Plan(torch.stack([start, end], -1)[None, :, None], num_keys)
+
+
+def full_plan(tokens: int, device: torch.device) -> Plan:
+    """Every token sees every token."""
+    span = torch.tensor([0, tokens], dtype=torch.int32, device=device)
+    return Plan(span.repeat(1, tokens, 1, 1), tokens)

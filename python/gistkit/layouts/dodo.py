@@ -77,7 +77,7 @@ def with_nuggets_again(plan: Plan, tau: int, segment: int) -> Plan:
     rows, nuggets = plan.num_queries, nuggets_of(plan)
     order = np.arange(rows)[None] if plan.order is None else plan.order.cpu().numpy()
     first = np.maximum(0, order // segment * segment - (tau - segment))
-    # Each row's nuggets ascend, its padding behind them.
+    # Each row's nuggets ascend, with its padding after them.
     older = np.stack([np.searchsorted(row[nuggets], limits) for row, limits in zip(order, first, strict=True)])
 
     def split(spans: Tensor) -> Tensor:

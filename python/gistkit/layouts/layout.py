@@ -237,7 +237,7 @@ class Layout:
         )  # fmt: skip
 
     def draw(self, **options: Any) -> Figure:
-        """A matplotlib figure of the mask, in logical and in physical order, and of the position ids."""
+        """A matplotlib figure of the mask, in logical and in physical order, and of the position IDs."""
         from gistkit.viz.layout import draw_layout
 
         return draw_layout(self, **options)

@@ -13,7 +13,7 @@ from gistkit._compiled import planner as _planner
 
 
 class Links(NamedTuple):
-    """Rows of indices, and their entries grouped by the index they hold.
+    """Rows of indices, and the same entries grouped by index.
 
     rows: int32 [N, M], -1 where there is none. Entry n M + m is that of row n, column m; those that point to v are
     entries[offsets[v] : offsets[v + 1]], ascending.
@@ -24,7 +24,7 @@ class Links(NamedTuple):
     offsets: Tensor
 
     def of(self, rows: slice) -> Links:
-        """All rows, or some of them without entries, which only gradients need."""
+        """Some of the rows, without entries unless they are all rows; only gradients need entries."""
         if rows == slice(None):
             return self
         return Links(self.rows[rows], self.entries[:0], torch.zeros_like(self.offsets))

@@ -25,7 +25,7 @@ class Plan:
         spans: int32 [B or 1, Nq, S, 2]; for each query row S half-open key intervals, ascending and disjoint, empty
             ones (start == end) last.
         num_keys: number of keys Nk the spans refer to; every end is at most Nk.
-        positions: int64 or float64 [Nq], [B, Nq] or [A, B, Nq], position ids in physical order; None if there are none.
+        positions: int64 or float64 [Nq], [B, Nq] or [A, B, Nq], position IDs in physical order; None if there are none.
         order: int64 [B or 1, Nq], the logical index of each physical row; None if both orders are the same.
         lengths: int64 [B], tokens in each row before its padding; None if no row is padded.
         slices: the rows of each role, if each role has one slice (one document per row, grouped order, the same slices
@@ -180,7 +180,7 @@ class Plan:
         object.__setattr__(self, "_lists", lists)
 
     def with_windows(self, spans: Mapping[int, Tensor]) -> Plan:
-        """The same plan with `windowed` made of {width: spans}, which are this plan's but for what the windows cut."""
+        """The same plan with `windowed` from {width: spans}: this plan's spans, cut by each sliding window."""
         plan = replace(self, windowed={}) if self.windowed else self
         if not spans:
             return plan

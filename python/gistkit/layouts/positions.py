@@ -16,14 +16,14 @@ CARRIERS = ("embedding", "kv")
 
 
 class EncoderPositions(NamedTuple):
-    """Position ids in the encoder: context int64 [p]; memory int64 [k M], chunk by chunk."""
+    """Position IDs in the encoder: context int64 [p]; memory int64 [k M], chunk by chunk."""
 
     context: NDArray[np.int64]
     memory: NDArray[np.int64]
 
 
 class DecoderPositions(NamedTuple):
-    """Position ids in the decoder: memory int64 [k M], chunk by chunk; the task token's; text int64 [T]."""
+    """Position IDs in the decoder: memory int64 [k M], chunk by chunk; the task token's; text int64 [T]."""
 
     memory: NDArray[np.int64]
     task: int
@@ -31,7 +31,7 @@ class DecoderPositions(NamedTuple):
 
 
 def upl(first: int, last: int, memory: int) -> NDArray[np.int64]:
-    """Position ids that spread memory tokens evenly over the context ids they summarise.
+    """Position IDs that spread memory tokens evenly over the context ids they summarise.
 
     Computes round(linspace(first + o, last - o, memory)) with o = (r - 1) / 2 and r = (last - first + 1) / memory in
     exact integer arithmetic, ties to even. This minimises the largest distance between a context id and its nearest
@@ -62,7 +62,7 @@ def upl(first: int, last: int, memory: int) -> NDArray[np.int64]:
 
 
 def encoder_positions(scheme: str, context: int, chunk: int, memory: int) -> EncoderPositions:
-    """Position ids of the context tokens and of the memory tokens that follow each chunk, in the encoder.
+    """Position IDs of the context tokens and of the memory tokens that follow each chunk, in the encoder.
 
     "dpl" and "cpl" count every chunk from 0, and its memory tokens from the chunk's end. "upl" and "epl" count the
     context from 1 through all chunks and spread the memory tokens over their own chunk. The last chunk may be shorter;
@@ -93,7 +93,7 @@ def encoder_positions(scheme: str, context: int, chunk: int, memory: int) -> Enc
 def decoder_positions(
     scheme: str, task: str, carrier: str, context: int, chunk: int, memory: int, text: int | None = None
 ) -> DecoderPositions:
-    """Position ids in the decoder: all memory tokens, then the task token, then the task's tokens.
+    """Position IDs in the decoder: all memory tokens, then the task token, then the task's tokens.
 
     With "dpl" and "upl" the task token follows k M memory ids, for both carriers. With "cpl" and "epl" every token
     keeps its id of the uncompressed sequence: [AE] has 0 and the text 1..p; [LM] has p and the text continues from p +

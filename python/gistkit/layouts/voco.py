@@ -51,7 +51,7 @@ def voco(
         text_sees_before: text sees the text before the last image, as the paper says. In the released code it does
             not: False.
         bidirectional: vision tokens see their whole image, as in Gemma 3; requires a gap of 0.
-        ids: int64 [N] or [A, N], the position ids of the sequence without memory tokens in a model that does not count
+        ids: int64 [N] or [A, N], the position IDs of the sequence without memory tokens in a model that does not count
             it from 0, such as the 3 axes of Qwen2.5-VL. Memory tokens are spread over the image's ids on each axis by
             itself, which is along its diagonal; where they count on, they have the same id on all axes, as text.
 
@@ -105,7 +105,7 @@ def voco(
 
 
 def _ids(ids: ArrayLike | None, count: int, first: int) -> NDArray[Any]:
-    """Position ids [A, count] of the sequence without memory tokens."""
+    """Position IDs [A, count] of the sequence without memory tokens."""
     if ids is None:
         return np.arange(first, first + count)[None]
     given = np.asarray(ids)

@@ -2,11 +2,10 @@
 
 from gistkit.nn.absolute import Learned, Learned2D, Sinusoidal
 from gistkit.nn.alibi import ALiBi
-from gistkit.nn.models import GPT, Block, KVCache, Pass, ViT
+from gistkit.nn.models import GPT, Block, KVCache, Pass
 from gistkit.nn.nuggets import Nuggets, NuggetScorer, nuggets_above, straight_through, threshold_for, top_nuggets
 from gistkit.nn.position_encoding import IMAGE_ENCODINGS, TEXT_ENCODINGS, position_encoding
 from gistkit.nn.positions import NoPE, PositionEncoding, grid_positions
-from gistkit.nn.reference import reference_model
 from gistkit.nn.roles import LowRank, RoleLinear
 from gistkit.nn.rotary import RoPE, RoPE2D, RoPE2DMix
 from gistkit.nn.saved import load_position, save_position
@@ -52,7 +51,6 @@ __all__ = [
     "SeqPEStep",
     "Sinusoidal",
     "StartSampler",
-    "ViT",
     "WindowSampler",
     "contrastive_loss",
     "grid_positions",
@@ -60,7 +58,6 @@ __all__ = [
     "nuggets_above",
     "ood_loss",
     "position_encoding",
-    "reference_model",
     "save_position",
     "straight_through",
     "threshold_for",

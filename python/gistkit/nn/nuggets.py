@@ -75,21 +75,19 @@ def top_nuggets(scores: Tensor, ratio: float, mask: Tensor | None = None) -> Nug
     return Nuggets(order.sort(1).values, counts)
 
 
-def nuggets_above(scores: Tensor, threshold: float, mask: Tensor | None = None, *, keep_last: bool = True) -> Tensor:
+def nuggets_above(scores: Tensor, threshold: float, mask: Tensor | None = None) -> Tensor:
     """bool [B, N]: the tokens whose score is above a threshold (Dodo, Equation 8).
 
     Args:
         scores, mask: as in `top_nuggets`.
-        threshold: Lambda, as `threshold_for` finds it; if no score is above it, only the last token is selected.
-        keep_last: the last token of each row is selected in any case.
+        threshold: Lambda, as `threshold_for` finds it.
     """
     if math.isnan(threshold):
         raise ValueError("threshold: expected a number, got NaN")
     mask = _checked(scores, mask)
     # In float32 a threshold between two scores would be rounded to one of them.
     chosen = scores.detach().double() > threshold
-    chosen = chosen if mask is None else chosen & mask
-    return chosen | _last(scores, mask) if keep_last else chosen
+    return chosen if mask is None else chosen & mask
 
 
 def threshold_for(scores: Tensor, ratio: float) -> float:

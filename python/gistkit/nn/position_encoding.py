@@ -101,7 +101,7 @@ def position_encoding(
         length: positions of the table of "learned".
         grid: (rows, columns) of the table of "learned-2d".
         encoder: of the SeqPE forms.
-        extra_tokens: see `PositionEncoding`; 1 for `ViT`.
+        extra_tokens: see `PositionEncoding`; 1 for a vision transformer with [CLS].
         options: further arguments of the encoding's class, such as `projection`, `mul_start` or, where queries share
             keys, `key_heads` of `SeqPEPositions`.
 

@@ -58,7 +58,7 @@ def load_position(folder: Path | str) -> PositionEncoding:
 
     Raises:
         OSError: a file that is not there, or cannot be opened.
-        ValueError: a file that is broken, or that claims what its tensors do not have.
+        ValueError: a file is damaged, or its settings do not fit its tensors.
     """
     path = Path(folder) / SETTINGS
     content = read_json(path, "the settings of a position encoding")

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from gistkit._compiled import INSTALL_AGAIN
-from gistkit.ops._private import has_cuda_kernel
+from gistkit.ops._private import has_cuda_kernel, op_names
 
 PACKAGE = Path(__file__).resolve().parent.parent
 # In the order of the levels of csrc/cpu/isa.h.
@@ -72,7 +72,7 @@ def _without_cuda(*_: object) -> None:
 
 
 if has_cuda_kernel("gistkit::rope") is False:
-    for name in torch._C._dispatch_get_all_op_names():
+    for name in op_names():
         if name.startswith("gistkit::"):
             torch.library.impl(name, "CUDA")(_without_cuda)
 

@@ -20,7 +20,7 @@ def found_in(private: Any, modes: Any) -> SimpleNamespace:
     - levels: its _current_level is at least 0 where a level of forward-mode differentiation may be open;
       `knows_forward_mode`: and is.
     - dispatch_modes(): how many modes see every op; unknown counts as one.
-    - functorch: what tells the wrapped tensors of torch.func from others; None: nothing does.
+    - functorch: distinguishes wrapped tensors of torch.func from others; None: not available.
     """
     knows = hasattr(modes, "_current_level")
     return SimpleNamespace(
@@ -38,6 +38,15 @@ FOUND = found_in(torch._C, forward_ad)
 transforms, below_autograd, autocasts = FOUND.transforms, FOUND.below_autograd, FOUND.autocasts
 levels, knows_forward_mode = FOUND.levels, FOUND.knows_forward_mode
 dispatch_modes, functorch = FOUND.dispatch_modes, FOUND.functorch
+
+
+# As a decorator: torch's compiler leaves the function out, and loads only when it is called.
+uncompiled = getattr(torch, "_disable_dynamo", torch.compiler.disable)
+
+
+def op_names() -> list[str]:
+    """The names of all registered ops; [] where torch does not say."""
+    return getattr(torch._C, "_dispatch_get_all_op_names", list)()  # type: ignore[no-any-return]
 
 
 def has_cuda_kernel(op: str) -> bool | None:

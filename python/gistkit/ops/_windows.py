@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from gistkit import _gpu
+from gistkit.ops.rope import kernel_angles
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_KERNEL_POSITIONS = (torch.int32, torch.int64, torch.float32, torch.float64)
 
 
 def check_pool(
@@ -110,11 +110,5 @@ def _checked_angles(key: Tensor, windows: int, positions: Tensor, inv_freq: Tens
     for name, tensor in (("positions", positions), ("inv_freq", inv_freq)):
         if tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name}: expected no gradient to be recorded, got one that requires grad")
-    if positions.is_floating_point() and _gpu.has_values(positions) and not positions.isfinite().all():
-        bad = positions[~positions.isfinite()][0].item()
-        raise ValueError(f"positions: expected finite values, got {bad}")
-    if positions.dtype not in _KERNEL_POSITIONS:
-        positions = positions.to(torch.float32 if positions.is_floating_point() else torch.int64)
-    if inv_freq.dtype not in (torch.float32, torch.float64):
-        inv_freq = inv_freq.float()
-    return positions if positions.dim() == 2 else positions[None], inv_freq.contiguous()
+    positions, inv_freq = kernel_angles(positions, inv_freq)
+    return positions if positions.dim() == 2 else positions[None], inv_freq

@@ -372,7 +372,7 @@ def _backward_fake(
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     query, key, value, spans, key_bias, ctx.scale, ctx.softcap, tiles, ctx.deterministic = inputs
     ctx.save_for_backward(query, key, value, *output, spans, key_bias, tiles)
-    # Most calls leave lse alone: no zeros are made to stand for its gradient.
+    # Most calls do not use lse: its gradient then has no tensor of zeros.
     ctx.set_materialize_grads(False)
 
 

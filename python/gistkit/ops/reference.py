@@ -117,7 +117,7 @@ def _means(x: Tensor, offsets: Tensor) -> Tensor:
     heads = (x if x.dim() == 4 else x[:, None]).to(torch.promote_types(x.dtype, torch.float32))
     batch, _, tokens, _ = heads.shape
     count = offsets.shape[1] - 1
-    # Rows 0 and W + 1 take the tokens in front of the first window and behind the last.
+    # Rows 0 and W + 1 take the tokens before the first window and after the last.
     row = torch.searchsorted(offsets, torch.arange(tokens, device=x.device).repeat(len(offsets), 1), right=True)
     sums = heads.new_zeros((*heads.shape[:2], count + 2, heads.shape[3]))
     sums = sums.scatter_add(2, row[:, None, :, None].expand(batch, *heads.shape[1:]), heads)

@@ -143,6 +143,11 @@ def _rows(heads: Tensor) -> Tensor:
 def _check(query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor) -> tuple[Tensor, Tensor]:
     """Checks the arguments; positions and inv_freq in types that kernels read."""
     _check_shapes(query, key, positions, inv_freq)
+    return kernel_angles(positions, inv_freq)
+
+
+def kernel_angles(positions: Tensor, inv_freq: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions, which must be finite, and frequencies in types that kernels read."""
     if positions.is_floating_point() and _gpu.has_values(positions) and not positions.isfinite().all():
         bad = positions[~positions.isfinite()][0].item()
         raise ValueError(f"positions: expected finite values, got {bad}")
@@ -259,7 +264,7 @@ def _angle_grad_fake(
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     query, key, positions, inv_freq, ctx.scaling, ctx.interleaved, ctx.inverse = inputs
-    # The heads serve the gradients of the angles alone.
+    # The heads serve only the gradients of the angles.
     angles = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
     ctx.save_for_backward(positions, inv_freq, *((query, key) if angles else ()))
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, NoReturn, TypeVar
 
 from gistkit.common.messages import one_line
@@ -22,8 +23,18 @@ LARGEST = 2**31 - 1
 Value = TypeVar("Value")
 
 
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Help that keeps the lines of examples, and breaks no name at its hyphens."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that reports a mistake in one line."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, formatter_class=Help, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
@@ -53,13 +64,7 @@ class LateParser(Parser):
 
 def add_command(commands: Any, name: str, run: Any, purpose: str, examples: str) -> argparse.ArgumentParser:
     """A command with its help: one line of purpose, and at least one example at the end."""
-    parser = commands.add_parser(
-        name,
-        help=purpose,
-        description=purpose[0].upper() + purpose[1:],
-        epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser(name, help=purpose, description=purpose[0].upper() + purpose[1:], epilog=examples)
     # Error messages name the option as typed.
     parser.set_defaults(run=run, actions=parser._actions, prog=parser.prog)
     return parser

@@ -26,11 +26,11 @@ def warn(message: object) -> None:
 @contextmanager
 def one_line_warnings() -> Iterator[None]:
     """Shows each of Python's warnings once as a command's: without file, line number and source line."""
-    told: set[str] = set()
+    shown: set[str] = set()
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        if str(message) not in told:
-            told.add(str(message))
+        if str(message) not in shown:
+            shown.add(str(message))
             warn(message)
 
     with warnings.catch_warnings():

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gistkit.common.files import write_text
 from gistkit.common.hub import check_name, loading
+from gistkit.common.smollm2 import cache_folder, gguf_file
 from gistkit.common.trained import SETTINGS, find, trained
 from gistkit.options.arguments import CHECKS, LAYOUTS, add_device, number, path, positive
 from gistkit.options.messages import warn
@@ -55,7 +56,13 @@ def _check_method(name: str, value: str) -> None:
         raise ValueError(f"{name}: expected one of {', '.join(REGISTRY)}, got {value!r:.80}")
 
 
-CHECKS.update({model_name: check_name, trained_folder: _check_trained, method: _check_method})
+def _check_model(name: str, value: str) -> None:
+    check_name(name, value)
+    if value == "smollm2":
+        gguf_file()
+
+
+CHECKS.update({model_name: _check_model, trained_folder: _check_trained, method: _check_method})
 
 
 # The method that compresses images.
@@ -185,9 +192,9 @@ def load_empty(name: str, dtype: str, images: bool = False) -> PreTrainedModel:
 TRAINED = "the trained one that comes with gistkit for the model, else --method select, which needs no training"
 
 
-def add_compressor(parser: argparse.ArgumentParser, default: str = TRAINED) -> None:
+def add_compressor(parser: argparse.ArgumentParser) -> None:
     """Adds --compressor and the options of an untrained compressor."""
-    add_trained(parser, default)
+    add_trained(parser, TRAINED)
     parser.add_argument(
         "--method", type=method, metavar="METHOD",
         help="method of an untrained compressor, such as gistpool (default: select, which keeps the keys and values "
@@ -260,8 +267,6 @@ def load_compressor(folder: Path, model: PreTrainedModel, encoder: str | None = 
 
 def notes() -> Path:
     """The folder with a file for each compressor that a command was given, of its fingerprints: where it lies."""
-    from gistkit.hf.smollm2 import cache_folder
-
     return cache_folder() / "compressors"
 
 
@@ -276,7 +281,7 @@ def noted_folder(memory: Memory) -> Path | None:
 
 
 def _note_name(fingerprint: str | None, maker: str | None) -> str:
-    # Without adapters the weights that train may be the base model's alone.
+    # Without adapters the weights that train may be only the base model's.
     return f"{fingerprint}-{maker}"
 
 
@@ -361,7 +366,7 @@ def new_compressor(
     with torch.random.fork_rng(devices=[]), model_errors():
         torch.manual_seed(SEED)
         kind = compress.METHODS[method]
-        takes = kind.arguments()
+        takes = kind.config_class.names()
         if unknown := sorted(settings.keys() - takes):
             raise ValueError(f"{unknown[0]}: {method} does not have it; expected some of {', '.join(sorted(takes))}")
         compressor = kind(model, **settings).eval().to(model.device)

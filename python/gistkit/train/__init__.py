@@ -20,7 +20,7 @@ Several devices: start the same script with `accelerate launch`. By itself it co
     accelerate launch --num_processes 4 script.py
 
 The batch of a step is the same however many processes share it: `batch` must be a multiple of processes x accumulate.
-On CPUs, where `accelerate launch --cpu` starts one process alone, let torch start them:
+On CPUs, where `accelerate launch --cpu` starts only one process, let torch start them:
 
     OMP_NUM_THREADS=1 torchrun --nproc_per_node 2 script.py
 
@@ -37,54 +37,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gistkit.train.arguments import RunOptions
-    from gistkit.train.batches import Batches, Packed, Pretraining
-    from gistkit.train.checkpoints import restore
-    from gistkit.train.command import run
-    from gistkit.train.conversations import Conversation, ConversationQuestions, load_conversations
-    from gistkit.train.data import Corpus, load_corpus
-    from gistkit.train.estimate import DryRun, dry_run
-    from gistkit.train.images import ImageQuestion, ImageQuestions
-    from gistkit.train.metrics import read_metrics
-    from gistkit.train.mixture import Mixture
-    from gistkit.train.presets import PRESETS, Preset, notes
-    from gistkit.train.questions import QuestionAnswering
-    from gistkit.train.recipe import Recipe
-    from gistkit.train.stages import Stage, growing
-    from gistkit.train.trainer import CompressorTrainer, Diverged, Result, Trainer
-    from gistkit.train.windows import Windows
-
-__all__ = [
-    "PRESETS",
-    "Batches",
-    "CompressorTrainer",
-    "Conversation",
-    "ConversationQuestions",
-    "Corpus",
-    "Diverged",
-    "DryRun",
-    "ImageQuestion",
-    "ImageQuestions",
-    "Mixture",
-    "Packed",
-    "Preset",
-    "Pretraining",
-    "QuestionAnswering",
-    "Recipe",
-    "Result",
-    "RunOptions",
-    "Stage",
-    "Trainer",
-    "Windows",
-    "dry_run",
-    "growing",
-    "load_conversations",
-    "load_corpus",
-    "notes",
-    "read_metrics",
-    "restore",
-    "run",
-]
+    from gistkit.train.arguments import RunOptions as RunOptions
+    from gistkit.train.batches import Batches as Batches
+    from gistkit.train.batches import Packed as Packed
+    from gistkit.train.batches import Pretraining as Pretraining
+    from gistkit.train.checkpoints import restore as restore
+    from gistkit.train.command import run as run
+    from gistkit.train.conversations import Conversation as Conversation
+    from gistkit.train.conversations import ConversationQuestions as ConversationQuestions
+    from gistkit.train.conversations import load_conversations as load_conversations
+    from gistkit.train.data import Corpus as Corpus
+    from gistkit.train.data import load_corpus as load_corpus
+    from gistkit.train.estimate import DryRun as DryRun
+    from gistkit.train.estimate import dry_run as dry_run
+    from gistkit.train.images import ImageQuestion as ImageQuestion
+    from gistkit.train.images import ImageQuestions as ImageQuestions
+    from gistkit.train.metrics import read_metrics as read_metrics
+    from gistkit.train.mixture import Mixture as Mixture
+    from gistkit.train.presets import PRESETS as PRESETS
+    from gistkit.train.presets import Preset as Preset
+    from gistkit.train.presets import notes as notes
+    from gistkit.train.questions import QuestionAnswering as QuestionAnswering
+    from gistkit.train.recipe import Recipe as Recipe
+    from gistkit.train.stages import Stage as Stage
+    from gistkit.train.stages import growing as growing
+    from gistkit.train.trainer import CompressorTrainer as CompressorTrainer
+    from gistkit.train.trainer import Diverged as Diverged
+    from gistkit.train.trainer import Result as Result
+    from gistkit.train.trainer import Trainer as Trainer
+    from gistkit.train.windows import Windows as Windows
 
 # Torch takes seconds to import, and a command's options and presets do without it.
 _HOMES = {
@@ -106,6 +87,7 @@ _HOMES = {
     "windows": ("Windows",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -26,12 +26,12 @@ class RunOptions:
 
     precision: str | None = declared(None, "bf16: mixed precision (default: the launcher's)", among=("no", "bf16"))
     accumulate: int = declared(1, "passes a step, to save memory", least=1)
-    gradient_checkpointing: bool = declared(False, "run layers again backward, to save memory")
+    gradient_checkpointing: bool = declared(False, "recompute layers in the backward pass, to save memory")
     eval_every: int | None = declared(500, "steps between held-out losses, the first before training", least=1)
-    held_out: int = declared(64, "rows of each of them, at most", least=1)
+    held_out: int = declared(64, "most rows of a held-out loss", least=1)
     save_every: int = declared(500, "steps between checkpoints; the last step has one too", least=1)
     save_minutes: float | None = declared(5.0, "most minutes between checkpoints; 0: only by steps", least=0)
-    keep: int = declared(2, "checkpoints kept, at least 2: the last one may turn out damaged", least=2)
+    keep: int = declared(2, "checkpoints kept, at least 2, in case the last one is damaged", least=2)
     cpu: bool = False
     track: str | Sequence[str] = ()
 

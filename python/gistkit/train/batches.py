@@ -1,4 +1,4 @@
-"""Batches: rows to train on, each determined by the seed and its number alone, and batches of them."""
+"""Batches: rows to train on, each determined only by the seed and its number, and batches of them."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ TOKENS = {CONTEXT, MASK, *LOSSES_OF_LABELS}
 Batch = dict[str, Tensor]
 # Token ids by argument; of other rows `Batches.collate` knows.
 Row = Mapping[str, Any]
+Numbers = Sequence[int] | np.ndarray
 
 
 class Batches(Dataset[Any]):
@@ -73,20 +74,39 @@ class Batches(Dataset[Any]):
 
 
 class Epochs(Batches):
-    """Rows of which every epoch goes once through all, in an order that its seed and number determine."""
+    """Rows of which every epoch goes once through all, in an order that its seed and number determine.
 
-    seed: int
-    # The last epoch's.
-    _order: tuple[int, np.ndarray] | None = None
+    Args:
+        size: rows B of a batch.
+        seed: at least 0.
+        train, held_out: numbers of the rows to train on, and of those that are held out; `row` makes them.
+    """
 
-    def place(self, index: int) -> int:
-        """Which of an epoch's rows row 0, 1, ... is."""
-        count = self.rows
-        assert count is not None
-        epoch, place = divmod(index, count)
+    def __init__(self, size: int, seed: int, train: Numbers, held_out: Numbers = ()) -> None:
+        check_size(size, seed)
+        self.size, self.seed, self._train, self._held_out = size, seed, train, held_out
+        # The last epoch's.
+        self._order: tuple[int, np.ndarray] | None = None
+
+    def row(self, number: int) -> Any:
+        """The row of a number."""
+        raise NotImplementedError
+
+    @property
+    def rows(self) -> int:
+        """Training rows of an epoch."""
+        return len(self._train)
+
+    def __getitem__(self, index: int) -> Any:
+        """Row 0, 1, ... of all that are ever trained on."""
+        epoch, place = divmod(index, self.rows)
         if self._order is None or self._order[0] != epoch:
-            self._order = epoch, np.random.default_rng([self.seed, epoch]).permutation(count)
-        return int(self._order[1][place])
+            self._order = epoch, np.random.default_rng([self.seed, epoch]).permutation(self.rows)
+        return self.row(self._train[int(self._order[1][place])])
+
+    def held_out_rows(self, rows: int) -> list[Any]:
+        """At most `rows` held-out rows, in their own order."""
+        return [self.row(number) for number in self._held_out[:rows]]
 
 
 class Pretraining(Batches):
@@ -161,22 +181,16 @@ class Packed(Epochs):
     """
 
     def __init__(self, corpus: Corpus, size: int, length: int, seed: int = 0, *, context_share: float = 0.5) -> None:
-        check_size(size, seed)
         _check_share(context_share)
         if length < 2:
             raise ValueError(f"length: expected at least 2, got {length}")
+        super().__init__(size, seed, range(corpus.train.numel() // length))
         corpus.check(length)
-        self.corpus, self.size, self.length, self.seed = corpus, size, length, seed
-        self.context_share = context_share
+        self.corpus, self.length, self.context_share = corpus, length, context_share
 
-    @property
-    def rows(self) -> int:
-        """Rows of an epoch."""
-        return self.corpus.train.numel() // self.length
-
-    def __getitem__(self, index: int) -> Row:
+    def row(self, number: int) -> Row:
         """{"input_ids": [p], "continuation_ids": [length - p]}, p as in `Pretraining`."""
-        start = self.place(index) * self.length
+        start = number * self.length
         return _parts(self.corpus.train[start : start + self.length].long(), self.context_share)
 
     def held_out_rows(self, rows: int) -> list[Row]:
@@ -192,9 +206,7 @@ class Packed(Epochs):
 def _identity(batches: Pretraining | Packed, lengths: dict[str, Any]) -> dict[str, Any]:
     corpus = batches.corpus
     text = {"text": corpus.digest, corpus.unit: corpus.train.numel()}
-    # Rows of earlier releases were halved.
-    share = {} if batches.context_share == 0.5 else {"context_share": batches.context_share}
-    return text | {"size": batches.size} | lengths | {"seed": batches.seed} | share
+    return text | lengths | {name: getattr(batches, name) for name in ("size", "seed", "context_share")}
 
 
 def _check_share(share: float) -> None:

@@ -69,7 +69,7 @@ class MetricsFile(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
-            # What an interrupted run wrote behind its last checkpoint comes again.
+            # What an interrupted run wrote after its last checkpoint comes again.
             lines = [f"{json.dumps(record)}\n" for record in filter(None, map(record_of, state.log_history))]
             write_text(Path(args.output_dir) / METRICS, "".join(lines))
 

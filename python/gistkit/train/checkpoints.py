@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gistkit.common.files import errors_told, read_tensors, sync, write_tensors
+from gistkit.common.files import one_line_errors, read_tensors, sync, write_tensors
 from gistkit.train.sharding import whole
 
 WEIGHTS, OPTIMIZER, DIGESTS = "trainable.safetensors", "optimizer.safetensors", "digests.json"
-# Where a checkpoint is written, and one goes before it is removed.
-PARTIAL = ".gistkit-checkpoint"
+# Where a checkpoint is written, and one goes before it is removed; in it, one that another of its step replaces.
+PARTIAL, REPLACED = ".gistkit-checkpoint", "replaced"
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
 
@@ -44,8 +44,13 @@ def find(out: Path) -> list[Path]:
 
 
 def remove_partial(out: Path) -> None:
-    """Removes what an interrupted write left."""
-    shutil.rmtree(out / PARTIAL, ignore_errors=True)
+    """Removes what an interrupted write left; a checkpoint whose old one had made room for it gets its place first."""
+    partial = out / PARTIAL
+    for path in partial.glob("checkpoint-*") if (partial / REPLACED).exists() else ():
+        # All of it is on the disk, and a kill came between the two moves.
+        if not (out / path.name).exists():
+            os.rename(path, out / path.name)
+    shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextmanager
@@ -62,7 +67,7 @@ def writing(out: Path, step: int, *, write: bool, wait: Callable[[], None]) -> I
         partial.mkdir(parents=True)
     wait()
     try:
-        with errors_told(path_of(out, step)):
+        with one_line_errors(path_of(out, step)):
             yield partial
         wait()
         if write:
@@ -72,7 +77,7 @@ def writing(out: Path, step: int, *, write: bool, wait: Callable[[], None]) -> I
                 sync(place)
             place = path_of(out, step)
             if place.exists():
-                os.rename(place, out / PARTIAL / "replaced")
+                os.rename(place, out / PARTIAL / REPLACED)
             os.rename(partial, place)
             sync(out)
     finally:

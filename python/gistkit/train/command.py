@@ -6,22 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from transformers import PreTrainedModel
 
 from gistkit.common.processes import launched
-from gistkit.compress import Compressor, Dodo, VoCo, language_model, start_as_means
+from gistkit.compress import Compressor, Dodo, VoCo, language_model
 from gistkit.evaluate import Example, iter_questions
 from gistkit.formats import question_sets
-from gistkit.train import checkpoints
-from gistkit.train.batches import CONTEXT, MASK, Batches, Packed, Pretraining
+from gistkit.train.batches import Batches, Packed, Pretraining
 from gistkit.train.conversations import ConversationQuestions, load_conversations
 from gistkit.train.data import CACHE, Corpus, load_corpus
 from gistkit.train.documents import Table, name_of
 from gistkit.train.images import ImageQuestions
 from gistkit.train.mixture import Mixture
 from gistkit.train.prepare import prepare
-from gistkit.train.presets import find_preset
 from gistkit.train.questions import QuestionAnswering
 from gistkit.train.recipe import Recipe
 from gistkit.train.stages import Stage, growing
@@ -55,7 +52,6 @@ def run(
     limit: int | None = None,
     tau: int | None = None,
     segment: int | None = None,
-    gists_as_means: int | None = None,
     random_steps: int = 0,
     ratios: Sequence[int] = (),
     scorer_rests: bool = False,
@@ -99,9 +95,6 @@ def run(
         tau, segment: of the language model that reads with a compressor of the method, "dodo" or "avgpool", see
             `gistkit.compress.READERS`; it is trained to read on, instead of the losses. None: the preset's, if it has
             any. segment None: its default.
-        gists_as_means: the number of gists that `start_as_means` fits before the first step; None: it does not run. For
-            "gistpool" with windows=1 and full_copy, whose maps then need a small `memory_factor` (0.1 in the study
-            `in-place`).
         random_steps, ratios, scorer_rests: stages of a "dodo" whose scorer learns, see `growing`: the steps with random
             nuggets, the ratios after them, the last of which is the compressor's, and whether the scorer rests at that
             one. They follow from the number of steps, so a resumed run has the same one.
@@ -115,14 +108,8 @@ def run(
     """
     sources, held_out_sources = _several("questions", questions), _several("validation", validation)
     asked = ", ".join(map(name_of, sources)) or None
-    chosen = find_preset(preset).method if method is None else method
-    if gists_as_means is not None and (start is not None or chosen != "gistpool"):
-        combination = f"{gists_as_means} with {chosen if start is None else f'the start {start}'}"
-        raise ValueError(f"gists_as_means: expected none but for a new gistpool, got {combination}")
     if packed and longer_than:
         raise ValueError(f"longer_than: not allowed with packed rows, got {longer_than}")
-    if gists_as_means is not None and gists_as_means < 1:
-        raise ValueError(f"gists_as_means: expected at least 1, got {gists_as_means}")
     if held_out_sources and (asked is None or images is not None):
         raise ValueError(f"validation: not allowed without questions about texts, got {validation!r:.60}")
     made = prepare(
@@ -155,9 +142,6 @@ def run(
         batches = _questions(sources, split, held_out_sources, weights, tokenizer, schedule, progress)
     schedule = schedule.for_rows(batches.rows)
     stages = _stages(new_compressor, schedule.steps, random_steps, ratios, scorer_rests)
-    # A resumed run has its maps in the checkpoint.
-    if gists_as_means is not None and not (resume and checkpoints.find(Path(out))):
-        _pool(new_compressor, batches, gists_as_means, progress)
     trainer = Trainer(trained, batches, schedule, out, progress=progress, stages=stages, **options)
     return trainer.train(resume=resume)
 
@@ -245,20 +229,3 @@ def _image_questions(
         raise ValueError(f"questions: expected a file with images, got {name_of(source)}")
     examples = ConversationQuestions(load_conversations(source, images), compressor, processor)
     return ImageQuestions(examples, recipe.batch, examples.digest, recipe.seed, examples.held_out)
-
-
-def _pool(compressor: Any, batches: Batches, gists: int, progress: bool) -> None:
-    """Starts gists as means over contexts of the first steps, enough of them for `gists` gists."""
-    contexts: list[list[int]] = []
-    step = count = 0
-    while count < gists:
-        batch = batches(step)
-        mask = batch.get(MASK, torch.ones_like(batch[CONTEXT]))
-        rows = [
-            row[row_mask.bool()].tolist()[: compressor.window]
-            for row, row_mask in zip(batch[CONTEXT], mask, strict=True)
-        ]
-        count += sum(-(-len(row) // compressor.chunk) for row in rows)
-        contexts += rows
-        step += 1
-    start_as_means(compressor, contexts, progress=progress)

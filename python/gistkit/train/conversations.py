@@ -121,7 +121,7 @@ class ConversationQuestions(Sequence[ImageQuestion]):
 
     @property
     def digest(self) -> str:
-        """First 12 hexadecimal digits of a SHA-256 of all texts and the images' names and sizes, to tell data apart."""
+        """First 12 hexadecimal digits of a SHA-256 of all texts and the images' names and sizes, to identify data."""
         values = [
             (
                 [(image.name, image.stat().st_size) for image in each.images],
@@ -243,6 +243,6 @@ def _turns(row: Fields) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
     for index, message in enumerate(said):
         if message.values.get("from") not in _SPEAKERS[index % 2]:
             raise message.error("from", " or ".join(_SPEAKERS[index % 2]))
-    # A question may be its images alone.
+    # A question may consist of images only.
     texts = [message.text("value", empty=True) for message in said]
     return tuple(zip(texts[::2], texts[1::2], strict=True)), ()

@@ -120,7 +120,7 @@ def load_corpus(
     Args:
         text: a file, or a folder, plain, gzip or zstd. Its .txt, .md and .rst files are documents. Rows of .jsonl files
             are documents too, in the field "text", as in the Pile and SlimPajama; so are articles, from title to title,
-            of WikiText's .raw and .tokens files. Their official splits are told by names: `train/`, `val.jsonl.zst`,
+            of WikiText's .raw and .tokens files. Names show their official splits: `train/`, `val.jsonl.zst`,
             `wiki.test.raw`. With neither a text nor `dataset`, it is `pydoc_data.topics`, 460 KB of English that comes
             with Python.
         dataset: name of a Hugging Face dataset, "owner/name" or "owner/name:configuration", whose split "train" has a
@@ -165,8 +165,7 @@ def load_corpus(
     values: object = None
     keys = documents.key, tokenizer_key(tokenizer)
     if None not in keys:
-        # Earlier releases had no windows and no split.
-        values = (*keys, limit, held_out_only, *[each for each in (windows, split) if each is not None])
+        values = (*keys, limit, held_out_only, windows, split)
     about, arrays = kept(folder, values, PARTS, lambda files: reading.read(documents, files))
     train, held_out, test = (torch.from_numpy(arrays[part]) for part in PARTS)
     if windows is not None and not (held_out.numel() and (train.numel() or held_out_only)):

@@ -30,8 +30,8 @@ _ABOUT = re.compile(r"(readme|licen[cs]e|changelog)\b", re.IGNORECASE)
 def file_documents(path: Path, enough: Enough, *, streaming: bool = False, split: str | None = None) -> Documents:
     """A file or a folder of texts, of JSON lines or Parquet with a field "text", or of WikiText's files.
 
-    A text is cut, and of a folder of texts some are held out. Of rows the official splits are taken, which names tell
-    (`train/`, `val.jsonl.zst`, `wiki.test.raw`), or else the first tenth.
+    A text is cut, and of a folder of texts some are held out. Rows have the official splits that names show (`train/`,
+    `val.jsonl.zst`, `wiki.test.raw`), or else the first tenth is held out.
 
     Args:
         path: the file or folder.

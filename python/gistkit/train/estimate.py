@@ -47,7 +47,7 @@ class DryRun:
         trained: numbers of those that do, by group.
         recipe: the schedule.
         tokens: (mean, largest) number of tokens of a step, contexts and continuations together; of questions the
-            largest number of their contexts' tokens alone, and no mean.
+            largest number of tokens of only their contexts, and no mean.
         memory: bytes of a process by what they hold.
         operations: floating-point operations of a step's products with weights, forward and backward; of questions
             those of rows of the preset's mean length, or else of contexts of the largest. Attention's own

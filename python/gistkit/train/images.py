@@ -11,7 +11,7 @@ import numpy as np
 
 from gistkit.common.checks import IGNORE, padded
 from gistkit.hf.image_contexts import join_contexts
-from gistkit.train.batches import Batch, Epochs, check_size
+from gistkit.train.batches import Batch, Epochs
 from gistkit.train.data import HELD_OUT
 
 
@@ -53,51 +53,32 @@ class ImageQuestions(Epochs):
         seed: int = 0,
         held_out: Sequence[int] | None = None,
     ) -> None:
-        check_size(size, seed)
         if len(examples) < 2:
             raise ValueError(f"examples: expected at least 2, one to hold out, got {len(examples)}")
         count = len(examples)
-        last = range(count - max(1, int(count * HELD_OUT)), count)
-        chosen = last if held_out is None else held_out
-        self._held_out, self._train = list(chosen), sorted(set(range(count)).difference(chosen))
-        self._is_last = self._held_out == list(last)
+        chosen = range(count - max(1, int(count * HELD_OUT)), count) if held_out is None else held_out
+        super().__init__(size, seed, sorted(set(range(count)).difference(chosen)), list(chosen))
         if not set(range(count)).issuperset(chosen) or not self._held_out or not self._train:
             raise ValueError(
                 f"held_out: expected some of the indices 0 to {count - 1}, and not all, got {list(chosen)!r:.60}"
             )
-        self.examples, self.size, self.name, self.seed = examples, size, name, seed
+        self.examples, self.name = examples, name
 
-    def __getitem__(self, index: int) -> ImageQuestion:
-        """The question of row 0, 1, ..."""
-        return self.examples[self._train[self.place(index)]]
-
-    def held_out_rows(self, rows: int) -> list[ImageQuestion]:
-        """The held-out questions, in their own order."""
-        return [self.examples[index] for index in self._held_out[:rows]]
+    def row(self, number: int) -> ImageQuestion:
+        """The question of an index."""
+        return self.examples[number]
 
     def collate(self, rows: Sequence[ImageQuestion]) -> Batch:
-        """The arguments of `VoCo.forward`: tokens and labels [B, ...], pixel_values and what belongs to them."""
-        return collate(rows)
-
-    @property
-    def rows(self) -> int:
-        """Training questions."""
-        return len(self._train)
+        """The arguments of `VoCo.forward`: contexts as `join_contexts` has them, labels [B, ...] padded with -100."""
+        return {
+            **join_contexts([row.context for row in rows]),
+            "question_ids": padded([list(row.question) for row in rows], IGNORE),
+            "answer_ids": padded([list(row.answer) for row in rows], IGNORE),
+        }
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The name, the number of examples, the seed, and which are held out, if not the last tenth."""
-        values = {"images": self.name, "examples": len(self.examples), "size": self.size, "seed": self.seed}
-        if self._is_last:
-            return values
-        indices = np.asarray(self._held_out, np.int64).tobytes()
-        return values | {"held_out": hashlib.sha256(indices).hexdigest()[:12]}
-
-
-def collate(rows: Sequence[ImageQuestion]) -> Batch:
-    """Rows as one batch: contexts as `join_contexts` has them, questions and answers padded with -100."""
-    return {
-        **join_contexts([row.context for row in rows]),
-        "question_ids": padded([list(row.question) for row in rows], IGNORE),
-        "answer_ids": padded([list(row.answer) for row in rows], IGNORE),
-    }
+        """The name, the number of examples, the seed, and which are held out."""
+        held_out = hashlib.sha256(np.asarray(self._held_out, np.int64).tobytes()).hexdigest()[:12]
+        values = {"images": self.name, "examples": len(self.examples), "held_out": held_out}
+        return values | {"size": self.size, "seed": self.seed}

@@ -24,7 +24,7 @@ class Losses(nn.Module):
         self.reader: Any = trained if isinstance(trained, LanguageModel) else None
         self.compressor: Compressor = trained.compressor if isinstance(trained, LanguageModel) else trained
         self.calibrates = isinstance(trained, MixedResolution) and trained.compressor.samples_threshold
-        # What `targets` is told of the model.
+        # What `targets` gets of the model.
         self._target_options: dict[str, Any]
         if self.reader is not None:
             losses, self._target_options = {"loss": 1.0}, {"bos_token": self.compressor.bos_token}

@@ -169,7 +169,7 @@ def _method_arguments(
     method: str, layout: str | None, preset: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The method's arguments from a preset and its changes."""
-    method_arguments = METHODS[method].arguments()
+    method_arguments = METHODS[method].config_class.names()
     arguments = dict(changes) if layout is None else {**changes, "layout": layout}
     if unknown := sorted(arguments.keys() - method_arguments):
         raise ValueError(

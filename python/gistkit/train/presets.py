@@ -47,17 +47,9 @@ class Preset:
 
 def _read() -> dict[str, Preset]:
     """The presets of presets.toml, in its order."""
-    tables = tomllib.loads(files("gistkit.train").joinpath("presets.toml").read_text("utf-8"))
     found: dict[str, Preset] = {}
-    for name in tables:
-        _add(name, tables, found)
-    return {name: found[name] for name in tables}
-
-
-def _add(name: str, tables: Mapping[str, Mapping[str, Any]], found: dict[str, Preset]) -> Preset:
-    if name not in found:
-        values = dict(tables[name])
-        base = _add(values.pop("like"), tables, found) if "like" in values else Preset()
+    for name, values in tomllib.loads(files("gistkit.train").joinpath("presets.toml").read_text("utf-8")).items():
+        base = found[values.pop("like")] if "like" in values else Preset()
         recipe, compressor = values.pop("recipe", {}), values.pop("compressor", {})
         recipe |= {"betas": tuple(recipe["betas"])} if "betas" in recipe else {}
         # TOML has no None.
@@ -67,7 +59,7 @@ def _add(name: str, tables: Mapping[str, Mapping[str, Any]], found: dict[str, Pr
         found[name] = replace(
             base, **values, recipe=replace(base.recipe, **recipe), compressor={**base.compressor, **compressor}
         )
-    return found[name]
+    return found
 
 
 PRESETS: Mapping[str, Preset] = _read()

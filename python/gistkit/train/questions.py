@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,19 +12,9 @@ import torch
 from tqdm import tqdm
 
 from gistkit.evaluate.data import Example
-from gistkit.train import batches
-from gistkit.train.batches import Batch, Epochs, check_size
+from gistkit.train.batches import CONTEXT, Epochs, Row, check_size
 from gistkit.train.data import HELD_OUT
 from gistkit.train.streams import token_ids
-
-
-@dataclass(frozen=True)
-class Question:
-    """Token ids of a context, of the text between it and the answer, and of the answer."""
-
-    context: tuple[int, ...]
-    question: tuple[int, ...]
-    answer: tuple[int, ...]
 
 
 class QuestionAnswering(Epochs):
@@ -63,8 +52,7 @@ class QuestionAnswering(Epochs):
         if end_token is None:
             end_token = getattr(tokenizer, "eos_token_id", None)
         self._options = (tokenizer, max_context, () if end_token is None else (end_token,), progress)
-        self.size, self.seed = size, seed
-        # Different contexts, questions as (the number of their context, question, answer), and the JSON of all.
+        # Different contexts, questions as (the number of their context, question, answer), and a hash of all.
         self._contexts: list[np.ndarray] = []
         self._numbers: dict[bytes, int] = {}
         self._questions: list[tuple[int, np.ndarray, np.ndarray]] = []
@@ -85,10 +73,9 @@ class QuestionAnswering(Epochs):
         is_last = np.array([number in held_out for number, *_ in self._questions])
         if validation is not None:
             is_last = np.arange(len(self._questions)) >= trained
-        self._digest.update(b"]")
-        self._train, last = np.flatnonzero(~is_last), np.flatnonzero(is_last)
-        self._validation = {} if validation is None else {"validation": len(last)}
-        self._held_out = _in_turn(last, starts)
+        in_turn = _in_turn(np.flatnonzero(is_last), starts)
+        self._digest.update(in_turn.tobytes())
+        super().__init__(size, seed, np.flatnonzero(~is_last), in_turn)
 
     def _add(self, name: str, examples: Iterable[Example], starts: list[int]) -> int:
         """Tokenises the examples of a set; the number of contexts that no set before had."""
@@ -98,44 +85,26 @@ class QuestionAnswering(Epochs):
         bar = tqdm(examples, desc=f"tokenising {name}", unit="question", disable=not progress)
         for index, example in enumerate(bar):
             row = _tokenised(f"{name}[{index}]", example, tokenizer, max_context, end)
-            context, question, answer = (np.array(ids, np.int32) for ids in (row.context, row.question, row.answer))
+            context, question, answer = (np.array(ids, np.int32) for ids in row)
             key = hashlib.blake2b(context.tobytes(), digest_size=16).digest()
             number = self._numbers.setdefault(key, len(self._contexts))
             if number == len(self._contexts):
                 self._contexts.append(context)
-            self._digest.update((", " if self._questions else "[").encode())
-            self._digest.update(json.dumps((row.context, row.question, row.answer)).encode())
+            self._digest.update(json.dumps(row).encode())
             self._questions.append((number, question, answer))
         if len(self._questions) == starts[-1]:
             raise ValueError(f"{name}: expected at least 1 question, got none")
         return len(self._contexts) - before
 
-    def _question(self, index: int) -> Question:
-        number, *texts = self._questions[index]
-        return Question(*(tuple(ids.tolist()) for ids in (self._contexts[number], *texts)))
-
-    def __getitem__(self, index: int) -> Question:
-        """The question of row 0, 1, ..."""
-        return self._question(self._train[self.place(index)])
-
-    def held_out_rows(self, rows: int) -> list[Question]:
-        """Held-out questions, of several sets one each in turn, in their own order."""
-        return [self._question(index) for index in self._held_out[:rows]]
-
-    def collate(self, rows: Sequence[Question]) -> Batch:
-        """{"input_ids", "attention_mask": [B, p], "question_ids": [B, q], "answer_ids": [B, a]}, padded at the end."""
-        return collate(rows)
-
-    @property
-    def rows(self) -> int:
-        """Training questions."""
-        return len(self._train)
+    def row(self, number: int) -> Row:
+        """{"input_ids": [p], "question_ids": [q], "answer_ids": [a]}; of several sets held-out ones come in turn."""
+        context, question, answer = self._questions[number]
+        return {CONTEXT: self._contexts[context], "question_ids": question, "answer_ids": answer}
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The questions and the seed."""
-        digest = self._digest.hexdigest()[:12]
-        return {"questions": digest, "size": self.size, "seed": self.seed} | self._validation
+        """The questions, which are held out, and the seed."""
+        return {"questions": self._digest.hexdigest()[:12], "size": self.size, "seed": self.seed}
 
 
 def _sets(
@@ -151,21 +120,17 @@ def _in_turn(indices: np.ndarray, starts: Sequence[int]) -> np.ndarray:
     return indices[np.lexsort((sets, ranks))]
 
 
-def _tokenised(name: str, example: Example, tokenizer: Any, max_context: int | None, end: tuple[int, ...]) -> Question:
+def _tokenised(
+    name: str, example: Example, tokenizer: Any, max_context: int | None, end: tuple[int, ...]
+) -> tuple[tuple[int, ...], ...]:
+    """The token ids of a context, of the text between it and the answer, and of the answer."""
     if example.question is None or not example.answers:
         raise ValueError(f"{name}: expected a question with an answer, got none")
     context = _ids(tokenizer, example.context, special=True)[:max_context]
     answer = _ids(tokenizer, example.answers[0])
     if not context or not answer:
         raise ValueError(f"{name}: expected a context and an answer of at least 1 token, got none")
-    return Question(context, _ids(tokenizer, example.question), answer + end)
-
-
-def collate(rows: Sequence[Question]) -> Batch:
-    """Questions as one batch, see `gistkit.train.batches.collate`."""
-    return batches.collate(
-        [{batches.CONTEXT: row.context, "question_ids": row.question, "answer_ids": row.answer} for row in rows]
-    )
+    return context, _ids(tokenizer, example.question), answer + end
 
 
 def _ids(tokenizer: Any, tokens: Any, *, special: bool = False) -> tuple[int, ...]:

@@ -33,13 +33,13 @@ class Recipe:
 
     steps: int = declared(20_000, "updates", least=1)
     batch: int = declared(16, "passages a step, over all processes and accumulated passes", least=1)
-    learning_rate: float = declared(1e-4, "after the warm-up; of adafactor relative to a parameter's size", above=0)
+    learning_rate: float = declared(1e-4, "after the warm-up; adafactor's is relative to a parameter's size", above=0)
     warmup: int = declared(300, "steps of linear warm-up, from learning_rate / warmup; 0: none", least=0)
     decay: float = declared(
         1.0, "last share of the steps, in which the learning rate falls to 0; 1: all after the warm-up", above=0, most=1
     )
     betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = declared(0.1, "only on matrices", least=0)
+    weight_decay: float = declared(0.1, "of matrices only", least=0)
     clip: float = declared(2.0, "largest norm of the gradient", above=0)
     memory_factor: float = declared(
         3.0, "learning rate of gists' own parameters over that of the others (GistPool)", above=0
@@ -50,9 +50,9 @@ class Recipe:
     schedule: Schedule = declared(
         "constant", "how the learning rate falls after the warm-up", among=("constant", "linear", "cosine")
     )
-    optimizer: OptimizerName = declared("adamw", "adafactor is torch's", among=("adamw", "adafactor"))
-    eps: float = declared(1e-8, "of AdamW", above=0)
-    epochs: float | None = declared(None, "passes over the data, in place of steps", above=0)
+    optimizer: OptimizerName = declared("adamw", "AdamW, or torch's Adafactor", among=("adamw", "adafactor"))
+    eps: float = declared(1e-8, "epsilon of AdamW", above=0)
+    epochs: float | None = declared(None, "passes over the data, instead of steps", above=0)
     context_share: float = declared(
         0.5, "share of a passage that is its context; the rest is its continuation", above=0, most=1
     )
@@ -107,20 +107,9 @@ class Recipe:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The JSON values that determine the losses; the number of steps is one where the learning rate falls.
-
-        Fields with their default are left out, if earlier releases did not have them.
-        """
-        values = asdict(self)
-        del values["patience"], values["epochs"]
-        if self.schedule == "constant":
-            del values["steps"], values["decay"]
-        if self.schedule in ("constant", "linear"):
-            del values["schedule"]
-        for name in ("optimizer", "eps", "context_share"):
-            if values[name] == type(self).__dataclass_fields__[name].default:
-                del values[name]
-        return values
+        """The JSON values that determine the losses; the number of steps is one where the learning rate falls."""
+        others = {"patience", "epochs", *(("steps", "decay") if self.schedule == "constant" else ())}
+        return {name: value for name, value in asdict(self).items() if name not in others}
 
 
 def context_length(length: int, share: float) -> int:

@@ -15,11 +15,6 @@ from torch import nn
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME, TrainOutput
 
-try:
-    import accelerate as accelerate
-except ModuleNotFoundError as error:
-    raise ImportError("training needs the package accelerate; run pip install 'gistkit[train]'") from error
-
 from gistkit.common.signals import Interrupted, deferred_signals
 from gistkit.train import checkpoints
 

@@ -41,8 +41,8 @@ def growing(
 ) -> tuple[Stage, ...]:
     """The stages in which a scorer learns: random nuggets first, then its own at ratios that grow.
 
-    Before the encoder has learned to put into a token's states what is read there, the gradient of a score may tell the
-    scorer to drop the tokens that are worth most.
+    Before the encoder has learned to put into a token's states what is read there, the gradient of a score may make
+    the scorer drop the most useful tokens.
 
     Args:
         steps: of the whole training.

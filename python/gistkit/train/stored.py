@@ -27,7 +27,7 @@ Parts = tuple[Mapping[str, Any], Mapping[str, np.ndarray]]
 
 
 def tokenizer_key(tokenizer: Any) -> str | None:
-    """What is equal only for tokenizers that give equal ids; None where nothing tells, as of a function."""
+    """What is equal only for tokenizers that give equal ids; None if they cannot be compared, as of a function."""
     if tokenizer is None:
         return "bytes"
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -45,7 +45,7 @@ def kept(
     Args:
         folder: of all that is kept, made if there is none; None: memory.
         values: what the ids are made from, equal only for equal ids, with a `repr` that is the same in every process.
-            None: nothing tells, so the files have no name, and go when nothing maps them.
+            None: not comparable; the files then have no name, and are removed when nothing maps them.
         names: of the streams.
         read: writes each stream into the file of its name, and returns what there is to know of them:
             {"dtypes": {name: dtype}, "counts": {name: ids}, ...}, values of JSON.
@@ -76,7 +76,7 @@ def kept(
 
 
 def _mapped(file: IO[bytes] | Path, about: Mapping[str, Any], name: str) -> np.ndarray:
-    """The ids of a file, read when they are asked for. Writing into them changes memory alone."""
+    """The ids of a file, read when they are asked for. Writing into them changes only memory."""
     dtype, count = np.dtype(about["dtypes"][name]), about["counts"][name]
     size = file.stat().st_size if isinstance(file, Path) else file.seek(0, SEEK_END)
     if size != count * dtype.itemsize:

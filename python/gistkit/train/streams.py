@@ -29,7 +29,7 @@ def token_ids(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
 
 
 class IdStream:
-    """Ids of documents one after another, into a file of them alone; all have one dtype."""
+    """Ids of documents one after another, into a file of nothing else; all have one dtype."""
 
     def __init__(self, tokenizer: Any, file: IO[bytes]) -> None:
         self.tokenizer, self.file = tokenizer, file

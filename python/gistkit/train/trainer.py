@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -11,9 +12,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, SequentialSampler
+from torch.utils.data import DataLoader, SequentialSampler, Subset
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
+from gistkit.common.files import lock
 from gistkit.common.processes import launched
 from gistkit.compress import Compressor, LanguageModel
 from gistkit.compress.files import base_fingerprints, save_pretrained
@@ -345,19 +347,6 @@ class CompressorTrainer(ResumableTrainer):
             checkpoints.restore(str(self.state.best_model_checkpoint), self.compressor.trainable(), self.identity)
 
 
-class _Ordered(Dataset[Any]):
-    """The rows of batches in their own order, of so many steps."""
-
-    def __init__(self, batches: Batches, count: int) -> None:
-        self.batches, self.count = batches, count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Any:
-        return self.batches[index]
-
-
 @dataclass(frozen=True)
 class Result:
     """The result of a run.
@@ -429,7 +418,7 @@ class Trainer(CompressorTrainer):
         super().__init__(
             compressor,
             arguments_of(self.recipe, out, run, evaluates=bool(rows)),
-            _Ordered(batches, self.recipe.steps * recipe.batch),
+            Subset(batches, range(self.recipe.steps * recipe.batch)),
             rows or None,
             batches.collate,
             memory_factor=recipe.memory_factor,
@@ -476,20 +465,25 @@ class Trainer(CompressorTrainer):
 
         Raises:
             Diverged, Interrupted: as of `CompressorTrainer.train`.
-            OSError: if the disk is full, in one line with the file and the space; what was saved before stays.
+            OSError: if another run has `out`, or the disk is full, in one line with the file and the space; what was
+                saved before stays.
             ValueError: without `resume`, if `out` has checkpoints; with it, if the last one is another run's or none is
                 whole. A damaged last one is left out, with a warning.
         """
-        super().train(self._resumes(resume))
-        state = self.state
-        weights, at = state.global_step, state.log_history
-        if self.patience is not None and state.best_global_step:
-            weights = state.best_global_step
-            self._load_best_model()
-        found = [record_of(entry) or {} for entry in at]
-        held_out = [each["held_out"] for each in found if "held_out" in each and each["step"] <= weights]
-        self.calibrate(len(cast(Any, self.eval_dataset) or ()) or self.recipe.batch)
-        self.save_model()
+        with ExitStack() as stack:
+            if self.is_world_process_zero():
+                self.out.mkdir(parents=True, exist_ok=True)
+                stack.callback(os.close, lock(self.out, "run"))
+            super().train(self._resumes(resume))
+            state = self.state
+            weights, at = state.global_step, state.log_history
+            if self.patience is not None and state.best_global_step:
+                weights = state.best_global_step
+                self._load_best_model()
+            found = [record_of(entry) or {} for entry in at]
+            held_out = [each["held_out"] for each in found if "held_out" in each and each["step"] <= weights]
+            self.calibrate(len(cast(Any, self.eval_dataset) or ()) or self.recipe.batch)
+            self.save_model()
         return Result(state.global_step, self.seconds, held_out[-1] if held_out else {}, self.out, weights)
 
     def _resumes(self, resume: bool) -> bool:

@@ -41,7 +41,7 @@ def draw_gallery(
     one_of("draw_gallery", "order", order, ("logical", "physical"))
     columns = min(at_least("draw_gallery", "columns", columns, 1), len(named))
     rows = -(-len(named) // columns)
-    below = " Below it: position ids." if positions else ""
+    below = " Below it: position IDs." if positions else ""
     note = fill(
         f"A row is a query, a column a key; a key that is seen has the colour of its role.{below}", 36 * columns
     )
@@ -94,7 +94,7 @@ def all_methods() -> dict[str, Layout]:
 
 
 def _fixed_resolution(nuggets: np.ndarray) -> Layout:
-    """[BOS][context][text]: text sees of the context the nuggets alone (Dodo, Section 2.1)."""
+    """[BOS][context][text]: text sees only the nuggets of the context (Dodo, Section 2.1)."""
     roles = np.where(nuggets, Role.MEMORY, Role.CONTEXT)
     roles[0], roles[-TEXT:] = Role.BOS, Role.TEXT
     past = {Role.BOS: ALL, Role.CONTEXT: CAUSAL, Role.MEMORY: CAUSAL}

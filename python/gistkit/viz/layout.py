@@ -52,10 +52,10 @@ def draw_layout(
         layout: of at most 1024 tokens.
         order: of the tokens, "logical", "physical" (grouped by role, as in `Layout.compile`) or "both", in a panel
             each.
-        positions: whether position ids are drawn below, in logical order if both are shown.
+        positions: whether position IDs are drawn below, in logical order if both are shown.
         window: sliding window, as in `Layout.compile`.
         title: heading; None is the layout's name.
-        ax: axes to draw the mask alone into, in logical order unless `order` is "physical"; `ax.legend()` names the
+        ax: axes to draw only the mask into, in logical order unless `order` is "physical"; `ax.legend()` names the
             roles.
 
     Returns:
@@ -135,7 +135,7 @@ def draw_mask(axes: Axes, layout: Layout, order: str, *, window: int | None = No
         axes.axvline(edge, color="black", linewidth=0.8)
     for role in Role:
         if (roles == role).any():
-            # For a legend alone.
+            # Only for a legend.
             axes.plot(
                 [], [], color=ROLE_COLOURS[role], marker=MARKERS[role], label=role.name, linestyle="", markersize=8,
                 markeredgecolor="black", markeredgewidth=0.5,
@@ -148,7 +148,7 @@ def draw_mask(axes: Axes, layout: Layout, order: str, *, window: int | None = No
 
 
 def draw_positions(axes: Axes, layout: Layout, order: str, *, size: float = 22) -> None:
-    """The position ids of the tokens in an order, a marker of `size` square points each."""
+    """The position IDs of the tokens in an order, a marker of `size` square points each."""
     tokens = tokens_in(order, layout)
     roles, positions = layout.roles[tokens], np.atleast_2d(layout.positions)[:, tokens]
     # Markers that would cover each other are smaller and without an edge.

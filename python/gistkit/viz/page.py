@@ -54,7 +54,7 @@ class Tokens:
     Args:
         texts: decoded tokens, [N].
         roles: values of `Role`, [N].
-        positions: position ids, [N], or [A, N] for A axes.
+        positions: position IDs, [N], or [A, N] for A axes.
     """
 
     texts: Sequence[str] | None = None
@@ -63,10 +63,10 @@ class Tokens:
 
 
 def layout_page(layout: Layout, *, tokens: Sequence[str] | None = None, title: str | None = None) -> str:
-    """The mask of a layout, in logical and in physical order, and its position ids, as HTML.
+    """The mask of a layout, in logical and in physical order, and its position IDs, as HTML.
 
     Tokens that are chosen in the text, or a row of the map, colour the tokens that they see. Pointing at a pair shows
-    both tokens, their roles and position ids, and whether the query sees the key. A pixel of several pairs has the
+    both tokens, their roles and position IDs, and whether the query sees the key. A pixel of several pairs has the
     colour of most visible keys among them; the fewer these are, the paler it is.
 
     Args:
@@ -109,7 +109,7 @@ def attention_page(
     """Attention weights as HTML: a map, or that of each layer and head, by sliders.
 
     Tokens that are chosen in the text, or a row of the map, colour the tokens that they look at; or those that look at
-    them. Pointing at a weight shows it, to 3 %, and both tokens with their roles and position ids. Colours are
+    them. Pointing at a weight shows it, to 3 %, and both tokens with their roles and position IDs. Colours are
     logarithmic from 1e-4 to 1, and those of the page at 0; a pixel of several weights has the colour of the largest.
     The page opens at the layer whose queries look most at one token farther back than the previous one, the first token
     apart. The file has a byte a weight, layers x heads x Nq x Nk, before compression.
@@ -212,7 +212,7 @@ def _names(name: str, names: Sequence[str] | None, count: int) -> list[str]:
 def _weight_palette(theme: str) -> list[str]:
     """From the page's colour, for 0, to the one farthest from it."""
     shades = np.clip((np.arange(1, 256) - _level(LIGHTEST)) / (255 - _level(LIGHTEST)), 0, 1)
-    # The first and last tenth of the map are hardly told from white and from black pages.
+    # The first and last tenth of the map hardly differ from white and from black pages.
     ramp = colormaps["magma"](1 - 0.9 * shades - 0.02 if theme == "light" else 0.12 + 0.88 * shades)
     return [BLANK[theme], *map(to_hex, ramp)]
 

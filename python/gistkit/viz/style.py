@@ -32,7 +32,7 @@ def axes_of(ax: Axes | None, figsize: tuple[float, float]) -> tuple[FigureOrAxes
     return figure, figure.subplots()
 
 
-# Okabe and Ito's palette, which colour-blind readers tell apart, and a grey.
+# Okabe and Ito's palette, which colour-blind readers can distinguish, and a grey.
 COLOURS = {
     "orange": "#E69F00",
     "sky": "#56B4E9",

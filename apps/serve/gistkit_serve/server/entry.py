@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gistkit.compress.compressor import Compressor
@@ -36,13 +36,17 @@ class Entry:
     removed: tuple[str, ...] = ()
 
 
-def check_own(compressor: Compressor, memory: Memory) -> None:
-    """Refuses a memory that this very compressor has not made of one text."""
+def check_own(compressor: Compressor, prints: tuple[str, str], memory: Memory) -> None:
+    """Refuses a memory that this very compressor has not made of one text.
+
+    Args:
+        prints: the compressor's `fingerprints`, which take milliseconds to look at: a folder has thousands of memories.
+    """
     if memory.batch_size != 1:
         raise ValueError(f"memory: expected one of one text, got {memory.batch_size} rows")
-    if memory.maker != compressor.own_fingerprint():
+    if (memory.fingerprint, memory.maker) != prints:
         raise ValueError("memory: expected one made by this compressor, got one by another")
-    compressor.check_readable(memory)
+    compressor.check_readable(replace(memory, fingerprint=None, maker=None))
 
 
 def entry_of(name: str, path: Path, memory: Memory) -> Entry:

@@ -33,7 +33,7 @@ class Guard:
             leads to this address; None: any.
         key: that requests have as a bearer token; None: none is needed.
         peer: requests of one address at a time, but for those of this machine.
-        requests: of all addresses at a time.
+        requests: of all addresses at a time, whose bodies have come; bodies on their way have room for as many.
     """
 
     def __init__(
@@ -50,6 +50,8 @@ class Guard:
         self.app, self.most, self.seconds, self.hosts = app, most, min(seconds, _BODY), hosts
         self._key, self._peer, self._all = None if key is None else key.strip().encode(), peer, requests
         self._requests = Counter[str]()
+        # Requests whose bodies have come, and the bytes of those on their way: who sends slowly takes nobody's place.
+        self._passed = self._coming = 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -73,8 +75,6 @@ class Guard:
         headers = dict(scope["headers"])
         self._check_host(headers.get(b"host", b"").decode("latin-1"))
         self._check_key(scope["path"], headers.get(b"authorization", b""))
-        if self._requests.total() > self._all:
-            raise Refused(503, f"expected at most {self._all} requests at a time", code="requests_full")
         if self._requests[address] > self._peer and not address.startswith("127.") and address != "::1":
             raise Refused(503, f"expected at most {self._peer} requests of {address} at a time", code="peer_limit")
         length = headers.get(b"content-length", b"0")
@@ -86,12 +86,18 @@ class Guard:
             raise Refused(408, f"the body took longer than {self.seconds:g} s") from None
         if body is None:
             return
+        if self._passed >= self._all:
+            raise self._full()
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replayed() -> Message:
             return messages.pop() if messages else await receive()
 
-        await self.app(scope, replayed, send)
+        self._passed += 1
+        try:
+            await self.app(scope, replayed, send)
+        finally:
+            self._passed -= 1
 
     def _check_host(self, host: str) -> None:
         parts = _HOST.fullmatch(host)
@@ -111,16 +117,25 @@ class Guard:
     async def _body(self, receive: Receive) -> bytes | None:
         """The body; None where the client has gone."""
         parts, size = [], 0
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":
-                return None
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self.most:
-                raise self._too_long()
-            if not message.get("more_body"):
-                return b"".join(parts)
+        try:
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    return None
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                self._coming += len(parts[-1])
+                if size > self.most:
+                    raise self._too_long()
+                if self._coming > self._all * self.most:
+                    raise self._full()
+                if not message.get("more_body"):
+                    return b"".join(parts)
+        finally:
+            self._coming -= size
+
+    def _full(self) -> Refused:
+        return Refused(503, f"expected at most {self._all} requests at a time", code="requests_full")
 
     def _too_long(self) -> Refused:
         return Refused(413, f"body: expected at most {self.most:,} bytes, got more", code="body_too_long")

@@ -27,7 +27,7 @@ class Offline:
 
     def __init__(self, paths: Sequence[Path], compressor: Compressor) -> None:
         self.entries: dict[str, Entry] = {}
-        self._compressor = compressor
+        self._compressor, self._prints = compressor, compressor.fingerprints()
         self._read: dict[str, Callable[[], Memory]] = {}
         for path in paths:
             if is_store(path):
@@ -43,7 +43,7 @@ class Offline:
 
     def _add_store(self, path: Path) -> None:
         store = Store(path)
-        if store.header["maker"] != self._compressor.own_fingerprint():
+        if store.header["maker"] != self._prints[1]:
             raise ValueError(f"{path}: expected a store made by this compressor, got one by another")
         used = int((path / "store.json").stat().st_mtime)
         for name, one in store.entries.items():
@@ -56,5 +56,5 @@ class Offline:
         self.entries[entry.id], self._read[entry.id] = entry, read
 
     def _checked(self, memory: Memory) -> Memory:
-        check_own(self._compressor, memory)
+        check_own(self._compressor, self._prints, memory)
         return memory

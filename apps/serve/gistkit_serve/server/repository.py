@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import re
@@ -18,7 +17,7 @@ from threading import RLock
 from typing import TYPE_CHECKING
 
 from gistkit.common.checks import check_int
-from gistkit.common.files import remove_partials
+from gistkit.common.files import lock, remove_partials
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.memory import Memory
 from gistkit_serve.server.entry import Entry, check_own, entry_of
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gistkit_serve")
 SUFFIX = ".gist"
 _TEMPORARY = "gistkit-serve-"
+_USER = "server"
 _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
@@ -52,7 +52,7 @@ class MemoryRepository:
         offline: memories made elsewhere, which it has too, and which count towards no limit.
 
     Raises:
-        OSError: if the folder cannot be written, or another repository has it.
+        OSError: if the folder cannot be made, or another repository has it.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class MemoryRepository:
         offline: Offline | None = None,
     ) -> None:
         self.folder, self._compressor, self._dtype = folder, compressor, dtype
+        self._prints = compressor.fingerprints()
         self.offline = offline or Offline((), compressor)
         self.evicted = 0
         """Memories that were removed for the limits' sake."""
@@ -75,7 +76,9 @@ class MemoryRepository:
         self._lock = RLock()
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         folder.mkdir(parents=True, exist_ok=True)
-        self._held = _lock(folder)
+        self._held = lock(folder, _USER)
+        if not os.access(folder, os.W_OK):
+            log.warning("%s cannot be written: its memories answer, and none can be added or removed", folder)
         remove_partials(folder)
         self._read_folder()
 
@@ -170,7 +173,7 @@ class MemoryRepository:
         try:
             memory = Memory.load(self._path(name), self._compressor.device)
             # The file may be another one by now.
-            check_own(self._compressor, memory)
+            check_own(self._compressor, self._prints, memory)
             return memory
         except (OSError, ValueError) as error:
             log.warning("a memory is lost: %s", error)
@@ -185,7 +188,7 @@ class MemoryRepository:
         for path in sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True):
             try:
                 memory = Memory.load(path, self._compressor.device)
-                check_own(self._compressor, memory)
+                check_own(self._compressor, self._prints, memory)
             except (OSError, ValueError) as error:
                 log.warning("left as it is: %s", error if str(path) in str(error) else f"{path}: {error}")
                 continue
@@ -230,28 +233,17 @@ def _touch(path: Path) -> None:
         os.utime(path, ns=(now, now))
 
 
-def _lock(folder: Path) -> int:
-    """Holds a folder until the descriptor is closed, however the process ends; an OSError if another process does."""
-    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(held)
-        raise type(error)(f"{folder}: expected a folder of no other server, got one that is in use") from error
-    return held
-
-
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
     """A folder of memories that ends with the process; those that killed processes have left go now."""
     for left in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
         with suppress(OSError):
             if not left.is_symlink() and left.stat().st_uid == os.getuid():
-                held = _lock(left)
+                held = lock(left, _USER)
                 shutil.rmtree(left, ignore_errors=True)
                 os.close(held)
     with tempfile.TemporaryDirectory(prefix=_TEMPORARY) as name:
-        held = _lock(Path(name))
+        held = lock(Path(name), _USER)
         try:
             yield Path(name) / "memories"
         finally:

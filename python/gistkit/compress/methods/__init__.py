@@ -1,1 +1,1 @@
-"""The methods: a file each, with what it alone needs."""
+"""The methods: a file each, with what only it needs."""

@@ -80,7 +80,7 @@ class PooledKeys(WithBos):
     Args:
         rows: of the context.
         windows: int64 [W + 1] or [B, W + 1], the bounds of the windows among these rows.
-        positions: int64 or float64 [W] or [B, W], position ids of the pooled keys.
+        positions: int64 or float64 [W] or [B, W], position IDs of the pooled keys.
         of_hidden: means of a layer's input hidden states, through the layer's norm and projections; otherwise of the
             layer's values and of its keys as they are before rotation.
         as_text: see `AsText`.

@@ -310,6 +310,9 @@ class Dodo(InPlace, config=DodoConfig):
         out = self.lm.run(self._encoder, inputs_embeds=inputs, plan=plan, keep=keep)
         return out.last_hidden_state.take_along_dim(index[..., None], 1), keep.close()
 
+    def kept_tokens(self, memory: Memory) -> list[int]:
+        return memory.positions[0].tolist()  # type: ignore[no-any-return]
+
     def context_spans(self, memory: Memory) -> Tensor:
         """See `Compressor.context_spans`: a nugget represents itself and the tokens since the previous nugget."""
         spans = torch.zeros(memory.batch_size, memory.num_tokens, 2, dtype=torch.int64)

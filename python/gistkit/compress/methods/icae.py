@@ -23,7 +23,6 @@ from gistkit.compress.memory import Memory, Task
 from gistkit.compress.parts import PART
 from gistkit.compress.plans import encoder_parts, encoder_pass
 from gistkit.compress.tokens import Rows
-from gistkit.hf.attach import decoder_of, frequencies_of
 from gistkit.hf.keep import Layers
 from gistkit.layouts import Plan
 from gistkit.layouts.positions import SCHEMES
@@ -100,11 +99,13 @@ class ChunkConfig(Config):
 
     def kept(self, compressor: Any, hidden_states: Tensor, layers: Layers) -> tuple[Tensor, ...]:
         """What the memory keeps, [..., K, .] each, of its tokens' hidden states [B, K, d] or keys and values."""
-        raise NotImplementedError
+        return tuple(tensor for layer in layers for tensor in layer) if self.carrier == "kv" else (hidden_states,)
 
-    def contents(self, compressor: Any, kept: Sequence[Tensor]) -> dict[str, Any]:
+    def contents(self, kept: Sequence[Tensor]) -> dict[str, Any]:
         """The memory's `embeddings` or `layers`, from what `kept` returned."""
-        raise NotImplementedError
+        if self.carrier == "embedding":
+            return {"embeddings": kept[0]}
+        return {"layers": tuple(zip(kept[::2], kept[1::2], strict=True))}
 
 
 class ChunkCompressor(Compressor):
@@ -112,7 +113,7 @@ class ChunkCompressor(Compressor):
 
     A context of p tokens is cut into k = ceil(p / chunk) chunks. Each chunk is followed by M = chunk / ratio learned
     memory tokens and encoded separately. What the memory keeps of the memory tokens depends on the method's carrier.
-    The decoder reads [memory][task token][tokens]. Position ids follow the layout (Position IDs Matter, Tables 1-3 and
+    The decoder reads [memory][task token][tokens]. Position IDs follow the layout (Position IDs Matter, Tables 1-3 and
     12-15).
 
     Args:
@@ -154,7 +155,7 @@ class ChunkCompressor(Compressor):
             # A copy: the pass is cached for other contexts of these lengths.
             positions=batch.positions.clone(),
             starts=batch.starts,
-            **self.options.contents(self, kept),
+            **self.options.contents(kept),
         )
         return memory, hidden_states
 
@@ -207,6 +208,11 @@ class ChunkCompressor(Compressor):
 
     def size(self, context: int) -> int:
         return -(-context // self.chunk) * self.memory_tokens
+
+    def check_documents(self, memories: Sequence[Memory]) -> None:
+        """Refuses a model whose keys cannot be moved, where they are, or have frequencies of their documents."""
+        if self.carrier == "kv" and (self.lm.changing_rope or memories[0].source.numbered_through):
+            hf.check_moves(self.model)
 
     def parts_of(self, context: int) -> NDArray[np.int64]:
         """The spans [start, end) int64 [K, 2] of a document that its memory tokens stand for."""
@@ -263,12 +269,9 @@ class ICAEConfig(ChunkConfig):
     def kept(self, compressor: Any, hidden_states: Tensor, layers: Layers) -> tuple[Tensor, ...]:
         """The hidden states, matched to embeddings if asked for."""
         if not self.match_embeddings:
-            return (hidden_states,)
+            return super().kept(compressor, hidden_states, layers)
         matched = rms_norm(hidden_states.float(), compressor.gain.shape) * compressor.gain + compressor.shift
         return (matched.to(hidden_states.dtype),)
-
-    def contents(self, compressor: Any, kept: Sequence[Tensor]) -> dict[str, Any]:
-        return {"embeddings": kept[0]}
 
 
 class ICAE(ChunkCompressor, config=ICAEConfig):
@@ -280,21 +283,8 @@ class ICAE(ChunkCompressor, config=ICAEConfig):
 class FiveHundredXConfig(ChunkConfig):
     """500xCompressor (Li et al.), with the position layouts of Position IDs Matter.
 
-    Keys keep the rotation of their encoder position ids; the decoder's tokens take theirs from the layout.
+    Keys keep the rotation of their encoder position IDs; the decoder's tokens take theirs from the layout.
     """
-
-    def kept(self, compressor: Any, hidden_states: Tensor, layers: Layers) -> tuple[Tensor, ...]:
-        """Keys and values of every layer."""
-        return tuple(tensor for layer in layers for tensor in layer)
-
-    def contents(self, compressor: Any, kept: Sequence[Tensor]) -> dict[str, Any]:
-        frequencies = frequencies_of(decoder_of(compressor.model))
-        rows = kept[0].shape[0]
-        return {
-            "layers": tuple(zip(kept[::2], kept[1::2], strict=True)),
-            # Copies: some types of RoPE change them in place, by the length of the next pass.
-            "frequencies": None if frequencies is None else tuple(f.repeat(rows, 1) for f in frequencies),
-        }
 
 
 class FiveHundredX(ChunkCompressor, config=FiveHundredXConfig):

@@ -217,7 +217,7 @@ class InPlace(Compressor):
         return embedding.expand(memory.batch_size, -1, -1).to(self.embed.weight.dtype)
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
-        """The uncompressed order, in which position ids count."""
+        """The uncompressed order, in which position IDs count."""
         return memory.positions.floor().long(), memory.starts
 
     def as_text(self) -> AbstractContextManager[None]:
@@ -362,7 +362,7 @@ class OnePass(InPlace):
         super().check_documents(memories)
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
-        """The uncompressed order, with gists: the position ids, if all tokens share one counter."""
+        """The uncompressed order, with gists: the position IDs, if all tokens share one counter."""
         if not self.options.separate_positions:
             return super().ordinals(memory)
         ordinals, options = torch.zeros(memory.positions.shape, dtype=torch.int64), self.options.of(memory)

@@ -92,9 +92,12 @@ class SAC(ChunkCompressor, config=SACConfig):
             context_lengths=rows.lengths,
             positions=(index + 1).where(valid, 0),
             starts=rows.lengths,
-            **self.options.contents(self, [tensor for layer in keep.close() for tensor in layer]),
+            layers=keep.close(),
         )
         return memory, None
+
+    def kept_tokens(self, memory: Memory) -> list[int]:
+        return (memory.positions[0] - 1).tolist()  # type: ignore[no-any-return]
 
     def size(self, context: int) -> int:
         return len(anchors(context, self.chunk, int(self.options.ratio)))
@@ -104,7 +107,7 @@ class SAC(ChunkCompressor, config=SACConfig):
         ratio = int(self.options.ratio)
         places = anchors(context, self.chunk, ratio)
         starts = places - places % self.chunk % ratio
-        # Tokens behind a chunk's last window of several have no anchor of their own.
+        # Tokens after a chunk's last window of several have no anchor of their own.
         return np.stack([starts, np.append(starts[1:], context)], -1)
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 READER = "reader"
 # Tokens of an answer that is drafted to see what it reads.
 ANSWER = 32
-# Positions left for what is read behind a text.
+# Positions left for what is read after a text.
 ROOM = 128
 # How heads share what is kept, with what a title says of it.
 SHARES = {"equal": "", "heads": ", shared by heads", "all": ", shared by layers and heads", "pyramid": ", as a pyramid"}
@@ -55,7 +55,7 @@ class SelectConfig(InPlaceConfig):
         ratio: tokens of the context, BOS among them, for each that is kept, a whole number >= 1.
         by: the score: a name of `gistkit.compress.scores.SCORES`, a mapping with its "name" and arguments, or a
             `Score`. None: "kvzip".
-        question: what will be asked: keys are kept that it attends to, as it is read behind the text in `ask`'s
+        question: what will be asked: keys are kept that it attends to, as it is read after the text in `ask`'s
             template; with "kvzip" also those that the model's answer attends to. Other questions find less. It needs a
             score that reads it.
         budget: how many tokens of any longer context are kept, in place of a share of them.
@@ -65,7 +65,7 @@ class SelectConfig(InPlaceConfig):
             (Cai et al., arXiv 2406.02069; PyramidKV with the score "snapkv").
         part: as in `InPlaceConfig`; each part keeps its share of what the context keeps, at least a token. Without a
             trained length, None is what the model's positions have room for, twice as many tokens with KVzip.
-        positions: "kept": the text goes on behind the whole context. "closed": kept tokens move together, by rotation
+        positions: "kept": the text continues after the whole context. "closed": kept tokens move together, by rotation
             of their keys, and the text follows them.
         fit: kept keys get biases, and new values, with which they give what all keys give when the model repeats the
             text, see `gistkit.compress.matching`. The text is read again for it, as by KVzip, whatever the score; the
@@ -154,7 +154,7 @@ class Select(InPlace, config=SelectConfig):
     """Select; arguments are those of `SelectConfig` and `InPlaceConfig`.
 
     It works with a model as it is; a LoRA adapter may be trained on what is kept (`lora`). In layers with a sliding
-    window the last tokens are kept, as text behind the context sees no others there.
+    window the last tokens are kept, as text after the context sees no others there.
     """
 
     options: SelectConfig
@@ -187,7 +187,7 @@ class Select(InPlace, config=SelectConfig):
         found, limit = super().reach, getattr(self.config, "max_position_embeddings", None)
         if found is not None or self.options.part == 0 or self.training or limit is None or not moves(self.model):
             return found
-        # KVzip's request, and questions with a draft of an answer, are read behind the text.
+        # KVzip's request, and questions with a draft of an answer, are read after the text.
         behind = max(min(ROOM, limit // 8), len(self._asked) + ANSWER if self._asked else 0)
         return max(1, (limit - behind) // (2 if self._repeats else 1))
 
@@ -197,7 +197,7 @@ class Select(InPlace, config=SelectConfig):
 
     @property
     def _asked(self) -> list[int]:
-        """The token ids of `question`, as it is read behind the text."""
+        """The token ids of `question`, as it is read after the text."""
         return [] if self.question is None else filled_ids(QUESTION, "{question}", self.question, self.tokenizer)
 
     @property
@@ -289,7 +289,7 @@ class Select(InPlace, config=SelectConfig):
     shared_columns = 0
 
     def positions_behind(self, first: Memory, second: Memory, delta: Tensor) -> Tensor:
-        """They are places in the context, not position ids."""
+        """They are places in the context, not position IDs."""
         positions, context = second.positions, torch.tensor(first.context_lengths)[:, None, None]
         if second.counts is not None:
             context = context.flatten().int().repeat_interleave(torch.cat(second.counts, 1).sum(1))
@@ -309,6 +309,14 @@ class Select(InPlace, config=SelectConfig):
                 f"memory: expected positions [rows, tokens, heads of all layers], got shape {tuple(positions.shape)}"
             )
         return torch.stack([positions - 2, positions - 1], -1).clamp(min=0)
+
+    def kept_tokens(self, memory: Memory) -> list[int]:
+        """See `Compressor.kept_tokens`: BOS and those that most heads keep, as many as a head keeps."""
+        start, end = self.context_spans(memory)[0].flatten(0, 1).unbind(-1)
+        # Empty spans are those of BOS and of heads that keep less.
+        heads = (start[end > start] + 1).bincount(minlength=1)
+        heads[0] = heads.max() + 1
+        return heads.sort(descending=True, stable=True).indices[: memory.sizes[0]].sort().values.tolist()  # type: ignore[no-any-return]
 
     def key_biases(self, memory: Memory) -> list[Tensor] | None:
         """See `Compressor.key_biases`: those of the fit, unless they are packed with the keys."""
@@ -333,7 +341,7 @@ class Select(InPlace, config=SelectConfig):
             found = self.read_again(own, list(score.repetitions(ids, self.tokenizer)))
         if of_question:
             answer = slice(0, len(ids)), self.answered(own, asked)
-            name = "question: it and its answer are read behind the text"
+            name = "question: it and its answer are read after the text"
             found = found._replace(scores=self.read_again(own, [answer], self.reader, name).scores)
         return found
 

@@ -232,7 +232,7 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
                 yield [group[place] for place in batch]
 
     def _positions(self, spans: Sequence[tuple[int, int]]) -> list[int]:
-        """Position ids of a row's memory tokens in the reader."""
+        """Position IDs of a row's memory tokens in the reader."""
         found = [upl(start + 1, end, -(-(end - start) // self.chunk)) for start, end in spans]
         ids = np.concatenate(found)
         return (ids if self.layout == "epl" else np.arange(len(ids))).tolist()  # type: ignore[no-any-return]

@@ -49,8 +49,8 @@ class VoCoConfig(Config):
     Args:
         memory_tokens: VoCo tokens M of each image, at least 1; all images have the same learned embeddings. There may
             be more than an image has vision tokens, with a warning.
-        layout: position ids, "dpl", "upl", "epl" or "cpl", see `gistkit.layouts.voco`. In models with three axes of
-            position ids (Qwen2-VL, Qwen2.5-VL) "upl" and "epl" spread VoCo tokens over the image's ids on each axis by
+        layout: position IDs, "dpl", "upl", "epl" or "cpl", see `gistkit.layouts.voco`. In models with three axes of
+            position IDs (Qwen2-VL, Qwen2.5-VL) "upl" and "epl" spread VoCo tokens over the image's ids on each axis by
             itself: the same time, and rows and columns along the image's diagonal.
         text_sees_before: text sees the text before the last image, as in the paper. False: it does not, as in the
             released code, and the memory does not hold that text.
@@ -190,7 +190,7 @@ class VoCo(Compressor, config=VoCoConfig):
                 f"{name}: expected only text after a memory, got pixel_values: encode images with the context, see "
                 "VoCo.split"
             )
-        return self._text_alone(name, super().rows(name, ids, attention_mask, shortest))
+        return self._only_text(name, super().rows(name, ids, attention_mask, shortest))
 
     def contexts(self, input_ids: Any, attention_mask: Any = None, **images: Any) -> ImageRows:
         """A processor's output, checked: texts of at least one image each, padded at the end of rows."""
@@ -297,9 +297,9 @@ class VoCo(Compressor, config=VoCoConfig):
         )
 
     def text(self, name: str, rows: Rows) -> Rows:
-        return self._text_alone(name, rows)
+        return self._only_text(name, rows)
 
-    def _text_alone(self, name: str, rows: Rows) -> Rows:
+    def _only_text(self, name: str, rows: Rows) -> Rows:
         if bool(((rows.ids == self.vision.image_token) & rows.valid).any()):
             raise ValueError(
                 f"{name}: expected text without image tokens, got id {self.vision.image_token}: encode images with the "

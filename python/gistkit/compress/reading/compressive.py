@@ -25,7 +25,7 @@ class Compressive(LanguageModel):
     """The Compressive Transformer (Rae et al.) as Dodo is compared with it: mean pooling of evenly cut text.
 
     A token sees BOS, the last `tau` tokens, itself included, and means over every `ratio` tokens before those, at the
-    mean of their position ids. As in the paper the means of layer l are those of the hidden states that enter it, with
+    mean of their position IDs. As in the paper the means of layer l are those of the hidden states that enter it, with
     its norm and projections; with `past` "kv" they are those of values, and of keys before rotation. A soft prompt in
     BOS's place leads the text if the compressor has one, as the paper's does. (Dodo, Section 5 and Appendix B.3. For a
     context that is known as a whole, this is `AvgPool`.)
@@ -98,7 +98,7 @@ class Compressive(LanguageModel):
             return None
         windows = torch.from_numpy(self._bounds(count)).to(compressor.device)
         position_ids = torch.arange(count, device=compressor.device)
-        # The mean of consecutive position ids.
+        # The mean of consecutive position IDs.
         middle = (windows[:-1] + windows[1:] - 1).double() / 2
         if compressor.past == "hidden":
             return HiddenMeans(windows, middle)
@@ -121,7 +121,7 @@ class HiddenMeans:
 
     Args:
         windows: int64 [W + 1], where windows begin, and where the last one ends.
-        middle: float64 [W], their position ids.
+        middle: float64 [W], their position IDs.
     """
 
     def __init__(self, windows: Tensor, middle: Tensor) -> None:
@@ -190,7 +190,7 @@ class MeanCache(StreamCache):
         offsets = [list(accumulate(map(len, row), initial=0)) for row in windows]
         most = max(map(len, offsets))
         bounds = torch.tensor([row + row[-1:] * (most - len(row)) for row in offsets], device=device)
-        # The mean of consecutive position ids.
+        # The mean of consecutive position IDs.
         middle = torch.zeros(bounds.shape[0], most - 1, dtype=torch.float64, device=device)
         for row, row_windows in enumerate(windows):
             centres = [(window[0] + window[-1]) / 2 for window in row_windows]
@@ -199,7 +199,7 @@ class MeanCache(StreamCache):
         return self._append(layers, padded(columns, device=device)[:, None, :, None], position_ids, bounds, middle)
 
     def _append(self, layers: Layers, index: Tensor, position_ids: Tensor, bounds: Tensor, middle: Tensor) -> Layers:
-        """Layers with the means over `bounds` of the columns `index`, at position ids `middle`, appended."""
+        """Layers with the means over `bounds` of the columns `index`, at position IDs `middle`, appended."""
         extended = []
         for (key, value), inv_freq in zip(layers, self.frequencies, strict=True):
             unrotated = ops.rerotate(key.take_along_dim(index, 2), -position_ids, inv_freq)

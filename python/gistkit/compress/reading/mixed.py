@@ -62,7 +62,7 @@ class MixedResolution(LanguageModel):
     def nuggets(self, rows: Rows, scores: Tensor | None = None) -> Tensor:
         """bool [B, N], the nuggets among the tokens of rows with BOS; BOS is not one."""
         scores = self.scores(rows) if scores is None else scores
-        is_nugget = nuggets_above(scores, self.compressor.threshold, rows.valid, keep_last=False)
+        is_nugget = nuggets_above(scores, self.compressor.threshold, rows.valid)
         is_nugget[:, 0] = False
         return is_nugget
 
@@ -130,7 +130,7 @@ class MixedResolution(LanguageModel):
     def _with_bias(self, plan: Plan, bias: Tensor) -> dict[str, Any]:
         """Arguments of a pass in which the bias [B, N], in the plan's order, acts where tokens read others as nuggets.
 
-        There they read a second copy of the nugget's key and value, which alone has the bias.
+        There they read a second copy of the nugget's key and value, and only that copy has the bias.
         """
         nuggets = nuggets_of(plan)
 
@@ -184,7 +184,7 @@ class NuggetStream(Stream):
 
     def _stays(self, tokens: Tensor, inputs: Tensor) -> Sequence[bool]:
         compressor = self.reader.compressor
-        is_nugget = nuggets_above(self._scores(tokens, inputs)[:, None], compressor.threshold, keep_last=False)
+        is_nugget = nuggets_above(self._scores(tokens, inputs)[:, None], compressor.threshold)
         return is_nugget[:, 0].tolist()
 
     def _scores(self, tokens: Tensor, inputs: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class Score:
     needs_rope: ClassVar[bool] = False
     """Whether it reads `Heads.inv_freq`, which models with another RoPE do not have."""
     reads_question: ClassVar[bool] = False
-    """Whether it is another one for another question behind the text (`Heads.question`, unless it `reads_again`)."""
+    """Whether it is another one for another question after the text (`Heads.question`, unless it `reads_again`)."""
     reads_again: ClassVar[bool] = False
     """Whether it needs passes of its own, as `KVzip` does, in place of `__call__`."""
 

@@ -126,7 +126,7 @@ class Block(nn.Module):
         self.dropout, self.drop_path = nn.Dropout(dropout), drop_path
 
     def forward(self, hidden: Tensor, shared: Pass) -> Tensor:
-        """hidden [B, N, dim] to the same."""
+        """The layer's output [B, N, dim] for hidden states [B, N, dim]."""
         hidden = hidden + self._dropped(self.attention(self.norm_1(hidden), shared))
         return hidden + self._dropped(self.network(self.norm_2(hidden)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -16,17 +16,7 @@ from gistkit.nn.seqpe.kept import KeptEmbeddings
 from gistkit.nn.seqpe.layers import DigitLayer, encode, encode_dropped
 from gistkit.nn.seqpe.samplers import as_number, as_position
 from gistkit.nn.seqpe.trie import DigitTrie
-
-_LAYER = "transformers."
-# Name of a weight here: (its name in the released code, whether it is transposed there).
-_BLOCK = {
-    "norm_1": ("layernorm_1", False),
-    "norm_2": ("layernorm_2", False),
-    "qkv": ("attn.c_attn", True),
-    "attention_out": ("attn.c_proj", True),
-    "up": ("mlp.c_fc", True),
-    "down": ("mlp.c_proj", True),
-}
+from gistkit.ops._private import uncompiled
 
 
 class SeqPE(nn.Module):
@@ -98,20 +88,6 @@ class SeqPE(nn.Module):
         self._kept: dict[int, KeptEmbeddings] = {}
         self.reset_parameters(std)
 
-    @classmethod
-    def from_reference(cls, state: Mapping[str, Tensor], *, prefix: str = "", heads: int | None = None) -> SeqPE:
-        """An encoder with the weights of the paper's released code.
-
-        Args:
-            state: a state dict with that code's names (`token_of_seqpe_embed.weight`, `transformers.0.attn...`).
-            prefix: of those names.
-            heads: dim / 64 by default, as in that code.
-
-        Raises:
-            ValueError: for a missing name, or a weight that does not fit the others' shapes.
-        """
-        return _from_reference(cls, state, prefix=prefix, heads=heads)
-
     @property
     def limit(self) -> int:
         """Coordinates are below this."""
@@ -165,9 +141,9 @@ class SeqPE(nn.Module):
 
         In eval mode, where no weight gets a gradient, embeddings are kept until the block ends or the weights change:
         those requested, and some following ones, as positions may come one by one. In training or with gradients the
-        encoder runs as outside, and what was kept goes. A change that torch does not count, such as one through a
-        weight's `.data`, is not noticed. A block belongs to its thread; nested blocks share what is kept. Copies of the
-        encoder are not frozen.
+        encoder runs as outside, and kept embeddings are dropped. A change that torch does not count, such as one
+        through a weight's `.data`, is not noticed. A block belongs to its thread; nested blocks share what is kept.
+        Copies of the encoder are not frozen.
 
         Args:
             positions: encoded when the block begins; as in `forward`.
@@ -252,8 +228,7 @@ class SeqPE(nn.Module):
         # Images ask for all their positions at once.
         return KeptEmbeddings(self, encode, min(self.limit**self.axes, 1 << 63) - 1, ahead=self.axes == 1)
 
-    # Like torch.compiler.disable, but torch's compiler, which takes as long to load as torch, waits for the first call.
-    @torch._disable_dynamo
+    @uncompiled
     def _look_up(self, positions: Tensor) -> Tensor | None:
         """What `frozen` keeps of positions on the CPU; None where the encoder has to run."""
         kept = self._kept.get(threading.get_ident())
@@ -281,41 +256,3 @@ class SeqPE(nn.Module):
         if self.dimensions is not None:
             places = places + self.dimensions.repeat_interleave(self.digits, 0)
         return torch.cat([(places[:, None] + self.tokens).flatten(0, 1), self.cls[None]])
-
-
-def _from_reference(
-    cls: type[SeqPE], state: Mapping[str, Tensor], *, prefix: str = "", heads: int | None = None
-) -> SeqPE:
-    """See `SeqPE.from_reference`."""
-
-    def weight(name: str) -> Tensor:
-        if prefix + name not in state:
-            raise ValueError(f"state: expected a weight {prefix + name!r}, got {len(state)} others")
-        return state[prefix + name].detach()
-
-    tokens, places, out = (
-        weight(f"{name}.weight") for name in ("token_of_seqpe_embed", "pos_of_seqpe_embed", "out_proj")
-    )
-    axes = len(weight("dim_token_embed")) if prefix + "dim_token_embed" in state else 1
-    names = [name.removeprefix(prefix + _LAYER) for name in state if name.startswith(prefix + _LAYER)]
-    layers = len({name.split(".")[0] for name in names})
-    weights: dict[str, Tensor] = {"tokens": tokens, "places": places, "cls": weight("cls_token_embed").flatten()}
-    if axes > 1:
-        weights["dimensions"] = weight("dim_token_embed").flatten(1)
-    pairs: list[tuple[str, str, bool]] = [("norm", "layernorm", False), ("out", "out_proj", False)]
-    for i in range(layers):
-        pairs += [(f"blocks.{i}.{local}", f"{_LAYER}{i}.{name}", turned) for local, (name, turned) in _BLOCK.items()]
-    for local, released, transposed in pairs:
-        matrix = weight(f"{released}.weight")
-        weights[f"{local}.weight"] = matrix.T if transposed else matrix
-        weights[f"{local}.bias"] = weight(f"{released}.bias")
-    sizes: dict[str, Any] = {"base": len(tokens), "digits": len(places) // axes, "axes": axes, "layers": layers}
-    encoder = cls(tokens.shape[1], out_dim=len(out), heads=heads, shared_places=False, **sizes).to(tokens.dtype)
-    for name, parameter in encoder.named_parameters():
-        if parameter.shape != weights[name].shape:
-            raise ValueError(
-                f"state: expected {list(parameter.shape)} for {name}, as dim {encoder.dim}, {axes} axes and "
-                f"{encoder.digits} digits imply, got {list(weights[name].shape)}"
-            )
-    encoder.load_state_dict(weights)
-    return encoder

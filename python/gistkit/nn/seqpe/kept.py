@@ -16,7 +16,7 @@ AHEAD, FEW = 64, 32
 
 
 class KeptEmbeddings:
-    """Embeddings of the numbers that were asked for. Other weights, or another autocast, begin anew.
+    """Embeddings of the numbers that were asked for. Other weights, or another autocast, start over.
 
     Args:
         module: whose weights make them.
@@ -29,12 +29,12 @@ class KeptEmbeddings:
         self._module, self._encode, self._last, self._ahead = module, encode, last, ahead
         # Ascending, and the row of each.
         self._numbers, self._rows = torch.empty(0, dtype=torch.int64), torch.empty(0, 0)
-        # Held, so that no other weight gets the id of one of them.
+        # Kept alive, so that no other weight gets the id of one of them.
         self._weights: list[Tensor] = []
         self._state: list[Any] = []
 
     def forget(self) -> None:
-        """Begins anew."""
+        """Starts over."""
         self._numbers = self._numbers[:0]
 
     def look_up(self, numbers: Tensor) -> Tensor | None:

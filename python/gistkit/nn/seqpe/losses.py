@@ -63,7 +63,7 @@ def ood_loss(teacher: Tensor, student: Tensor, heads: int) -> Tensor:
     Args:
         teacher: embeddings [W, m, D] of positions in training's range.
         student: embeddings [W, m, D] of the same positions, shifted by one shift a window.
-        heads: D is split into so many.
+        heads: number of heads that D is split into.
 
     Returns:
         A scalar, float32 or float64.

@@ -22,7 +22,7 @@ class SeqPEStep:
     """The distinct positions of one step, and the indices of each use into them.
 
     Args:
-        positions: distinct, in ascending order, int64 [U] or [U, axes] on the CPU: what the encoder is to encode.
+        positions: distinct, in ascending order, int64 [U] or [U, axes] on the CPU: the encoder's input.
         main: int64 indices into them, of the sequences' positions: [N], or [B, N] where any sequence is shifted.
         shifted: bool [B], the sequences that begin at a random start.
         pivots, candidates, positive: indices [P] and [P, C], and each pivot's nearest candidate, [P]; None without

@@ -60,7 +60,7 @@ class WindowSampler(Sampler):
 
     Args:
         windows: shifts a draw.
-        positions: m of a window, without replacement out of the range, for each window anew.
+        positions: m of a window, drawn from the range without replacement, for each window separately.
         shape: L of training, the positions on each axis; training's range is [0, L) on each.
         max_position: L_max; shifts are uniform in [0, L_max - L) on each axis.
         seed: of the generator.
@@ -85,7 +85,7 @@ class WindowSampler(Sampler):
         self.windows, self.positions, self.shape = windows, positions, tuple(shape)
 
     def draw(self) -> tuple[Tensor, Tensor]:
-        """Teacher's positions and the student's, [W, m] or [W, m, axes] both."""
+        """The teacher's and the student's positions, [W, m] or [W, m, axes] each."""
         index = self._distinct(self.windows, self.positions, math.prod(self.shape))
         teacher = torch.stack(torch.unravel_index(index, self.shape), -1)
         shift = self._shifts(self.shape, self.windows)
@@ -93,7 +93,7 @@ class WindowSampler(Sampler):
 
 
 class StartSampler(Sampler):
-    """Where the sequences of a batch begin: most at 0, some at a random start.
+    """Start positions of the sequences of a batch: most start at 0, some at random.
 
     Args:
         shape: L of training, the positions on each axis.
@@ -133,7 +133,7 @@ class ContrastiveSampler(Sampler):
 
     - global: uniform draws, and positions whose digits are easily confused with the pivot's: two digits swapped, one
       dropped or one added, on one axis; each farther from the pivot than the nearest uniform draw, so that the
-      positive is among those. Where too few such positions exist, uniform draws stand instead.
+      positive is among those. If too few such positions exist, uniform draws take their place.
     - local: uniform draws from one random window, which need not be near the pivot.
 
     Args:

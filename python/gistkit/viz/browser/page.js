@@ -1,4 +1,4 @@
-// Joins the controls, the text, the map and the position ids of a page.
+// Joins the controls, the text, the map and the position IDs of a page.
 
 const page = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);

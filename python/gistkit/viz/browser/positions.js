@@ -1,4 +1,4 @@
-// The position ids of the keys, below the map and as wide: a mark a token, of its role's shape and colour.
+// The position IDs of the keys, below the map and as wide: a mark a token, of its role's shape and colour.
 
 const SHAPES = [
   [[-1, -1], [1, -1], [1, 1], [-1, 1]],
@@ -39,7 +39,7 @@ const drawPositions = (view, canvas, { positions, roles }, order, colours) => {
   context.textAlign = "right";
   for (const tick of ticks) context.fillText(tick, left - 5, down(tick) + 4);
   context.textAlign = "center";
-  context.fillText("position ids of the tokens above", left + width / 2, height + 20);
+  context.fillText("position IDs of the tokens above", left + width / 2, height + 20);
   for (const { place, x, y } of marks) {
     const role = roles ? roles[order[place]] : 1;
     context.beginPath();

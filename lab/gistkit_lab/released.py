@@ -1,17 +1,17 @@
-"""reference_model: a whole model, with its encoding, from the weights of the paper's released code."""
+"""Models and encoders from the weights of the released code of SeqPE's paper."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from gistkit.nn.models import GPT, ViT
-from gistkit.nn.seqpe.encoder import SeqPE
-from gistkit.nn.seqpe.positions import Integration, SeqPEPositions
+from gistkit.nn import GPT, SeqPE, SeqPEPositions
+from gistkit.nn.seqpe.positions import Integration
+from gistkit_lab.vit import ViT
 
 # Name of a layer's map or norm here: its name there; maps of a GPT-2 are transposed.
 _GPT = {
@@ -29,6 +29,16 @@ _VIT = {
     "attention.out": "attn.proj",
     "network.up": "mlp.fc1",
     "network.down": "mlp.fc2",
+}
+_LAYER = "transformers."
+# Name of a weight here: (its name in the released code, whether it is transposed there).
+_BLOCK = {
+    "norm_1": ("layernorm_1", False),
+    "norm_2": ("layernorm_2", False),
+    "qkv": ("attn.c_attn", True),
+    "attention_out": ("attn.c_proj", True),
+    "up": ("mlp.c_fc", True),
+    "down": ("mlp.c_proj", True),
 }
 # Masks that a GPT-2 keeps as buffers, and its tied output embedding.
 _LEFT = re.compile(r"h\.\d+\.attn\.(masked_)?bias|lm_head\.weight")
@@ -50,7 +60,7 @@ def reference_model(
     Args:
         state: of the GPT-2 (`transformer.wte.weight`, ...) or of timm's ViT (`patch_embed.proj.weight`, ...), with the
             projection of positions (`pe_qk`) of all layers, of each, or none.
-        encoder_state: of the encoder, see `SeqPE.from_reference`.
+        encoder_state: of the encoder, see `reference_encoder`.
         integration: not stored in the weights: "sum" is attn_add there, "mul" attn_mul, and "bias" attn_scalar.
         heads: of the model; dim / 64 by default, as in that code.
 
@@ -82,7 +92,7 @@ def reference_model(
         weights |= {"tokens.weight": tokens, "head.weight": tokens}
         dim = tokens.shape[1]
     heads = max(dim // 64, 1) if heads is None else heads
-    encoder = SeqPE.from_reference(encoder_state)
+    encoder = reference_encoder(encoder_state)
     shared = "pe_qk.weight" in left
     projections = ["pe_qk"] if shared else [f"{list_name}.{i}.attn.pe_qk" for i in range(layers)]
     if not shared and not any("pe_qk" in name for name in left):
@@ -124,3 +134,48 @@ def reference_model(
             )
     model.to(next(iter(weights.values())).dtype).load_state_dict(weights)
     return model.eval()
+
+
+def reference_encoder(state: Mapping[str, Tensor], *, prefix: str = "", heads: int | None = None) -> SeqPE:
+    """An encoder with the weights of the paper's released code.
+
+    Args:
+        state: a state dict with that code's names (`token_of_seqpe_embed.weight`, `transformers.0.attn...`).
+        prefix: of those names.
+        heads: dim / 64 by default, as in that code.
+
+    Raises:
+        ValueError: for a missing name, or a weight that does not fit the others' shapes.
+    """
+
+    def weight(name: str) -> Tensor:
+        if prefix + name not in state:
+            raise ValueError(f"state: expected a weight {prefix + name!r}, got {len(state)} others")
+        return state[prefix + name].detach()
+
+    tokens, places, out = (
+        weight(f"{name}.weight") for name in ("token_of_seqpe_embed", "pos_of_seqpe_embed", "out_proj")
+    )
+    axes = len(weight("dim_token_embed")) if prefix + "dim_token_embed" in state else 1
+    names = [name.removeprefix(prefix + _LAYER) for name in state if name.startswith(prefix + _LAYER)]
+    layers = len({name.split(".")[0] for name in names})
+    weights: dict[str, Tensor] = {"tokens": tokens, "places": places, "cls": weight("cls_token_embed").flatten()}
+    if axes > 1:
+        weights["dimensions"] = weight("dim_token_embed").flatten(1)
+    pairs: list[tuple[str, str, bool]] = [("norm", "layernorm", False), ("out", "out_proj", False)]
+    for i in range(layers):
+        pairs += [(f"blocks.{i}.{local}", f"{_LAYER}{i}.{name}", turned) for local, (name, turned) in _BLOCK.items()]
+    for local, released, transposed in pairs:
+        matrix = weight(f"{released}.weight")
+        weights[f"{local}.weight"] = matrix.T if transposed else matrix
+        weights[f"{local}.bias"] = weight(f"{released}.bias")
+    sizes: dict[str, Any] = {"base": len(tokens), "digits": len(places) // axes, "axes": axes, "layers": layers}
+    encoder = SeqPE(tokens.shape[1], out_dim=len(out), heads=heads, shared_places=False, **sizes).to(tokens.dtype)
+    for name, parameter in encoder.named_parameters():
+        if parameter.shape != weights[name].shape:
+            raise ValueError(
+                f"state: expected {list(parameter.shape)} for {name}, as dim {encoder.dim}, {axes} axes and "
+                f"{encoder.digits} digits imply, got {list(weights[name].shape)}"
+            )
+    encoder.load_state_dict(weights)
+    return encoder

@@ -10,8 +10,9 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gistkit import hf
-from gistkit.nn import GPT, ViT, reference_model
-from tests.nn.test_seqpe import released_form, released_weights
+from gistkit.nn import GPT
+from gistkit_lab.released import reference_encoder, reference_model
+from gistkit_lab.vit import ViT
 
 pytestmark = pytest.mark.usefixtures("double")
 DIM, HEADS, LAYERS, HIDDEN = 128, 2, 2, 96
@@ -20,6 +21,78 @@ METHODS = {"sum": "attn_add", "mul": "attn_mul", "bias": "attn_scalar"}
 
 def close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+
+
+def released_weights(axes, dim=64, digits=2, layers=2, out_dim=64):
+    shapes = {
+        "pos_of_seqpe_embed.weight": (digits * axes, dim),
+        "token_of_seqpe_embed.weight": (10, dim),
+        "cls_token_embed": (1, 1, dim),
+        "layernorm.weight": (dim,),
+        "layernorm.bias": (dim,),
+        "out_proj.weight": (out_dim, dim),
+        "out_proj.bias": (out_dim,),
+    }
+    if axes > 1:
+        shapes["dim_token_embed"] = (axes, 1, dim)
+    for i in range(layers):
+        for name, inner, outer in (
+            ("attn.c_attn", dim, 3 * dim),
+            ("attn.c_proj", dim, dim),
+            ("mlp.c_fc", dim, 4 * dim),
+            ("mlp.c_proj", 4 * dim, dim),
+        ):
+            shapes[f"transformers.{i}.{name}.weight"] = (inner, outer)
+            shapes[f"transformers.{i}.{name}.bias"] = (outer,)
+        for name in ("layernorm_1", "layernorm_2"):
+            shapes[f"transformers.{i}.{name}.weight"] = shapes[f"transformers.{i}.{name}.bias"] = (dim,)
+    return {name: torch.randn(shape, dtype=torch.float64) * 0.2 for name, shape in shapes.items()}
+
+
+def released_form(state, digits, axes, heads):
+    """What that code computes of one row of digits, by its names."""
+    dim = state["cls_token_embed"].shape[-1]
+    x = state["token_of_seqpe_embed.weight"][digits] + state["pos_of_seqpe_embed.weight"]
+    if axes > 1:
+        x = x + state["dim_token_embed"].expand(-1, len(digits) // axes, -1).flatten(0, 1)
+    x = torch.cat([x, state["cls_token_embed"][0]])
+    for i in range(sum(name.endswith("mlp.c_fc.bias") for name in state)):
+        layer = {
+            k.removeprefix(f"transformers.{i}."): v for k, v in state.items() if k.startswith(f"transformers.{i}.")
+        }
+
+        def conv(name, y, layer=layer):
+            return y @ layer[f"{name}.weight"] + layer[f"{name}.bias"]
+
+        y = F.layer_norm(x, (dim,), layer["layernorm_1.weight"], layer["layernorm_1.bias"])
+        q, k, v = (t.view(len(x), heads, -1).transpose(0, 1) for t in conv("attn.c_attn", y).split(dim, -1))
+        scores = q @ k.mT / math.sqrt(dim // heads)
+        scores = scores + torch.triu(torch.full((len(x), len(x)), -torch.inf), 1)
+        x = x + conv("attn.c_proj", (scores.softmax(-1) @ v).transpose(0, 1).flatten(1))
+        y = F.layer_norm(x, (dim,), layer["layernorm_2.weight"], layer["layernorm_2.bias"])
+        x = x + conv("mlp.c_proj", F.gelu(conv("mlp.c_fc", y), approximate="tanh"))
+    x = F.layer_norm(x[-1], (dim,), state["layernorm.weight"], state["layernorm.bias"])
+    return x @ state["out_proj.weight"].T + state["out_proj.bias"]
+
+
+@pytest.mark.parametrize(("axes", "prefix"), [(1, ""), (2, "model.pe.")])
+def test_released_weights(axes, prefix):
+    state = released_weights(axes, dim=128, out_dim=48)
+    model = reference_encoder({prefix + name: x for name, x in state.items()}, prefix=prefix)
+    assert (model.heads, model.axes, model.digits, model.out_dim, model.shared_places) == (2, axes, 2, 48, False)
+    positions = torch.tensor([[7, 42][:axes], [90, 13][:axes]])
+    digits = [[d for x in row for d in divmod(x, 10)] for row in positions.tolist()]
+    right = torch.stack([released_form(state, row, axes, heads=2) for row in digits])
+    torch.testing.assert_close(model(positions if axes > 1 else positions[:, 0]), right, rtol=1e-10, atol=1e-10)
+
+
+def test_released_weights_that_are_missing_or_of_another_shape():
+    state = released_weights(1)
+    with pytest.raises(ValueError, match=r"state: expected a weight 'pe\.token_of_seqpe_embed\.weight'"):
+        reference_encoder(state, prefix="pe.")
+    state["transformers.1.mlp.c_fc.weight"] = torch.ones(64, 63)
+    with pytest.raises(ValueError, match=r"state: expected \[256, 64\] for blocks\.1\.up\.weight"):
+        reference_encoder(state)
 
 
 def pair(name: str, *shape: int) -> dict[str, Tensor]:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gistkit.nn import IMAGE_ENCODINGS, NoPE, PositionEncoding, RoPE2D, SeqPE, ViT, grid_positions, position_encoding
+from gistkit.nn import IMAGE_ENCODINGS, NoPE, PositionEncoding, RoPE2D, SeqPE, grid_positions, position_encoding
+from gistkit_lab.vit import ViT
 
 pytestmark = pytest.mark.usefixtures("double")
 PATCH, CHANNELS, CLASSES, DIM, LAYERS, HEADS = 2, 3, 7, 24, 2, 3

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gistkit.layouts import Plan
+from gistkit.layouts.causal import full_plan
 from gistkit.nn.models.block import Block, Pass, bias_dtype, check_position
 from gistkit.nn.positions import PositionEncoding, grid_positions
 
@@ -90,9 +90,3 @@ class ViT(nn.Module):
         for block in self.blocks:
             hidden = block(hidden, shared)
         return cast(Tensor, self.head(self.norm(hidden[:, 0])))
-
-
-def full_plan(tokens: int, device: torch.device) -> Plan:
-    """Every token sees every token."""
-    span = torch.tensor([0, tokens], dtype=torch.int32, device=device)
-    return Plan(span.repeat(1, tokens, 1, 1), tokens)
