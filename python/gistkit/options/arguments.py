@@ -33,8 +33,8 @@ class Help(argparse.RawDescriptionHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """A parser that reports a mistake in one line."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, formatter_class=Help, **kwargs)
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{"formatter_class": Help, **kwargs})
 
     def error(self, message: str) -> NoReturn:
         if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
