@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from itertools import pairwise
@@ -24,7 +24,7 @@ from gistkit.common.checks import POSITIONS
 from gistkit.common.files import Shapes, read_json, tensor_shapes
 from gistkit.common.messages import one_line, shown
 from gistkit.common.trained import trained
-from gistkit.hf.lora import HONOURED, not_honoured, plain_map
+from gistkit.hf.lora import not_honoured, plain_map
 from gistkit.hf.vision import FAMILIES
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 # In a wheel, in place of weights that another trained compressor has too.
 SAME_WEIGHTS = "adapter_model.same.json"
 TOKENIZER, ENCODER_TOKENIZER = "tokenizer", "encoder_tokenizer"
+Fits = Callable[[Any], bool]
 _NAMES = 1024
 _BUFFERS = 2**24
 # What makes transformers run code, or read files and kernels of other names.
@@ -88,19 +89,69 @@ def _check_filled(path: Path, shapes: Shapes) -> None:
             raise ValueError(f"{path}: expected tensors with values, got {shown(name)} of shape {shape}")
 
 
-def _fits_lora(value: Any, allow_regex: bool) -> bool:
-    """Whether an argument of a LoraConfig is a name, number or flag, or a list of these or such by name.
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
 
-    Any text may be one that PEFT takes for a regular expression. All else is PEFT's to refuse, as the compressor is
-    built.
-    """
-    parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else [value]
-    return len(parts) <= _NAMES and all(
-        (allow_regex or re.fullmatch(r"[\w.-]{1,200}", part) is not None)
-        if isinstance(part, str)
-        else part is None or (isinstance(part, int | float) and abs(part) < POSITIONS)
-        for part in parts
-    )
+
+def _is_whole(value: Any, low: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value < POSITIONS
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[\w.-]{1,200}", value) is not None
+
+
+def _arguments(allow_regex: bool) -> dict[str, tuple[Fits, str]]:
+    """For each argument of a LoraConfig that a file may set: what it must satisfy, in code and in words."""
+    may = "" if allow_regex else "; regular expressions need allow_regex=True"
+
+    def several(fits: Fits) -> Fits:
+        return lambda value: isinstance(value, list) and len(value) <= _NAMES and all(map(fits, value))
+
+    def by_name(fits: Fits) -> Fits:
+        return lambda value: (
+            value is None
+            or (
+                isinstance(value, dict)
+                and several(lambda name: allow_regex or _is_plain(name))([*value])
+                and all(map(fits, value.values()))
+            )
+        )
+
+    names, wholes = several(_is_plain), several(_is_whole)
+    flag = lambda value: isinstance(value, bool)  # noqa: E731
+    rank = lambda value: _is_whole(value, 1)  # noqa: E731
+    regex = lambda value: allow_regex and isinstance(value, str)  # noqa: E731
+    flags = ("fan_in_fan_out", "use_rslora", "lora_bias", "ensure_weight_tying")
+    beginnings = ("gaussian", "orthogonal", "eva")
+    return {name: (flag, "true or false") for name in flags} | {
+        "r": (rank, f"a whole number >= 1 and < {POSITIONS}"),
+        "lora_alpha": (_is_number, "a number"),
+        "lora_dropout": (lambda value: _is_number(value) and 0 <= value <= 1, "a number of 0 to 1"),
+        "target_modules": (
+            lambda value: names(value) or value == "all-linear" or regex(value),
+            f"a list of names or all-linear{may}",
+        ),
+        "exclude_modules": (
+            lambda value: value is None or names(value) or (value != "all-linear" and regex(value)),
+            f"a list of names{may}",
+        ),
+        "modules_to_save": (lambda value: value is None or names(value), "a list of names"),
+        "init_lora_weights": (
+            lambda value: flag(value) or value in beginnings,
+            "true, false, gaussian, orthogonal or eva",
+        ),
+        "task_type": (lambda value: value in (None, "CAUSAL_LM"), "CAUSAL_LM or null"),
+        "layers_to_transform": (lambda value: value is None or _is_whole(value) or wholes(value), "layers' numbers"),
+        "layers_pattern": (
+            lambda value: (
+                value is None or _is_plain(value) or names(value) or (allow_regex and isinstance(value, str | list))
+            ),
+            f"a name, or a list of names{may}",
+        ),
+        "rank_pattern": (by_name(rank), f"ranks by name{may}"),
+        "alpha_pattern": (by_name(_is_number), f"numbers by name{may}"),
+    }
 
 
 def read_lora(folder: Path, name: str, allow_regex: bool) -> LoraConfig:
@@ -115,27 +166,20 @@ def read_lora(folder: Path, name: str, allow_regex: bool) -> LoraConfig:
     if not (folder / name / ADAPTER_CONFIG).is_file():
         raise FileNotFoundError(f"{folder}: expected the adapter {name} in it, found none")
     path = inside(folder, name, ADAPTER_CONFIG)
-    config = read_json(path, "the configuration of an adapter")
+    config, arguments = read_json(path, "the configuration of an adapter"), _arguments(allow_regex)
     if config.get("peft_type") != "LORA":
         raise ValueError(f"{path}: expected peft_type LORA, got {shown(config.get('peft_type'))}")
     if missing := sorted({"r", "target_modules"} - config.keys()):
         raise ValueError(f"{path}: expected r and target_modules, got none for {missing[0]}")
-    chosen = {field: value for field, value in config.items() if field in HONOURED}
-    may = "" if allow_regex else "; regular expressions need allow_regex=True"
-    for field, value in chosen.items():
-        if not _fits_lora(value, allow_regex):
-            raise ValueError(f"{path}: expected {field} to be names, numbers or flags{may}, got {shown(value)}")
-    ranks = chosen.get("rank_pattern") or {}
-    if not isinstance(ranks, dict) or not all(
-        type(rank) is int and rank > 0 for rank in (chosen["r"], *ranks.values())
-    ):
-        raise ValueError(f"{path}: expected ranks >= 1, got r {shown(chosen['r'])} and rank_pattern {shown(ranks)}")
+    for field, value in config.items():
+        if field in arguments and not arguments[field][0](value):
+            raise ValueError(f"{path}: expected {field} to be {arguments[field][1]}, got {shown(value)}")
     if (other := not_honoured(config)) is not None:
         raise ValueError(f"{path}: expected plain LoRA, got {other}")
-    if chosen.get("task_type") not in (None, "CAUSAL_LM"):
-        raise ValueError(f"{path}: expected task_type CAUSAL_LM or null, got {shown(chosen['task_type'])}")
-    # All weights come from the file.
-    chosen["init_lora_weights"] = True
+    chosen = {field: value for field, value in config.items() if field in arguments}
+    if chosen.get("init_lora_weights") == "eva":
+        # It needs data to begin with; here all weights come from the file.
+        chosen["init_lora_weights"] = True
     try:
         return LoraConfig(**chosen)
     except (ValueError, TypeError) as error:
