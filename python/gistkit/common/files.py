@@ -253,17 +253,16 @@ def lock(folder: Path, user: str) -> int:
     """Holds a folder until the descriptor is closed, however the process ends.
 
     Raises:
-        OSError: if another process holds it, a `user` too, or there is no such folder.
+        OSError: if another process holds it, a `user` too, there is no such folder, or its disk has no locks.
     """
     held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+    except OSError as error:
         os.close(held)
+        if not isinstance(error, BlockingIOError):
+            raise
         raise OSError(f"{folder}: expected a folder of no other {user}, got one that is in use") from error
-    except OSError:
-        # Some network disks have no locks.
-        pass
     return held
 
 

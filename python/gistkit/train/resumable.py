@@ -132,6 +132,7 @@ class ResumableTrainer(transformers.Trainer):
         main = self.accelerator.is_main_process
         if main:
             checkpoints.remove_partial(self.out)
+        self.accelerator.wait_for_everyone()
         path = None
         if resume_from_checkpoint is True:
             path = checkpoints.last_whole(self.out, remove=main)

@@ -473,7 +473,15 @@ class Trainer(CompressorTrainer):
         with ExitStack() as stack:
             if self.is_world_process_zero():
                 self.out.mkdir(parents=True, exist_ok=True)
-                stack.callback(os.close, lock(self.out, "run"))
+                try:
+                    stack.callback(os.close, lock(self.out, "run"))
+                except OSError as error:
+                    # Some network disks have no locks; a run goes on without.
+                    if error.errno not in (ENOLCK, ENOSYS, EOPNOTSUPP):
+                        raise
+                checkpoints.remove_partial(self.out)
+            # A kill may have left the last checkpoint to be put back.
+            self.accelerator.wait_for_everyone()
             super().train(self._resumes(resume))
             state = self.state
             weights, at = state.global_step, state.log_history

@@ -84,10 +84,12 @@ def all_methods() -> dict[str, Layout]:
         "Gist": layouts.gist(CONTEXT, RATIO, TEXT),
         "AvgPool": layouts.avgpool(CONTEXT, RATIO, TEXT),
         "GistPool, 2 windows": layouts.gistpool(CONTEXT, RATIO, TEXT, windows=2),
+        "Beacon, 2 chunks": layouts.beacon(CONTEXT, RATIO, TEXT, segment=6),
         "Dodo, fixed resolution": _fixed_resolution(nuggets),
         "Dodo, mixed resolution": layouts.dodo(nuggets, 6, bos=True),
         "VoCo, 2 images, EPL": layouts.voco(6, 2, TEXT, before=1, images=2),
         "ICAE encoder, 2 chunks, EPL": layouts.icae_encoder(CONTEXT, 6, 2),
+        "SAC encoder, 2 chunks": layouts.sac(CONTEXT, 6, RATIO),
         "ICAE decoder, 2 chunks, EPL": layouts.decoder(CONTEXT, 6, 2),
         "ICAE decoder, 1 chunk, DPL": layouts.decoder(CONTEXT, CONTEXT, 4, positions="dpl"),
     }
