@@ -378,8 +378,18 @@ def test_a_kill_between_the_moves_of_a_checkpoint_that_replaces_another_loses_ne
         with checkpoints.writing(done, 8, write=True, wait=lambda: None) as folder:
             shutil.copytree(last, folder, ignore=shutil.ignore_patterns(checkpoints.DIGESTS), dirs_exist_ok=True)
     assert names(done) == ["checkpoint-6"]
-    checkpoints.remove_partial(done)
-    assert names(done) == ["checkpoint-6", "checkpoint-8"] and checkpoints.checked(last)
+    # It may have been the only one.
+    shutil.rmtree(done / "checkpoint-6")
+    assert train(done, resume=True).steps == 8 and names(done) == ["checkpoint-8"] and checkpoints.checked(last)
+    check_clean(done)
+
+
+def test_what_a_kill_at_the_end_of_a_run_left_is_removed(done):
+    last = checkpoints.find(done)[-1]
+    for step in (4, 5):
+        shutil.copytree(last, checkpoints.path_of(done, step))
+    (done / ".gistkit-killed.partial").mkdir()
+    assert train(done, resume=True).steps == 8 and names(done) == ["checkpoint-6", "checkpoint-8"]
     check_clean(done)
 
 

@@ -81,7 +81,7 @@ def test_batches_and_their_errors():
     (held_out,) = batches.held_out(8)
     assert held_out["answer_ids"].tolist() == [list(rows[-1].answer)]
     assert torch.equal(held_out["pixel_values"], rows[-1].context["pixel_values"])
-    # Which are held out determines a run; the last tenth is what runs have always had.
+    # Which are held out determines a run; the last tenth by default.
     chosen = [ImageQuestions(rows, 4, "twelve", 1, held_out).identity for held_out in (None, [11], [0], [1])]
     assert chosen[:2] == [batches.identity] * 2 and batches.identity != chosen[2] != chosen[3]
     with pytest.raises(ValueError, match="examples: expected at least 2, one to hold out, got 1"):

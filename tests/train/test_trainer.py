@@ -1,6 +1,8 @@
 """Training: what a run leaves behind, resumption, processes, precision, checkpoints."""
 
 import dataclasses
+import errno
+import fcntl
 import json
 import math
 import os
@@ -229,6 +231,14 @@ def test_bf16_trains(unbroken, tmp_path):
     assert steps[-1] < steps[0] and all(p.dtype == torch.float32 for p in compressor.parameters())
     plain = [record["loss"] for record in unbroken[2] if "loss" in record]
     assert steps == pytest.approx(plain, rel=2e-2) and steps != plain
+
+
+def test_a_disk_without_locks_has_runs(tmp_path, monkeypatch):
+    def unsupported(*given):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    assert train(tmp_path, recipe=dataclasses.replace(RECIPE, steps=2)).steps == 2
 
 
 def test_the_models_own_weights_train_without_lora(tmp_path):

@@ -1,12 +1,16 @@
 """A repository keeps its limits, gives memories back to the bit, also to the next process, and opens no other file."""
 
+import errno
+import fcntl
 import os
+import tempfile
 from contextlib import closing
 
 import pytest
 import torch
 
 from gistkit_serve.server import MemoryRepository
+from gistkit_serve.server.repository import temporary_folder
 from tests.helpers.stores import make_compressor
 
 GIGA = 10**9
@@ -113,6 +117,21 @@ def test_a_folder_has_one_repository_at_a_time(compressor, tmp_path):
         opened(tmp_path, compressor)
     repository.close()
     opened(tmp_path, compressor).close()
+
+
+def test_a_disk_without_locks_is_refused_and_folders_of_others_stay(compressor, tmp_path, monkeypatch):
+    def unsupported(*given):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    others = tmp_path / "gistkit-serve-1"
+    others.mkdir()
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(OSError, match="not supported"):
+        opened(tmp_path / "memories", compressor)
+    with pytest.raises(OSError, match="not supported"), temporary_folder():
+        pass
+    assert others.is_dir()
 
 
 def test_a_folder_that_cannot_be_written_is_named_at_the_start(compressor, tmp_path, monkeypatch, logged):

@@ -139,6 +139,10 @@ class ResumableTrainer(transformers.Trainer):
         elif resume_from_checkpoint:
             path = checkpoints.checked(Path(resume_from_checkpoint))
         state = None if path is None else TrainerState.load_from_json(str(path / TRAINER_STATE_NAME))
+        if main and state is not None and self.args.save_total_limit is not None:
+            # A kill may have come before older ones were removed.
+            best = str(checkpoints.path_of(self.out, state.best_global_step)) if state.best_global_step else None
+            checkpoints.rotate(self.out, self.args.save_total_limit, best)
         if state is not None and self.has_ended(state):
             self._load_from_checkpoint(str(path))
             self.state = state

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from errno import ENOLCK, ENOSYS, EOPNOTSUPP
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, SequentialSampler, Subset
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
-from gistkit.common.files import lock
+from gistkit.common.files import lock, remove_partials
 from gistkit.common.processes import launched
 from gistkit.compress import Compressor, LanguageModel
 from gistkit.compress.files import base_fingerprints, save_pretrained
@@ -479,6 +480,7 @@ class Trainer(CompressorTrainer):
                     # Some network disks have no locks; a run goes on without.
                     if error.errno not in (ENOLCK, ENOSYS, EOPNOTSUPP):
                         raise
+                remove_partials(self.out)
                 checkpoints.remove_partial(self.out)
             # A kill may have left the last checkpoint to be put back.
             self.accelerator.wait_for_everyone()
