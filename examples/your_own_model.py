@@ -33,7 +33,7 @@ lora = LoraConfig(
     target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"],
 )
 # icae and x500 compress one chunk at a time
-chunks = {"chunk": 64} if "chunk" in method.arguments() else {}
+chunks = {"chunk": 64} if "chunk" in method.config_class.names() else {}
 compressor = method(model, ratio=4, lora=lora, losses=("ae", "lm"), **chunks)
 trained = sum(parameter.numel() for _, parameter in compressor.trainable())
 whole = sum(parameter.numel() for parameter in compressor.parameters())

@@ -159,9 +159,9 @@ def test_figures_are_those_of_the_losses_and_of_greedy_answers(corpus, method):
     for group in asked:
         given = in_place.answers(compressor, group)
         wrong = (*given[0][:-1], (given[0][-1] + 1) % 256)
-        pair = [dataclasses.replace(question, answer=answer) for question, answer in zip(group, given, strict=True)]
-        groups.append([dataclasses.replace(pair[0], answer=wrong), pair[1]])
-    groups[0][1] = dataclasses.replace(groups[0][1], answer=groups[0][1].answer[:1])
+        pair = [question._replace(answer=answer) for question, answer in zip(group, given, strict=True)]
+        groups.append([pair[0]._replace(answer=wrong), pair[1]])
+    groups[0][1] = groups[0][1]._replace(answer=groups[0][1].answer[:1])
     data = SimpleNamespace(
         kinds=("code", "passage"), groups=lambda split, count, kind: groups if kind == "code" else groups[1:]
     )

@@ -68,6 +68,7 @@ def test_the_committed_results_are_few_and_small() -> None:
         "lookup",
         "presses-smollm2",
         "presses-smollm2-by-hand",
+        "presses-gemma3-long",
         "presses-smollm2-long",
         "refine-smollm2",
     }

@@ -1,9 +1,11 @@
 """The scripts in examples/: each runs by itself, with small settings, and prints what it promises."""
 
+import json
 import os
 import re
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -71,8 +73,9 @@ def test_a_memory_is_a_cache_of_transformers(cached_smollm2):
 
 @pytest.mark.nightly
 def test_a_memory_answers_more_than_no_context(cached_smollm2, tmp_path):
-    row = '{"context": "The key is kept by Olga Singh.", "question": "Who keeps the key?", "answers": ["Olga Singh"]}'
-    (tmp_path / "dev.jsonl").write_text(row)
+    context = files("gistkit.cli").joinpath("demo.txt").read_text("utf-8")
+    row = {"context": context, "question": "Who started the survey?", "answers": ["Ines Moreau"]}
+    (tmp_path / "dev.jsonl").write_text(json.dumps(row))
     shown = run("evaluate_on_questions.py", tmp_path / "dev.jsonl")
     losses = [number(rf"{name} *: .* loss (\S+) nats", shown) for name in ("memory", "no context")]
     assert "1 questions" in shown and losses[0] < losses[1]
