@@ -18,15 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from make import MAPS
+from make import lora_of
 from manual_questions import together
-from peft import LoraConfig
-from reader import FILE, HAND, HELD_OUT, Asked, answer_states, facts_about, pair_of
+from reader import FILE, HAND, HELD_OUT, Asked, facts_about, losses, new_optimizer, pair_of, update
 from texts import manuals
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gistkit.compress import Select
-from gistkit.compress.losses import token_loss
 from gistkit.hf.smollm2 import unpacked
 
 # Tokens of contexts with questions by hand.
@@ -63,16 +61,14 @@ def train(
         steps: updates.
         size: contexts of a step.
         most: questions about each.
-        rate: of learning; it rises for 20 steps and falls to a tenth.
+        rate: of learning, see `update`.
     """
     corpus = manuals(tokenizer)
-    lora = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=MAPS)
-    made = Select(model, ratio=4, by="kvzip", lora=lora, losses="qa")
+    made = Select(model, ratio=4, by="kvzip", lora=lora_of(RANK), losses="qa")
     made.trained_length = max(LENGTHS)
     # The same weights; it keeps everything, and needs no score.
     whole = made.changed(by="even").at(1).train()
-    trained = [parameter for parameter in made.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0, betas=(0.9, 0.98))
+    optimizer = new_optimizer([parameter for _, parameter in made.trainable()])
     total, begun = 0.0, time.monotonic()
     for step in range(steps):
         draw = random.Random(step)
@@ -81,15 +77,10 @@ def train(
             context, asked = facts_about(seed, tokenizer, corpus) if part % 2 else draw.choice(known)
             asked = draw.sample(asked, min(most, len(asked)))
             memory = whole.encode_contexts(whole.contexts([context]))[0]
-            states = torch.cat(answer_states(whole, memory.repeat(len(asked)), asked))
-            targets = torch.tensor([token for one in asked for token in one.answer])
-            loss = token_loss(states, targets=targets, **whole.output_embedding) / size
-            loss.backward()
-            total += loss.item()
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.param_groups[0]["lr"] = rate * min((step + 1) / 20, 1 - 0.9 * step / steps)
-        optimizer.step()
-        optimizer.zero_grad()
+            loss, _, _ = losses(whole, memory.repeat(len(asked)), asked)
+            (loss / size).backward()
+            total += loss.item() / size
+        update(optimizer, rate, step, steps)
         if step % 10 == 9:
             line = {"step": step + 1, "seconds": round(time.monotonic() - begun), "nats": round(total / 10, 4)}
             print(json.dumps(line), flush=True)

@@ -145,11 +145,16 @@ def history(folder: Path) -> list[Sitting]:
     return [Sitting(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def lora_of(rank: int) -> LoraConfig:
+    """The LoRA of all adapters here."""
+    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=MAPS)
+
+
 def new_compressor(model: Model, losses: Sequence[str] = ("ae",)) -> Compressor:
     """The untrained compressor, the same at every call."""
     torch.manual_seed(0)
-    lora = LoraConfig(r=model.rank, lora_alpha=2 * model.rank, target_modules=MAPS)
-    made: Compressor = METHODS[model.method](load_smollm2()[0], losses=losses, lora=lora, **model.settings)
+    given: dict[str, Any] = {"losses": losses, "lora": lora_of(model.rank), **model.settings}
+    made: Compressor = METHODS[model.method](load_smollm2()[0], **given)
     made.languages = ("en",)
     return made
 

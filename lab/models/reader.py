@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from make import MAPS, MODELS, RUNS
+from make import MODELS, RUNS, lora_of
 from manual_questions import together
-from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from questions import draw_facts
 from safetensors.torch import load_file, save_file
 from selection import FOLDER, SELECTIONS, build, write_card
@@ -84,9 +84,7 @@ def new_reader(name: str) -> tuple[Select, PressReader, Any]:
     """In bfloat16, a selection whose reader's adapter is a copy of the text's; what reads with it; the tokenizer."""
     one = SELECTIONS[name]
     model, tokenizer = load_smollm2(torch.bfloat16)
-    rank = MODELS[one.adapter].rank
-    lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=MAPS)
-    made = Select(model, lora=lora, **one.settings).eval()
+    made = Select(model, lora=lora_of(MODELS[one.adapter].rank), **one.settings).eval()
     weights = load_file(FOLDER / one.adapter / "gistkit_0_text" / ADAPTER_WEIGHTS)
     assert made.adapters is not None
     for adapter in made.adapters.names.values():
@@ -165,9 +163,8 @@ def loaded(folder: Path) -> Read:
     return Read([Memory.load(folder / f"{ratio}x.gist") for ratio in RATIOS], [Asked(**one) for one in asked])
 
 
-def losses(presses: PressReader, memory: Memory, asked: Sequence[Asked]) -> tuple[Tensor, Tensor, Tensor]:
+def losses(select: Select, memory: Memory, asked: Sequence[Asked]) -> tuple[Tensor, Tensor, Tensor]:
     """Of answers after a memory: cross entropy, divergence from `Asked.states` where there are any, and outputs."""
-    select = presses.select
     states = answer_states(select, memory, asked)
     targets, own = torch.tensor([token for one in asked for token in one.answer]), torch.cat(states)
     loss = token_loss(own, targets=targets, **select.output_embedding)
@@ -184,7 +181,7 @@ def held_out(presses: PressReader, texts: Sequence[Read]) -> dict[str, Any]:
         nats, right = [], {}
         for text in texts:
             asked = text.asked
-            loss, _, own = losses(presses, text.memories[index].repeat(len(asked)), asked)
+            loss, _, own = losses(presses.select, text.memories[index].repeat(len(asked)), asked)
             nats.append((float(loss), len(own)))
             said = presses.select.logits(own).argmax(-1).split([len(one.answer) for one in asked])
             for one, ids in zip(asked, said, strict=True):
@@ -196,6 +193,20 @@ def held_out(presses: PressReader, texts: Sequence[Read]) -> dict[str, Any]:
             **{kind: round(100 * sum(values) / len(values), 1) for kind, values in sorted(right.items())},
         }
     return found
+
+
+def new_optimizer(trained: Sequence[Tensor]) -> torch.optim.Optimizer:
+    """What `update` steps."""
+    return torch.optim.AdamW(trained, weight_decay=0.0, betas=(0.9, 0.98))
+
+
+def update(optimizer: torch.optim.Optimizer, rate: float, step: int, steps: int) -> None:
+    """One of `steps` updates at a learning rate that rises for 20 steps to `rate` and falls to a tenth of it."""
+    (group,) = optimizer.param_groups
+    torch.nn.utils.clip_grad_norm_(group["params"], 1.0)
+    group["lr"] = rate * min((step + 1) / 20, 1 - 0.9 * step / steps)
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def train(name: str, steps: int, rate: float, size: int, most: int, every: int = 100) -> None:
@@ -211,7 +222,7 @@ def train(name: str, steps: int, rate: float, size: int, most: int, every: int =
     own = made.adapters.names[READER]
     trained = [parameter for key, parameter in made.named_parameters() if own in key.split(".")]
     folder = RUNS / name
-    optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0, betas=(0.9, 0.98))
+    optimizer = new_optimizer(trained)
     done, seconds, tokens = 0, 0.0, 0
     if (checkpoint := folder / "checkpoint.pt").exists():
         saved = torch.load(checkpoint, weights_only=True)
@@ -247,12 +258,9 @@ def train(name: str, steps: int, rate: float, size: int, most: int, every: int =
             chosen = draw.sample(text.asked, min(most, len(text.asked)))
             asked += chosen
             memories += [text.memories[ratio]] * len(chosen)
-        loss, divergence, _ = losses(presses, Memory.stack(memories), asked)
+        loss, divergence, _ = losses(presses.select, Memory.stack(memories), asked)
         (loss + divergence).backward()
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.param_groups[0]["lr"] = rate * min((step + 1) / 20, 1 - 0.9 * step / steps)
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, rate, step, steps)
         tokens += sum(len(one.question) + len(one.answer) for one in asked)
         sums += loss.item(), divergence.item()
         seconds += time.monotonic() - begun
