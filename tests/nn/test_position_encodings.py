@@ -15,6 +15,7 @@ from gistkit.nn import (
     Learned,
     Learned2D,
     NoPE,
+    PoPE,
     PositionEncoding,
     RoPE,
     RoPE2D,
@@ -194,6 +195,31 @@ def test_rope_turns_pairs(base: float, positions: Tensor) -> None:
     close(logits(RoPE(DIM, base=base), q, k, positions), complex_logits(q, k, angles))
 
 
+def test_pope_is_the_papers_equation_and_learns_its_phases_within_a_turn() -> None:
+    encoding = PoPE(HEADS, DIM, LAYERS, extra_tokens=1)
+    phases = encoding.phases.detach()
+    assert -2 * math.pi <= phases.min() < -3.2 < -3 < phases.max() <= 0
+    with torch.no_grad():
+        encoding.phases[1, 0, 0, 0] = 1.0
+    q, k = heads(6)
+    points = F.pad(ROWS, (1, 0)).double()
+    expected = torch.zeros(2, HEADS, 6, 6, dtype=torch.float64)
+    phase = torch.cat([torch.zeros(1), phases[1].flatten()[1:]]).view(HEADS, DIM).requires_grad_()
+    lengths = [torch.log1p(x.exp()) for x in (q, k)]
+    for c in range(DIM):
+        apart = (points[:, None, None, :] - points[:, None, :, None]) * 10000 ** (-c / DIM)
+        turned = (apart + phase[:, c, None, None]).cos()
+        expected = expected + lengths[0][..., :, None, c] * lengths[1][..., None, :, c] * turned
+    actual = logits(encoding, q, k, ROWS, layer=1)
+    close(actual, expected)
+    weights = torch.randn_like(expected)
+    (actual * weights).sum().backward()
+    (expected * weights).sum().backward()
+    # Beyond the turn a phase stands still.
+    wanted, phase.grad[0, 0] = phase.grad, 0.0  # type: ignore[index]
+    close(encoding.phases.grad[1, :, 0], wanted)  # type: ignore[arg-type, index]
+
+
 def test_rope2d_turns_half_of_the_pairs_with_each_axis_and_leaves_cls() -> None:
     q, k = heads(7)
     f = torch.tensor([100 ** (-2 * i / (DIM // 2)) for i in range(DIM // 4)])
@@ -322,6 +348,7 @@ def test_a_row_of_shifted_starts_is_what_it_is_alone(name: str) -> None:
         ("rope-1e4", RoPE, {"base": 1e4}),
         ("rope-1e6", RoPE, {"base": 1e6}),
         ("rope-1e8", RoPE, {"base": 1e8}),
+        ("pope", PoPE, {"base": 1e4}),
         ("alibi", ALiBi, {}),
         ("sinusoidal-2d", Sinusoidal, {"axes": 2}),
         ("learned-2d", Learned2D, {"grid": (3, 4)}),
@@ -389,6 +416,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "odd": (lambda: RoPE(7), ValueError, "head_dim: expected an even number, got 7"),
     "four": (lambda: RoPE2D(6), ValueError, "head_dim: expected a multiple of 4, got 6"),
     "four mixed": (lambda: RoPE2DMix(2, 6, 1), ValueError, "head_dim: expected a multiple of 4, got 6"),
+    "spread": (lambda: PoPE(1, 8, 1, spread=7.0), ValueError, "spread: expected 0 to 2 pi, got 7.0"),
     "base": (lambda: RoPE(8, base=1.0), ValueError, "base: expected above 1"),
     "channels": (lambda: Sinusoidal(6, axes=2), ValueError, "dim: expected a multiple of 4 for 2 axes, got 6"),
     "length": (lambda: Learned(0, 4), ValueError, "length: expected at least 1, got 0"),

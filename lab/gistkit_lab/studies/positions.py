@@ -405,6 +405,7 @@ TITLES = {
     "rope-1e4": "RoPE 1e4",
     "rope-1e6": "RoPE 1e6",
     "rope-1e8": "RoPE 1e8",
+    "pope": "PoPE",
     "alibi": "ALiBi",
     "seqpe-sum": "SeqPE AttnSum",
     "seqpe-mul": "SeqPE AttnMul",

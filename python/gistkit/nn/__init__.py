@@ -7,7 +7,7 @@ from gistkit.nn.nuggets import Nuggets, NuggetScorer, nuggets_above, straight_th
 from gistkit.nn.position_encoding import IMAGE_ENCODINGS, TEXT_ENCODINGS, position_encoding
 from gistkit.nn.positions import NoPE, PositionEncoding, grid_positions
 from gistkit.nn.roles import LowRank, RoleLinear
-from gistkit.nn.rotary import RoPE, RoPE2D, RoPE2DMix
+from gistkit.nn.rotary import PoPE, RoPE, RoPE2D, RoPE2DMix
 from gistkit.nn.saved import load_position, save_position
 from gistkit.nn.seqpe import (
     ContrastiveSampler,
@@ -39,6 +39,7 @@ __all__ = [
     "NuggetScorer",
     "Nuggets",
     "Pass",
+    "PoPE",
     "PositionEncoding",
     "RoPE",
     "RoPE2D",

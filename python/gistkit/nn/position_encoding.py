@@ -9,7 +9,7 @@ from typing import Any, get_args
 from gistkit.nn.absolute import Learned, Learned2D, Sinusoidal
 from gistkit.nn.alibi import ALiBi
 from gistkit.nn.positions import NoPE, PositionEncoding
-from gistkit.nn.rotary import RoPE, RoPE2D, RoPE2DMix
+from gistkit.nn.rotary import PoPE, RoPE, RoPE2D, RoPE2DMix
 from gistkit.nn.seqpe.encoder import SeqPE
 from gistkit.nn.seqpe.positions import Integration, SeqPEPositions
 
@@ -60,6 +60,7 @@ _TEXT: dict[str, Callable[..., PositionEncoding]] = {
     "rope-1e4": _rope(1e4),
     "rope-1e6": _rope(1e6),
     "rope-1e8": _rope(1e8),
+    "pope": lambda model, **options: PoPE(model.heads, model.head_dim, model.layers, **model.extra, **options),
     "alibi": lambda model: ALiBi(model.heads, **model.extra),
     **_SEQPE,
 }
@@ -95,9 +96,9 @@ def position_encoding(
     """A position encoding for a model of `layers` layers of `heads` heads, whose width is heads * head_dim.
 
     Args:
-        name: for text (`TEXT_ENCODINGS`) nope, sinusoidal, learned, rope-1e4, rope-1e6, rope-1e8, alibi, and for images
-            (`IMAGE_ENCODINGS`) nope, sinusoidal-2d, learned-2d, rope-2d, rope-2d-mix; for both, with an encoder of 1
-            or 2 axes, seqpe-sum, seqpe-mul, seqpe-bias.
+        name: for text (`TEXT_ENCODINGS`) nope, sinusoidal, learned, rope-1e4, rope-1e6, rope-1e8, pope, alibi, and
+            for images (`IMAGE_ENCODINGS`) nope, sinusoidal-2d, learned-2d, rope-2d, rope-2d-mix; for both, with an
+            encoder of 1 or 2 axes, seqpe-sum, seqpe-mul, seqpe-bias.
         length: positions of the table of "learned".
         grid: (rows, columns) of the table of "learned-2d".
         encoder: of the SeqPE forms.

@@ -1,4 +1,4 @@
-"""Rotary position encodings: RoPE, and its two forms for images."""
+"""Rotary position encodings: RoPE, its two forms for images, and PoPE."""
 
 from __future__ import annotations
 
@@ -61,7 +61,45 @@ class RoPE(Rotary):
 
     def frequencies(self) -> Tensor:
         """[1, D/2]."""
-        return (self.base ** (-self.channels.double() / self.head_dim))[None]
+        return (self.base ** (-self.channels.double() / (2 * len(self.channels))))[None]
+
+
+class PoPE(RoPE):
+    """Polar coordinates: a channel's content is its length, its position an angle (Gopalakrishnan et al., 2509.10534).
+
+    A query at t and a key at s give the logit sum_c softplus(q_c) softplus(k_c) cos((s - t) base**(-c / D) + phase_c).
+    Queries and keys become twice as wide; the scale of attention stays that of D.
+
+    Args:
+        heads: of keys.
+        head_dim: D.
+        layers: layers of the model, each with its own phases [heads, D], which are learned within [-2 pi, 0].
+        base: of the wavelengths.
+        spread: phases begin evenly distributed in [-spread, 0], 0 .. 2 pi.
+        extra_tokens: see `PositionEncoding`; they are not rotated.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        head_dim: int,
+        layers: int,
+        *,
+        base: float = 10000.0,
+        spread: float = 2 * math.pi,
+        extra_tokens: int = 0,
+    ) -> None:
+        super().__init__(2 * head_dim, base=base, extra_tokens=extra_tokens)
+        if not 0 <= spread <= 2 * math.pi:
+            raise ValueError(f"spread: expected 0 to 2 pi, got {spread}")
+        self.heads, self.head_dim, self.layers, self.spread = heads, head_dim, layers, spread
+        self.phases = nn.Parameter(torch.empty(layers, heads, 1, head_dim).uniform_(-spread, 0))
+
+    def forward(self, query: Tensor, key: Tensor, prepared: Rotation, layer: int) -> tuple[Tensor, Tensor]:
+        phases, lengths = self.phases[layer].clamp(-2 * math.pi, 0).to(key.dtype), F.softplus(key)
+        query = F.pad(F.softplus(query), (0, query.shape[-1]))
+        key = torch.cat([lengths * phases.cos(), lengths * phases.sin()], -1)
+        return super().forward(query, key, prepared, layer)
 
 
 class RoPE2D(Rotary):

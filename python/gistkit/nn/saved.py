@@ -16,7 +16,7 @@ from gistkit.common.messages import one_line, shown
 from gistkit.nn.absolute import Learned, Learned2D, Sinusoidal
 from gistkit.nn.alibi import ALiBi
 from gistkit.nn.positions import NoPE, PositionEncoding
-from gistkit.nn.rotary import RoPE, RoPE2D, RoPE2DMix
+from gistkit.nn.rotary import PoPE, RoPE, RoPE2D, RoPE2DMix
 from gistkit.nn.seqpe.encoder import SeqPE
 from gistkit.nn.seqpe.positions import SeqPEPositions
 
@@ -24,7 +24,7 @@ SETTINGS, TENSORS = "position.json", "position.safetensors"
 _FORMAT, _VERSION = "gistkit-position", 1
 _KINDS: Mapping[str, type[PositionEncoding]] = {
     kind.__name__: kind
-    for kind in (NoPE, Sinusoidal, Learned, Learned2D, RoPE, RoPE2D, RoPE2DMix, ALiBi, SeqPEPositions)
+    for kind in (NoPE, Sinusoidal, Learned, Learned2D, PoPE, RoPE, RoPE2D, RoPE2DMix, ALiBi, SeqPEPositions)
 }
 # A file may come from anybody; larger whole numbers are refused before anything has that size.
 _LARGEST, _MOST_LAYERS = 2**24, 2**10
