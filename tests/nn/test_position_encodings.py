@@ -196,7 +196,7 @@ def test_rope_turns_pairs(base: float, positions: Tensor) -> None:
 
 
 def test_pope_is_the_papers_equation_and_learns_its_phases_within_a_turn() -> None:
-    encoding = PoPE(HEADS, DIM, LAYERS, extra_tokens=1)
+    encoding = PoPE(HEADS, DIM, LAYERS, spread=2 * math.pi, extra_tokens=1)
     phases = encoding.phases.detach()
     assert -2 * math.pi <= phases.min() < -3.2 < -3 < phases.max() <= 0
     with torch.no_grad():
@@ -348,7 +348,7 @@ def test_a_row_of_shifted_starts_is_what_it_is_alone(name: str) -> None:
         ("rope-1e4", RoPE, {"base": 1e4}),
         ("rope-1e6", RoPE, {"base": 1e6}),
         ("rope-1e8", RoPE, {"base": 1e8}),
-        ("pope", PoPE, {"base": 1e4}),
+        ("pope", PoPE, {"base": 1e4, "spread": 0.0}),
         ("alibi", ALiBi, {}),
         ("sinusoidal-2d", Sinusoidal, {"axes": 2}),
         ("learned-2d", Learned2D, {"grid": (3, 4)}),

@@ -507,7 +507,8 @@ def load_part(module: nn.Module, state: Path, prefix: str) -> None:
 STYLE = {
     "NoPE": ("grey", ":", "x"), "Sinusoidal": ("yellow", "--", "s"), "Learned": ("orange", "--", "D"),
     "RoPE2D": ("red", "-.", "^"), "RoPE2D-Mix": ("green", "-", "v"), "RoPE 1e4": ("red", "-.", "^"),
-    "RoPE 1e6": ("red", "--", "v"), "RoPE 1e8": ("red", ":", "<"), "ALiBi": ("green", "-", "P"),
+    "RoPE 1e6": ("red", "--", "v"), "RoPE 1e8": ("red", ":", "<"), "PoPE": ("red", "-", "d"),
+    "ALiBi": ("green", "-", "P"),
     "SeqPE AttnSum": ("sky", "--", "p"), "SeqPE AttnMul": ("purple", "--", "h"), "SeqPE AttnBias": ("blue", "-", "o"),
     "SeqPE AttnBias without L_delta": ("black", ":", "o"), "SeqPE AttnBias without both losses": ("black", "-.", "o"),
     "SeqPE AttnMul without both losses": ("black", "-.", "h"), "SeqPE AttnMul without L_delta": ("black", ":", "h"),

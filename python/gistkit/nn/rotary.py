@@ -75,7 +75,7 @@ class PoPE(RoPE):
         head_dim: D.
         layers: layers of the model, each with its own phases [heads, D], which are learned within [-2 pi, 0].
         base: of the wavelengths.
-        spread: phases begin evenly distributed in [-spread, 0], 0 .. 2 pi.
+        spread: phases begin evenly distributed in [-spread, 0], 0 .. 2 pi; at 0 texts may be longer than in training.
         extra_tokens: see `PositionEncoding`; they are not rotated.
     """
 
@@ -86,7 +86,7 @@ class PoPE(RoPE):
         layers: int,
         *,
         base: float = 10000.0,
-        spread: float = 2 * math.pi,
+        spread: float = 0.0,
         extra_tokens: int = 0,
     ) -> None:
         super().__init__(2 * head_dim, base=base, extra_tokens=extra_tokens)
