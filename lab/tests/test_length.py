@@ -199,5 +199,6 @@ def test_the_papers_preset_takes_its_text_and_says_what_it_follows(corpus, tmp_p
     ]
 
 
-def test_every_arm_has_a_title():
+def test_every_arm_has_a_title_and_a_line():
     assert set(TITLES) == set(ARMS) and set(PAPER) <= set(ARMS)
+    assert set(TITLES.values()) <= set(positions.STYLE)
