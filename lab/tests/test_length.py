@@ -157,6 +157,11 @@ def test_arms_of_each_kind_train(corpus, tmp_path, name):
     assert run.arm == name and run.curve[1][1] < run.curve[0][1] and all(map(math.isfinite, run.test.values()))
 
 
+def test_arms_that_the_paper_lacks_are_drawn_by_themselves():
+    run = positions.Run("pope", 0, held_out={"4": 1.5, "8": 1.6}, test={"4": 1.5, "8": 1.6})
+    assert [len(figure.axes) for figure in STUDY.figures([run], RECIPE).values()] == [1]
+
+
 @pytest.mark.parametrize("name", ["rope-1e4", "seqpe-bias"])
 def test_bfloat16_changes_figures_a_little(corpus, tmp_path, name):
     torch.set_default_dtype(torch.float32)

@@ -541,6 +541,8 @@ def draw_lengths(panels: Sequence[Panel], title: str) -> Figure:
     from gistkit.viz.style import Picture, tidy
     from gistkit_lab.viz.lines import draw_bars, styles
 
+    # A paper may have none of the arms.
+    panels = [panel for panel in panels if panel.lines]
     figure, style = Picture(figsize=(2.4 + 3.5 * len(panels), 4.2), layout="constrained"), styles(STYLE)
     handles: dict[str, Any] = {}
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
