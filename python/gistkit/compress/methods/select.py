@@ -140,8 +140,6 @@ class SelectConfig(InPlaceConfig):
 
     def check_model(self, model: nn.Module) -> None:
         super().check_model(model)
-        if self.shares != "equal" and hf.sliding_windows(model):
-            raise ValueError(f"shares: expected equal for a model with sliding windows, got {self.shares}")
         if cast(Score, self.by).needs_rope:
             hf.check_rotates(model)
         if self.positions == "closed":
@@ -233,9 +231,11 @@ class Select(InPlace, config=SelectConfig):
         if behind:
             input_rows = join_rows(input_rows, pad([behind] * rows.batch_size, self.device))
         self.lm.check_positions("input_ids", max(input_rows.lengths) - 1)
+        # What a layer keeps depends on the others.
+        together = self.shares == "all" or (self.shares != "equal" and bool(self.lm.windows))
         keep = Selection(
             lengths, counts, self.score, self.closed, self.frequencies, len(behind), self.shares,
-            self.config.num_hidden_layers, sinks, whole=self._repeats or self.shares == "all",
+            self.config.num_hidden_layers, sinks, whole=self._repeats or together,
         )  # fmt: skip
         out = self.lm.run(
             TEXT,
@@ -274,7 +274,7 @@ class Select(InPlace, config=SelectConfig):
             context_lengths=context_lengths,
             positions=(places + 1 + own_bos[:, None, None]).where(places >= 0, 0),
             # Those of the last tokens, which layers with a sliding window keep; other layers see all keys anyway.
-            ordinals=last_places(starts, most),
+            ordinals=F.pad(last_places(starts, keep.last), (0, width - max(keep.last))),
             starts=starts,
             layers=keep.close(),
             last=hidden_states[torch.arange(len(lengths)), placed(lengths, hidden_states.device) - 1],
