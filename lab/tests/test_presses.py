@@ -61,10 +61,9 @@ def ids(text):
 def test_a_memory_of_one_pass_is_what_select_makes_by_itself(family):
     model, context = tiny(family, **SIZES), ids(CONTEXT)[:40]
     reader = PressReader(model, byte_tokenizer(), {by: score() for by, score in SCORES.items()}, fit=True)
-    all_shares = ("equal", "all") if family == "llama" else ("equal",)
     with evaluating(reader.select):
         text = reader.read(context)
-        for by, count, shares, fit in product(SCORES, (5, 20), all_shares, (False, True)):
+        for by, count, shares, fit in product(SCORES, (5, 20), ("equal", "all"), (False, True)):
             select = Select(model, budget=count, by=by, shares=shares, fit=fit).eval()
             select.tokenizer = byte_tokenizer()
             alone, mine = select.encode([context]), reader.scored(text, by, count, shares, fit)

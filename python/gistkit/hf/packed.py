@@ -49,9 +49,10 @@ class _Block(NamedTuple):
 
 
 class PackedLayers:
-    """A memory for `attach` whose heads keep different numbers of keys; a query sees all keys of its head.
+    """A memory for `attach` whose heads keep different numbers of keys.
 
-    In a layer with a sliding window it sees those less than the window's width before its position.
+    A query sees all keys of its head, or in a layer with a sliding window those less than its width before the query's
+    position.
 
     If the text's keys follow the memory's in one tensor, and no two rows share a memory, a layer is one call of
     `ops.attention`: each row and key head is a row of the call and sees its own keys. Otherwise the memory has its own
@@ -88,11 +89,8 @@ class PackedLayers:
         # [R, A, 1, 1, 2].
         self._spans = placed(spans.int(), self.layers[0][0].device)[:, :, None, None]
         self._places = None if places is None else placed(places, self._spans.device)
-        # By window the last pass: the plan of its text, B, the blocks' size, and the resulting plan of each layer.
-        self._pass: dict[int | None, tuple[Plan, int, tuple[int, int], list[Plan]]] = {}
-        # By window the last number of queries over only the memory, the text's plan if there is a window, and the plan
-        # of each layer.
-        self._memory_only: dict[int | None, tuple[tuple[int, Plan | None], list[Plan]]] = {}
+        # By window, and with a text or without: what the last plans of layers were made for, and these.
+        self._known: dict[tuple[int | None, bool], tuple[Any, list[Plan]]] = {}
 
     def seen(self, spans: Tensor, places: Tensor | None) -> PackedLayers:
         """The same keys and texts, read by other rows."""
@@ -214,7 +212,7 @@ class PackedLayers:
         block, address = self._blocks[layer], (key if cached is None else cached).data_ptr()
         if block is None or address != block.text or dropout or batch > self.rows:
             return self._beside(layer, query, (key, value, plan), window, dropout, options)
-        rows_plan = self._plans(plan, window, batch, block.size)[layer]
+        rows_plan = self._plans(plan, window, 1, block.size)[layer]
         flat = query.reshape(batch * heads, query_heads // heads, count, dim)
         keys, values = (_of_each(part.to(query.dtype), len(flat)) for part in (block.keys, block.values))
         out = cast(Tensor, ops.attention(flat, keys, values, rows_plan, key_bias=block.biases, **options))
@@ -232,17 +230,26 @@ class PackedLayers:
         start, end = spans.unbind(-1)
         return torch.stack([torch.minimum(start + before[:, None, :, None], end), end], -1)
 
-    def _plans(self, plan: Plan, window: int | None, batch: int, size: tuple[int, int]) -> list[Plan]:
-        """The plan of each layer with a window, or without, for rows over blocks of a size."""
-        known = self._pass.get(window)
-        if known is None or known[0] is not plan or known[1:3] != (batch, size):
-            text = plan.spans[:, None] + self._starts_of(*size)[:batch]
-            spans = torch.cat([self._seen_spans(plan, window, 1), text], 3)
-            own, more = spans.split(self.heads, 1), size[0] * size[1]
+    def _plans(self, plan: Plan, window: int | None, copies: int, size: tuple[int, int] | None) -> list[Plan]:
+        """The plan of each layer, with a window or without, over the memory and blocks of a size; None: over it alone.
+
+        Args:
+            plan: of a text of rows of which `copies` share a memory.
+        """
+        # All queries see the same of a memory alone.
+        any_text = size is None and window is None
+        made_for = copies * plan.num_queries, size, None if any_text else plan
+        known = self._known.get((window, size is None))
+        if known is None or known[0] != made_for:
+            spans, more = self._seen_spans(plan, window, copies), 0
+            if size is not None:
+                text = plan.spans[:, None] + self._starts_of(*size)[: self.rows]
+                spans, more = torch.cat([spans, text], 3), size[0] * size[1]
             keys = [len(key) + heads * more for (key, _), heads in zip(self.layers, self.heads, strict=True)]
-            plans = [Plan(part.flatten(0, 1), number) for part, number in zip(own, keys, strict=True)]
-            self._pass[window] = known = plan, batch, size, plans
-        return known[3]
+            own = (part.flatten(0, 1).contiguous() for part in spans.split(self.heads, 1))
+            known = made_for, [Plan(part, number) for part, number in zip(own, keys, strict=True)]
+            self._known[window, size is None] = known
+        return known[1]
 
     def _beside(
         self,
@@ -268,7 +275,7 @@ class PackedLayers:
         flat = flat.reshape(self.rows * heads, group, copies * count, dim)
         keys, values = (part.to(query.dtype) for part in self.layers[layer])
         biases = None if self.biases is None else _wide(self.biases[layer], query)
-        plan = self._memory_plans(text[2], window, copies)[layer]
+        plan = self._plans(text[2], window, copies, None)[layer]
         if torch.is_grad_enabled() and len(keys) and any(part.requires_grad for part in (query, keys, values)):
             # A gradient has a copy of the keys for each head: these get columns of their own, as the longest needs.
             first = self._spans.split(self.heads, 1)[layer][..., :1].flatten(0, 1)
@@ -284,17 +291,6 @@ class PackedLayers:
         )
         out, lse = attention(query, *text)
         return ops.merge_attention(out, lse, own, own_lse[..., 0])[0]
-
-    def _memory_plans(self, plan: Plan, window: int | None, copies: int) -> list[Plan]:
-        """The plan of each layer with a window, or without, for the queries of `copies` rows over the memory."""
-        known, key = self._memory_only.get(window), (copies * plan.num_queries, None if window is None else plan)
-        if known is None or known[0] != key:
-            parts = self._seen_spans(plan, window, copies).split(self.heads, 1)
-            lengths = (len(key) for key, _ in self.layers)
-            spans = (part.flatten(0, 1).contiguous() for part in parts)
-            known = key, [Plan(own, keys) for own, keys in zip(spans, lengths, strict=True)]
-            self._memory_only[window] = known
-        return known[1]
 
 
 def _of_each(part: Tensor, rows: int) -> Tensor:
