@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from gistkit import hf, ops
-from gistkit.common.checks import POSITIONS
 from gistkit.compress.matching import References, matched
 from gistkit.compress.scores import Heads, Score
 
@@ -214,15 +213,21 @@ class Selection(hf.Keeper):
     def _share(
         self, layers: Mapping[int, tuple[Tensor, Tensor]], windows: Mapping[int, int], full: Sequence[int]
     ) -> None:
-        """Gives layers without a window the bytes of what text after a row does not see in those with one."""
-        seen = max(1, max(windows.values(), default=POSITIONS) - 1)
-        self.full, self.last = list(full), tuple(min(count, seen) for count in self.counts)
+        """Divides the bytes of equal shares: layers with a window keep the same part of what text behind sees there."""
+        self.full = list(full)
+        if not windows:
+            return
+        seen, split = max(1, max(windows.values()) - 1), []
         # Numbers of a token.
-        size = {layer: sum(part.shape[1] * part.shape[3] for part in layers[layer]) for layer in layers}
-        if full:
-            more, of = sum(size[layer] for layer in windows), sum(size[layer] for layer in full)
-            rows = zip(self.lengths, self.counts, self.last, strict=True)
-            self.counts = tuple(min(length, count + (count - last) * more // of) for length, count, last in rows)
+        more, of = (
+            sum(part.shape[1] * part.shape[3] for layer in some for part in layers[layer]) for some in (windows, full)
+        )
+        for length, count in zip(self.lengths, self.counts, strict=True):
+            # Where the others keep all, what is left is theirs again.
+            last = max(1, min(seen, length) * count // length, count + (count - length) * of // more)
+            last = min(count, seen, last)
+            split.append((last, min(length, count + (count - last) * more // of) if of else count))
+        self.last, self.counts = zip(*split, strict=True)
 
     def _choose_row(
         self,
