@@ -25,6 +25,7 @@ from gistkit_lab.presses.comparison import (
     against_presses,
     entries,
     kept,
+    shown,
 )
 from gistkit_lab.presses.reader import PressReader
 from tests.helpers.models import byte_tokenizer, tiny, tiny_llama
@@ -279,6 +280,7 @@ def test_tables_have_intervals_and_differences_over_the_same_questions(made_up):
     assert plain["kvzip, question known"] == [pytest.approx((3 / 305, 25, 0, 50))]
     assert plain["kvzip, heads share"] == [pytest.approx((3 / 305, 50, 50, 50))]
     assert "| kvzip 2x, heads share " in presses_table(made_up)
+    assert shown(Entry(PLAIN, "kvzip", 2, shares="heads")) == "kvzip 2x, heads of a layer share"
 
 
 def test_facts_are_in_their_passages_and_what_is_not_asked_is_not():
