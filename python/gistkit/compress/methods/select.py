@@ -62,7 +62,10 @@ class SelectConfig(InPlaceConfig):
         shares: "equal": each head keeps as many. "heads": those of a layer share what they keep, by their scores, and
             each has a fifth of an equal share at least (AdaKV, Feng et al., arXiv 2407.11550). "all": the heads of all
             layers do, as KVzip's. "pyramid": the heads of a layer keep as many, and lower layers more than upper ones
-            (Cai et al., arXiv 2406.02069; PyramidKV with the score "snapkv").
+            (Cai et al., arXiv 2406.02069; PyramidKV with the score "snapkv"). All keep the bytes of equal shares. In a
+            model with sliding windows, layers with a window keep the same part of the tokens that text after the
+            context sees there as equal shares keep of the context, the last ones, and layers without share the rest;
+            where all have a window nothing is shared.
         part: as in `InPlaceConfig`; each part keeps its share of what the context keeps, at least a token. Without a
             trained length, None is what the model's positions have room for, twice as many tokens with KVzip.
         positions: "kept": the text continues after the whole context. "closed": kept tokens move together, by rotation
