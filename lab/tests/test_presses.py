@@ -25,6 +25,7 @@ from gistkit_lab.presses.comparison import (
     against_presses,
     entries,
     kept,
+    shown,
 )
 from gistkit_lab.presses.reader import PressReader
 from tests.helpers.models import byte_tokenizer, tiny, tiny_llama
@@ -61,10 +62,9 @@ def ids(text):
 def test_a_memory_of_one_pass_is_what_select_makes_by_itself(family):
     model, context = tiny(family, **SIZES), ids(CONTEXT)[:40]
     reader = PressReader(model, byte_tokenizer(), {by: score() for by, score in SCORES.items()}, fit=True)
-    all_shares = ("equal", "all") if family == "llama" else ("equal",)
     with evaluating(reader.select):
         text = reader.read(context)
-        for by, count, shares, fit in product(SCORES, (5, 20), all_shares, (False, True)):
+        for by, count, shares, fit in product(SCORES, (5, 20), ("equal", "all"), (False, True)):
             select = Select(model, budget=count, by=by, shares=shares, fit=fit).eval()
             select.tokenizer = byte_tokenizer()
             alone, mine = select.encode([context]), reader.scored(text, by, count, shares, fit)
@@ -280,6 +280,7 @@ def test_tables_have_intervals_and_differences_over_the_same_questions(made_up):
     assert plain["kvzip, question known"] == [pytest.approx((3 / 305, 25, 0, 50))]
     assert plain["kvzip, heads share"] == [pytest.approx((3 / 305, 50, 50, 50))]
     assert "| kvzip 2x, heads share " in presses_table(made_up)
+    assert shown(Entry(PLAIN, "kvzip", 2, shares="heads")) == "kvzip 2x, heads of a layer share"
 
 
 def test_facts_are_in_their_passages_and_what_is_not_asked_is_not():

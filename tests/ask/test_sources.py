@@ -14,7 +14,7 @@ from gistkit.hf.cache import CACHE
 from gistkit.inspect import AttentionRecorder
 from gistkit.layouts.positions import upl
 from tests.ask.test_conversation import METHODS, encoded, ids, made
-from tests.helpers.models import tiny_llama
+from tests.helpers.models import tiny, tiny_llama
 
 
 def spans(compressor, context):
@@ -201,8 +201,11 @@ def test_columns_that_fill_up_a_head_are_not_attended_to():
         assert float(conversation.attention().sum()) == pytest.approx(5, abs=1e-4)
 
 
-@pytest.mark.parametrize("largest", [2**28, 700])
-def test_attention_to_heads_of_different_lengths_is_that_of_a_dense_computation(largest, monkeypatch):
+@pytest.mark.parametrize(
+    ("largest", "family", "texts"),
+    [(2**28, "llama", (30, 12)), (700, "llama", (30, 12)), (2**28, "gemma3", (42,))],
+)
+def test_attention_to_heads_of_different_lengths_is_that_of_a_dense_computation(largest, family, texts, monkeypatch):
     monkeypatch.setattr("gistkit.ask.conversation.ROWS", 3)
     for module in ("gistkit.ask.conversation", "gistkit.inspect.recorder"):
         monkeypatch.setattr(f"{module}.LARGEST_MAP", largest, raising=False)
@@ -215,9 +218,10 @@ def test_attention_to_heads_of_different_lengths_is_that_of_a_dense_computation(
         return found
 
     monkeypatch.setattr(AttentionRecorder, "_record", recorded)
-    compressor = Select(tiny_llama(), ratio=3, by="key_norm", shares="all", bos_token=1).eval()
-    conversation = Conversation(compressor, *(compressor.encode([ids(n, seed=n)]) for n in (30, 12)))
-    answer = conversation.reply(ids(4), max_new_tokens=5).tolist()
+    model = tiny(family, **({"sliding_window": 20} if family == "gemma3" else {}))
+    compressor = Select(model, ratio=3, by="key_diff", shares="all", bos_token=1).eval()
+    conversation = Conversation(compressor, *(compressor.encode([ids(n, seed=n)]) for n in texts))
+    answer = conversation.reply(ids(4), max_new_tokens=18 if family == "gemma3" else 5).tolist()
     memory, expected = conversation.memory, torch.zeros(2 + 30 + 12, dtype=torch.float64)
     places = iter(memory.positions.long().split(torch.cat(memory.counts, 1).flatten().tolist()))
 
@@ -226,11 +230,14 @@ def test_attention_to_heads_of_different_lengths_is_that_of_a_dense_computation(
         kept = [part.split(counts) for part in memory.layers[module.layer_idx]]
         for head, count in enumerate(counts):
             keys, values = (torch.cat([a[head], b[0, head]]) for a, b in zip(kept, (key, value), strict=True))
-            own = next(places)
+            own, window = next(places), getattr(module, "sliding_window", None) or 10**9
+            # Of one text a position is 1 more than the place.
+            at = torch.cat([own - 1, memory.starts[0] + torch.arange(query.shape[2])])
+            away = memory.starts[0] + torch.arange(query.shape[2])[:, None] - at
             for one in query[0].unflatten(0, (len(counts), -1))[head]:
                 logits = one @ keys.mT * scaling
-                weights = logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).triu(count + 1), -torch.inf)
-                weights = weights.softmax(-1)
+                hidden = torch.ones_like(logits, dtype=torch.bool).triu(count + 1) | (away >= window)
+                weights = logits.masked_fill(hidden, -torch.inf).softmax(-1)
                 expected.index_add_(0, own, weights[-len(answer) :, :count].double().sum(0))
                 out.append(weights @ values)
         return torch.stack(out, 1)[None], None
@@ -242,11 +249,11 @@ def test_attention_to_heads_of_different_lengths_is_that_of_a_dense_computation(
         compressor.model.model(text, position_ids=memory.starts[0] + torch.arange(text.shape[1])[None])
     compressor.model.set_attn_implementation("sdpa")
     assert len({*torch.cat(memory.counts, 1)[0].tolist()}) > 2
-    first, second = context_attention(conversation)
+    parts = context_attention(conversation)
     # 1 is the place of each text's BOS.
     expected = expected[2:] / compressor.config.num_hidden_layers / compressor.config.num_attention_heads
-    torch.testing.assert_close(torch.cat([first, second]), expected, rtol=1e-5, atol=1e-6)
-    assert (len(first), len(second)) == (30, 12)
+    torch.testing.assert_close(torch.cat(parts), expected, rtol=1e-5, atol=1e-6)
+    assert tuple(map(len, parts)) == texts
     # A layer's at a time.
     assert max(alive) == 1
 

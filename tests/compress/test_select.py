@@ -512,10 +512,6 @@ def test_wrong_scores_are_named():
         (lambda: SnapKV(kernel=4), "kernel: expected an odd number, got 4"),
         (lambda: ExpectedAttention(future=0), "future: expected"),
         (lambda: made("expected_attention", tiny("gpt2", bos_token_id=1)), "model: expected"),
-        (
-            lambda: made("key_norm", tiny("gemma3", bos_token_id=1), shares="all"),
-            "shares: expected equal for a model with sliding",
-        ),
     ):
         with pytest.raises((ValueError, TypeError), match=message):
             wrong()

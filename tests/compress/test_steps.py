@@ -31,14 +31,15 @@ METHODS = {
     "gistpool": lambda model: GistPool(model, ratio=4, window=16, lora=4),
     "dodo": lambda model: Dodo(model, ratio=4, window=16, lora=4, layer=1),
     # Heads with different numbers of keys, alone and with biases, and equal heads with biases.
-    "packed": lambda model: Select(model, ratio=3, by="key_norm", shares="all", lora=4),
+    "packed": lambda model: Select(model, ratio=3, by="key_diff", shares="all", lora=4),
     "fitted": lambda model: Select(model, ratio=3, by="kvzip", shares="all", fit=True, window=16, lora=4),
     "biased": lambda model: Select(model, ratio=3, by="kvzip", fit=True, lora=4),
 }
 # Families with full attention, with sliding windows, and without gistkit's RoPE; each method once.
 QUICK = [("llama", "gistpool"), ("qwen3", "icae"), ("gemma3", "x500"), ("gpt2", "avgpool"), ("mistral", "dodo")]
-QUICK += [("llama", "packed"), ("qwen3", "fitted"), ("qwen2", "biased")]
+QUICK += [("gemma3", "packed"), ("qwen3", "fitted"), ("qwen2", "biased")]
 MORE = [("gemma2", "gistpool"), ("gemma3", "avgpool"), ("qwen2", "x500"), ("qwen2", "dodo"), ("phi3", "avgpool")]
+MORE += [("llama", "packed"), ("mistral", "packed"), ("qwen2", "fitted")]
 MORE += [("gpt2", "icae"), ("gemma2", "x500"), ("llama", "icae"), ("mistral", "gistpool"), ("qwen3", "dodo")]
 
 

@@ -1,14 +1,17 @@
 """PackedLayers: attention over heads of different lengths is one softmax of each over its own keys and the text."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from gistkit.common.checks import POSITIONS, padded
 from gistkit.hf import CACHE, PackedLayers, attach, empty_cache
 from gistkit.inspect.recorder import ATTENTION
-from gistkit.layouts import Plan, causal_plan
+from gistkit.layouts import Plan, causal, causal_plan
 from tests.helpers.models import tiny, tiny_llama
 
 DIM, GROUP = 12, 2
@@ -20,17 +23,25 @@ def numbers(*shape, seed=0, **options):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed), **options)
 
 
-def dense(query, text_key, text_value, key, value, biases, counts):
+# Where keys of each row and the first of a text stand, where there is a window; heads with fewer have the first ones.
+PLACES = [[*range(10, 710)], [705, 706, 709, 710, 711]]
+START = 712
+
+
+def dense(query, text_key, text_value, key, value, biases, counts, window=10**9):
     """[B, Hq, N, D] by plain softmaxes, causal over the text."""
     kept = [part.split(counts.flatten().tolist()) for part in (key, value, biases)]
     out, copies, heads = [], len(query) // len(counts), counts.shape[1]
     for row in range(len(query)):
         for head in range(query.shape[1]):
             place = row // copies * heads + head // GROUP
+            places = PLACES[row // copies][: len(kept[0][place])]
             for index, one in enumerate(query[row, head]):
-                keys = torch.cat([kept[0][place], text_key[row, head // GROUP, : index + 1]])
-                values = torch.cat([kept[1][place], text_value[row, head // GROUP, : index + 1]])
-                bias = torch.nn.functional.pad(kept[2][place], (0, index + 1))
+                old = [i for i, at in enumerate(places) if START + index - at < window]
+                new = slice(max(0, index + 1 - window), index + 1)
+                keys = torch.cat([kept[0][place][old], text_key[row, head // GROUP, new]])
+                values = torch.cat([kept[1][place][old], text_value[row, head // GROUP, new]])
+                bias = torch.nn.functional.pad(kept[2][place][old], (0, new.stop - new.start))
                 out.append((keys @ one * DIM**-0.5 + bias).softmax(0) @ values)
     return torch.stack(out).view(*query.shape[:3], -1)
 
@@ -48,27 +59,28 @@ def lying(memory, key, value, room):
     [(1, 1, 1), (1, 1, 5), (1, 3, 4), (2, 1, 1), (2, 1, 3), (2, 2, 3)],
 )
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("kept", [1, 0])
-def test_attention_and_its_gradients_are_those_of_plain_softmaxes(rows, copies, length, biased, kept):
+@pytest.mark.parametrize(("kept", "window"), [(1, None), (0, None), (1, 4)])
+def test_attention_and_its_gradients_are_those_of_plain_softmaxes(rows, copies, length, biased, kept, window):
     # With shares of all layers one may keep nothing.
     counts, batch = COUNTS[:rows] * kept, rows * copies
     total = int(counts.sum())
     tensors = [numbers(total, DIM), numbers(total, DIM, seed=1)]
     tensors += [numbers(batch, length, heads, DIM, seed=heads) for heads in (3 * GROUP, 3, 3)]
     tensors.append(numbers(total, seed=5) if biased else torch.zeros(total, dtype=torch.float64))
-    plan = causal_plan(length, length, torch.device("cpu"))
+    plan = causal_plan(length, length, torch.device("cpu"), window)
+    plan, places = replace(plan, positions=START + torch.arange(length)), padded(PLACES[:rows], POSITIONS)
 
     def packed(key, value, query, *text, lie=None):
         *text, biases = text
-        memory = PackedLayers.of([(key, value)], [counts], [biases] if biased else None)
+        memory = PackedLayers.of([(key, value)], [counts], [biases] if biased else None, places)
         query, *text = (part.transpose(1, 2) for part in (query, *text))
         if lie is not None:
             text = lying(memory, *text, lie)
-        return memory.attend(0, query, *text, plan)
+        return memory.attend(0, query, *text, plan, window)
 
     def plainly(key, value, query, *text):
         *text, biases = text
-        return dense(*(part.transpose(1, 2) for part in (query, *text)), key, value, biases, counts)
+        return dense(*(part.transpose(1, 2) for part in (query, *text)), key, value, biases, counts, window or 10**9)
 
     weights = numbers(batch, 3 * GROUP, length, DIM, seed=9)
     found = []
@@ -122,7 +134,10 @@ class Sizes(TorchDispatchMode):
 
 def test_what_cannot_be_packed_is_refused():
     layers = [(numbers(3, 12).float(), numbers(3, 12).float())] * 2
-    memory = PackedLayers.of(layers, [torch.tensor([[1, 2]])] * 2)
+    memory, placed = (
+        PackedLayers.of(layers, [torch.tensor([[1, 2]])] * 2, places=places)
+        for places in (None, torch.tensor([[0, 1]]))
+    )
     ids = torch.tensor([[3, 4, 5]])
     with attach(tiny_llama()) as model, torch.no_grad():
         assert model(ids, memory=memory, use_cache=False).logits.isfinite().all()
@@ -131,8 +146,12 @@ def test_what_cannot_be_packed_is_refused():
         three = PackedLayers.of(layers, [torch.tensor([[1, 0, 2]])] * 2)
         with pytest.raises(ValueError, match="memory: expected queries of 1 rows or a multiple, and of 3 heads"):
             model(ids, memory=three, use_cache=False)
-    with attach(tiny("mistral", sliding_window=2)) as model, pytest.raises(ValueError, match="sliding_window: exp"):
-        model(ids, memory=memory, use_cache=False)
+    with attach(tiny("mistral", sliding_window=2)) as model:
+        # A plan with positions for keys without places, and places without a plan.
+        plan = causal(3).compile(windows=(2,))
+        for one, given in ((memory, {"plan": plan}), (placed, {})):
+            with pytest.raises(ValueError, match="sliding_window: expected none over a memory whose heads keep"):
+                model(ids, memory=one, use_cache=False, **given)
 
 
 class Calls(TorchDispatchMode):

@@ -43,6 +43,13 @@ def shared():
     return Select(model, ratio=3, by="key_norm", shares="all", bos_token=256).float().eval()
 
 
+def shared_with_windows():
+    """The same where half of the layers have a window shorter than the texts."""
+    torch.manual_seed(2)
+    model = tiny("gemma3", vocab_size=257, sliding_window=9)
+    return Select(model, ratio=3, by="key_diff", shares="all", bos_token=256).float().eval()
+
+
 class Serving:
     """A worker of a compressor, and another compressor of the same weights."""
 
@@ -76,7 +83,7 @@ class Serving:
         self.repository.close()
 
 
-@pytest.mark.parametrize("make", [make_compressor, adapted, windowed, shared])
+@pytest.mark.parametrize("make", [make_compressor, adapted, windowed, shared, shared_with_windows])
 @pytest.mark.parametrize("part", [rows.PART, 7])
 def test_answers_that_join_at_random_times_are_those_that_each_gets_alone(make, part, tmp_path, monkeypatch):
     monkeypatch.setattr(rows, "PART", part)

@@ -258,7 +258,7 @@ def against_presses(
 def shown(entry: Entry) -> str:
     """What a table calls a memory."""
     times = "" if entry.ratio is None or entry.memory == FULL else f" {entry.ratio:g}x"
-    shares = "" if entry.shares == "equal" else ", heads share"
+    shares = {"equal": "", "heads": ", heads of a layer share"}.get(entry.shares, ", heads share")
     fitted = ", fitted" if entry.fit else ""
     return f"{entry.memory}{times}{shares}{fitted}{', question known' if entry.aware else ''}"
 

@@ -150,9 +150,9 @@ class PressReader:
         self, text: Text, by: str, count: int, scores: Callable[[int], Tensor], shares: str = "equal", fit: bool = False
     ) -> Memory:
         """Keys with the highest scores [Hk, n]; the last ones in layers with a window."""
-        windows = {layer for layer, window in enumerate(text.windows) if window is not None}
+        windows = {layer: window for layer, window in enumerate(text.windows) if window is not None}
         score = self.scores[by].score
-        keep = Selection((text.length,), (count,), score, False, self.select.frequencies, shares=shares)
+        keep = Selection((text.length,), (count,), score, False, self.select.frequencies, shares=shares, whole=True)
         own = {layer: scores(layer) for layer in range(len(text.layers)) if layer not in windows}
         found = Repeated(own, text.references if fit else {})
         keep.choose(dict(enumerate(text.layers)), lambda row: found, windows)

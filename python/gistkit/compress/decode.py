@@ -74,11 +74,11 @@ def reading_plan(compressor: Any, memory: Memory, task: Task, texts: Sequence[Ro
     starts = compressor.starts(memory, task)
     tasks = compressor.task_embedding(task, memory).shape[1]
     widths = (tasks, *(text.ids.shape[1] for text in texts))
-    # Every token sees all that is packed, which no plan counts; but a plan has a column at least.
-    packed = memory.counts is not None and any(widths)
+    # What a token sees of packed keys no plan counts; but a plan has a column at least.
+    columns = memory.num_tokens if memory.counts is None else int(not any(widths))
     reading = tuple(
         ReadingRow(
-            0 if packed else memory.lengths[row],
+            min(columns, memory.lengths[row]),
             # Cached keys are rotated already.
             b"" if cached else memory.positions[row].numpy().tobytes(),
             ordinals[row].numpy().tobytes(),
@@ -89,7 +89,7 @@ def reading_plan(compressor: Any, memory: Memory, task: Task, texts: Sequence[Ro
         for row in range(memory.batch_size)
     )
     lm.check_positions(name, max(row.start + sum(row.text) - 1 for row in reading))
-    return decoder_plan(reading, 0 if packed else memory.num_tokens, widths, cached, lm.windows, str(compressor.device))
+    return decoder_plan(reading, columns, widths, cached, lm.windows, str(compressor.device))
 
 
 def last_of(memory: Memory) -> Tensor:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import Cache
 
+from gistkit.common.checks import POSITIONS
 from gistkit.common.files import read_tensors, write_tensors
 from gistkit.compress.config import REGISTRY
 from gistkit.compress.memory_files import packed, unpacked
@@ -71,7 +72,8 @@ class Memory:
         last: [B, hidden], the output that predicts the token after the memory if there is no task token between them.
         ordinals: int64 [B, K] on the CPU, ascending in each row: the places of the memory tokens in the logical order
             of the pass that made them, which sliding windows count by. The text's places follow the last one. None: the
-            method derives them (VoCo cannot, because images differ in size).
+            method derives them (VoCo cannot, because images differ in size). With `counts` those of the keys in layers
+            with a sliding window, which keep as many in each head, and then zeros.
         key_bias: float32 or float64 [B, K, A], fitted biases on the logits of the keys of A layers and key heads, in
             `Select`; with `counts` [T of all layers].
         straight_through: [B, K], zeros on the logits of the keys of all layers and heads, through which the scores of
@@ -169,7 +171,15 @@ class Memory:
         """`layers` as a pass takes them."""
         if self.layers is None or self.counts is None:
             return self.layers
-        return PackedLayers.of(self.layers, self.counts, self.packed_biases)
+        return PackedLayers.of(self.layers, self.counts, self.packed_biases, self.places)
+
+    @property
+    def places(self) -> Tensor:
+        """With `counts` int64 [R, n], `ordinals` of rows with keys of their own; `POSITIONS` where a row has less."""
+        ordinals = ordinals_of(self)[: len(cast("tuple[Tensor, ...]", self.counts)[0])]
+        # Only the first may be 0.
+        real = F.pad(ordinals[:, 1:] > 0, (1, 0), value=True)
+        return ordinals.where(real, POSITIONS)[:, : int(real.sum(1).max())]
 
     @property
     def packed_biases(self) -> list[Tensor] | None:

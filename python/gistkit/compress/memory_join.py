@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gistkit import hf, ops
-from gistkit.compress.memory import Memory, last_places
+from gistkit.common.checks import POSITIONS
+from gistkit.compress.memory import Memory
 
 
 def join(compressor: Any, memories: Sequence[Memory]) -> Memory:
@@ -86,7 +87,7 @@ def _append(compressor: Any, first: Memory, second: Memory) -> Memory:
             result,
             lengths=lengths,
             positions=_interleaved(first.positions, positions, own, others),
-            ordinals=last_places(result.starts, lengths),
+            ordinals=_places_after(first, second, max(lengths)),
             counts=tuple(a + b for a, b in zip(first.counts or (), second.counts or (), strict=True)),
             key_bias=None if biases is None else _interleaved(*biases, own, others),
             layers=_packed_layers_after(compressor, first, second),
@@ -125,6 +126,14 @@ def _layers_after(compressor: Any, first: Memory, second: Memory, delta: Tensor)
         (_after(key, moved_key, first, second), _after(value, other_value, first, second))
         for (key, value), moved_key, (_, other_value) in zip(first.layers or (), keys, second.layers or (), strict=True)
     )
+
+
+def _places_after(first: Memory, second: Memory, width: int) -> Tensor:
+    """`ordinals` [B, width] of memories with `counts`."""
+    places = torch.cat([first.places, second.places + torch.tensor(first.starts)[:, None]], 1).sort(1).values
+    # Without sliding windows nobody asks for them, and there may be more than keys.
+    places = places.where(places < POSITIONS, 0)[:, :width]
+    return F.pad(places, (0, width - places.shape[1]))
 
 
 def _packed_layers_after(compressor: Any, first: Memory, second: Memory) -> tuple[tuple[Tensor, Tensor], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -115,8 +115,10 @@ class Selection(hf.Keeper):
         super().__init__()
         first = getattr(score, "sinks", 0)
         self.sinks = first if sinks is None else min(first, sinks)
-        self.question, self.shares, self.depth = question, shares, depth
+        self.question, self.shares = question, shares
         self.lengths, self.counts, self.score = lengths, counts, score
+        # How many tokens of each row layers with a sliding window keep, and the layers without one.
+        self.last, self.full = tuple(counts), list(range(depth))
         self.closed, self.frequencies = closed, frequencies
         self.whole = whole
         # Window and frequencies of each layer, and of each row the scores [Hk, n] of layers without a window.
@@ -135,7 +137,7 @@ class Selection(hf.Keeper):
         if window is None and not self.score.reads_again:
             scores = self._scores(layer_idx, query, key, value, scale, inv_freq)
         if not self.whole:
-            windows = () if window is None else (layer_idx,)
+            windows = {} if window is None else {layer_idx: window}
             found = [Repeated({layer_idx: own}, {}) for own in scores]
             self.choose({layer_idx: (key, value)}, found.__getitem__, windows, {layer_idx: inv_freq})
             return
@@ -163,7 +165,8 @@ class Selection(hf.Keeper):
         # Those of a question are not kept.
         window = 1 if self.question else getattr(self.score, "window", 1)
         rows = zip(self.counts, self.lengths, strict=True)
-        return [pyramid(count, length, self.depth, min(window, length // 2))[layer] for count, length in rows]
+        place, depth = self.full.index(layer), len(self.full)
+        return [pyramid(count, length, depth, min(window, length // 2))[place] for count, length in rows]
 
     def _chosen(self, scores: Sequence[Tensor], count: int) -> Sequence[Tensor]:
         places = torch.arange(self.sinks, device=scores[0].device).clamp(max=scores[0].shape[1] - 1)
@@ -173,8 +176,8 @@ class Selection(hf.Keeper):
 
     def _last(self, key: Tensor) -> Tensor:
         """int64 [B, Hk, K], the last tokens of each row, and then -1."""
-        count, length = (torch.tensor(numbers)[:, None, None] for numbers in (self.counts, self.lengths))
-        columns = torch.arange(max(self.counts))
+        count, length = (torch.tensor(numbers)[:, None, None] for numbers in (self.last, self.lengths))
+        columns = torch.arange(max(self.last))
         index = (length - count + columns).where(columns < count, -1)
         return index.expand(-1, key.shape[1], -1).to(key.device)
 
@@ -182,7 +185,7 @@ class Selection(hf.Keeper):
         self,
         layers: Mapping[int, tuple[Tensor, Tensor]],
         found: Callable[[int], Repeated],
-        windows: Container[int] = (),
+        windows: Mapping[int, int],
         inv_freqs: Mapping[int, Tensor | None] | None = None,
     ) -> None:
         """Keeps what scores choose of the keys and values that a pass has left, all heads at once.
@@ -191,17 +194,40 @@ class Selection(hf.Keeper):
             layers: key and value of each.
             found: scores of a row, and references for which values and biases are fitted. Those of one row are alive
                 at a time, as they may take more than its keys and values.
-            windows: layers with a sliding window, which keep the last tokens.
+            windows: widths of layers with a sliding window, which keep the last tokens.
             inv_freqs: of each layer's RoPE, to close up positions.
         """
         full = [layer for layer in sorted(layers) if layer not in windows]
+        if self.whole and self.shares != "equal":
+            self._share(layers, windows, full)
         pools = [full] if self.shares == "all" else [[layer] for layer in full]
         stay: dict[int, list[Tensor]] = {layer: [] for layer in full}
         for row in range(len(self.lengths)) if full else ():
             self.fits[row] |= self._choose_row(row, layers, found(row), pools, stay)
+        kept = {layer: _places(stay[layer]) if layer in stay else self._last(layers[layer][0]) for layer in layers}
+        most = torch.stack([(index >= 0).sum(-1).amax(1) for index in kept.values()]).amax(0)
         for layer, (key, value) in layers.items():
-            index = _places(stay[layer]) if layer in stay else self._last(key)
-            self._take(layer, key, value, index, (inv_freqs or {}).get(layer))
+            ends = most if layer in windows else None
+            self._take(layer, key, value, kept[layer], (inv_freqs or {}).get(layer), ends)
+
+    def _share(
+        self, layers: Mapping[int, tuple[Tensor, Tensor]], windows: Mapping[int, int], full: Sequence[int]
+    ) -> None:
+        """Divides the bytes of equal shares: layers with a window keep the same part of what text behind sees there."""
+        self.full = list(full)
+        if not windows:
+            return
+        seen, split = max(1, max(windows.values()) - 1), []
+        # Numbers of a token.
+        more, of = (
+            sum(part.shape[1] * part.shape[3] for layer in some for part in layers[layer]) for some in (windows, full)
+        )
+        for length, count in zip(self.lengths, self.counts, strict=True):
+            # Where the others keep all, what is left is theirs again.
+            last = max(1, min(seen, length) * count // length, count + (count - length) * of // more)
+            last = min(count, seen, last)
+            split.append((last, min(length, count + (count - last) * more // of) if of else count))
+        self.last, self.counts = zip(*split, strict=True)
 
     def _choose_row(
         self,
@@ -236,7 +262,16 @@ class Selection(hf.Keeper):
             biases.append(bias)
         return torch.cat(biases, 1).mT
 
-    def _take(self, layer_idx: int, key: Tensor, value: Tensor, index: Tensor, inv_freq: Tensor | None) -> None:
+    def _take(
+        self,
+        layer_idx: int,
+        key: Tensor,
+        value: Tensor,
+        index: Tensor,
+        inv_freq: Tensor | None,
+        ends: Tensor | None,
+    ) -> None:
+        """Keeps the places of `index`; closed, from 0 on, or where they end right before `ends` [B], the text."""
         self.places.setdefault(layer_idx, index)
         source, none = index.clamp(min=0), (index < 0)[..., None]
         key, value = (tensor.take_along_dim(source[..., None], 2).masked_fill(none, 0) for tensor in (key, value))
@@ -248,6 +283,8 @@ class Selection(hf.Keeper):
             value = (value + changes).to(value.dtype)
         if self.closed and inv_freq is not None:
             delta = torch.arange(index.shape[-1], device=index.device) - source
+            if ends is not None:
+                delta += (ends[:, None] - (index >= 0).sum(-1))[..., None]
             moved = ops.rerotate(key.flatten(0, 1)[:, None], delta.flatten(0, 1), inv_freq)
             key = moved[:, 0].unflatten(0, key.shape[:2])
         self.keep(layer_idx, key, value)
@@ -260,6 +297,6 @@ class Selection(hf.Keeper):
             return again if self.score.reads_again else again._replace(scores=self.scores[row])
 
         layers, self._layers = self._layers, {}
-        windows = {layer for layer, (window, _) in self._about.items() if window is not None}
+        windows = {layer: window for layer, (window, _) in self._about.items() if window is not None}
         inv_freqs = {layer: inv_freq for layer, (_, inv_freq) in self._about.items()}
         self.choose(layers, found, windows, inv_freqs)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from gistkit.common.checks import POSITIONS
 from gistkit.hf.cache import MemoryCache, MemoryLayer
 from gistkit.hf.packed import PackedLayers
 from gistkit.layouts import Plan
@@ -162,7 +163,8 @@ class Step:
             self.biases: list[Tensor] | None = None
             if kept:
                 first = [(keys[:kept], values[:kept]) for keys, values in layers]
-                self.packed = PackedLayers(first, torch.zeros(batch, sum(heads), 2), heads)
+                places = torch.full((batch, kept), POSITIONS, device=device)
+                self.packed = PackedLayers(first, torch.zeros(batch, sum(heads), 2), heads, places=places)
             elif shape.biased:
                 self.biases = [_zeros(keys, batch, count, room) for (keys, _), count in zip(layers, heads, strict=True)]
             self.layers: list[_Layer] = []

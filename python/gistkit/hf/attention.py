@@ -204,10 +204,12 @@ def attention(
     layer_plan = _layer_plan(plan, sliding_window, query, key)
     tensors = query, key, value, layer_plan
     if packed is not None:
-        if sliding_window is not None or key_bias is not None:
-            name = "key_bias" if sliding_window is None else "sliding_window"
-            raise ValueError(f"{name}: expected none over a memory whose heads keep different numbers of keys, got one")
-        out = packed.attend(layer, *tensors, dropout=dropout, cached=held, scale=scaling, softcap=softcap)
+        if key_bias is not None:
+            raise ValueError(
+                "key_bias: expected none over a memory whose heads keep different numbers of keys, got one"
+            )
+        options: dict[str, Any] = {"scale": scaling, "softcap": softcap}
+        out = packed.attend(layer, *tensors, window=sliding_window, dropout=dropout, cached=held, **options)
     elif dropout:
         out = ops.attention_with_dropout(*tensors, dropout=dropout, scale=scaling, key_bias=key_bias)
     else:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gistkit import ops
-from gistkit.common.checks import placed
+from gistkit.common.checks import POSITIONS, placed
 from gistkit.hf.keep import Layers
 from gistkit.layouts import Plan
 
@@ -49,7 +49,10 @@ class _Block(NamedTuple):
 
 
 class PackedLayers:
-    """A memory for `attach` whose heads keep different numbers of keys; a query sees all keys of its head.
+    """A memory for `attach` whose heads keep different numbers of keys.
+
+    A query sees all keys of its head, or in a layer with a sliding window those less than its width before the query's
+    position.
 
     If the text's keys follow the memory's in one tensor, and no two rows share a memory, a layer is one call of
     `ops.attention`: each row and key head is a row of the call and sees its own keys. Otherwise the memory has its own
@@ -61,43 +64,55 @@ class PackedLayers:
             layer. B / R consecutive rows of a pass of B rows share a memory.
         heads: key heads of each layer.
         biases: float32 [T] of each layer, added to the logits of its keys; None: none.
+        places: int64 [R, n], ascending, where the keys of a head stand in layers with a sliding window, counted as
+            position IDs are; `POSITIONS` where a row has less. None: the model has no such layers.
     """
 
     def __init__(
-        self, layers: Layers, spans: Tensor, heads: Sequence[int], biases: Sequence[Tensor] | None = None
+        self,
+        layers: Layers,
+        spans: Tensor,
+        heads: Sequence[int],
+        biases: Sequence[Tensor] | None = None,
+        places: Tensor | None = None,
     ) -> None:
         self.layers, self.heads, self.biases = list(layers), list(heads), biases
         self._blocks: list[_Block | None] = [None] * len(layers)
         # The size of blocks, and int32 [B, A, 1, 1, 1], where the text of each row and head starts in them.
         self._starts: tuple[tuple[int, int], Tensor] | None = None
-        self._see(spans)
+        self._see(spans, places)
 
-    def _see(self, spans: Tensor) -> None:
+    def _see(self, spans: Tensor, places: Tensor | None) -> None:
         self.rows = len(spans)
         parts = spans.split(self.heads, 1)
         self._most = [int((part[..., 1] - part[..., 0]).max()) if self.rows else 0 for part in parts]
         # [R, A, 1, 1, 2].
         self._spans = placed(spans.int(), self.layers[0][0].device)[:, :, None, None]
-        # The last pass: the plan of its text, B, the blocks' size, and the resulting plan of each layer.
-        self._pass: tuple[Plan, int, tuple[int, int], list[Plan]] | None = None
-        # The last number of queries over only the memory, and the plan of each layer for it.
-        self._memory_only: tuple[int, list[Plan]] | None = None
+        self._places = None if places is None else placed(places, self._spans.device)
+        # By window, and with a text or without: what the last plans of layers were made for, and these.
+        self._known: dict[tuple[int | None, bool], tuple[Any, list[Plan]]] = {}
 
-    def seen(self, spans: Tensor) -> PackedLayers:
+    def seen(self, spans: Tensor, places: Tensor | None) -> PackedLayers:
         """The same keys and texts, read by other rows."""
         others = copy(self)
-        others._see(spans)
+        others._see(spans, places)
         return others
 
     @classmethod
-    def of(cls, layers: Layers, counts: Sequence[Tensor], biases: Sequence[Tensor] | None = None) -> PackedLayers:
+    def of(
+        cls,
+        layers: Layers,
+        counts: Sequence[Tensor],
+        biases: Sequence[Tensor] | None = None,
+        places: Tensor | None = None,
+    ) -> PackedLayers:
         """A memory that stores row after row, and in each row head after head.
 
         Args:
-            layers, biases: see above.
+            layers, biases, places: see above.
             counts: int64 [R, Hk] for each layer, the number of keys of each head.
         """
-        return cls(layers, spans_of(counts), [own.shape[1] for own in counts], biases)
+        return cls(layers, spans_of(counts), [own.shape[1] for own in counts], biases, places)
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -148,8 +163,11 @@ class PackedLayers:
         return self._starts[1]
 
     def take(self, other: PackedLayers, rows: int) -> None:
-        """Copies the keys, biases and spans of another memory, for a pass of `rows` rows, into those of this one."""
+        """Copies the keys, biases, spans and places of another memory, for a pass of `rows` rows, into this one's."""
         self._spans.zero_()[:rows] = other._spans.repeat_interleave(rows // other.rows, 0)
+        if self._places is not None and other._places is not None:
+            places = other._places.repeat_interleave(rows // other.rows, 0)
+            self._places.fill_(POSITIONS)[:rows, : places.shape[1]] = places
         for layer, (own, others) in enumerate(zip(self.layers, other.layers, strict=True)):
             for part, its in zip(own, others, strict=True):
                 part[: len(its)] = its
@@ -164,6 +182,7 @@ class PackedLayers:
         key: Tensor,
         value: Tensor,
         plan: Plan,
+        window: int | None = None,
         dropout: float = 0.0,
         cached: Tensor | None = None,
         **options: Any,
@@ -172,6 +191,7 @@ class PackedLayers:
 
         Args:
             plan: of the text's keys.
+            window: width of the layer's sliding window; the memory must have places, and the plan position IDs.
             dropout: of all weights; above 0 `ops.attention_with_dropout` runs.
             cached: the text's keys in the cache, if `key` is a copy of them in another dtype.
             options: those of `ops.attention`.
@@ -184,29 +204,61 @@ class PackedLayers:
             )
         if plan.num_keys != key.shape[2]:
             raise ValueError(f"plan: expected one for the text's {key.shape[2]} keys, got one for {plan.num_keys}")
+        if window is not None and (self._places is None or plan.positions is None):
+            raise ValueError(
+                "sliding_window: expected none over a memory whose heads keep different numbers of keys, unless it has "
+                f"their places and the plan position IDs, got {window}"
+            )
         block, address = self._blocks[layer], (key if cached is None else cached).data_ptr()
         if block is None or address != block.text or dropout or batch > self.rows:
-            return self._beside(layer, query, (key, value, plan), dropout, options)
-        rows_plan = self._plans(plan, batch, block.size)[layer]
+            return self._beside(layer, query, (key, value, plan), window, dropout, options)
+        rows_plan = self._plans(plan, window, 1, block.size)[layer]
         flat = query.reshape(batch * heads, query_heads // heads, count, dim)
         keys, values = (_of_each(part.to(query.dtype), len(flat)) for part in (block.keys, block.values))
         out = cast(Tensor, ops.attention(flat, keys, values, rows_plan, key_bias=block.biases, **options))
         return out.reshape(batch, query_heads, count, -1)
 
-    def _plans(self, plan: Plan, batch: int, size: tuple[int, int]) -> list[Plan]:
-        """The plan of each layer for rows over blocks of a size."""
-        known = self._pass
-        if known is None or known[0] is not plan or known[1:3] != (batch, size):
-            text = plan.spans[:, None] + self._starts_of(*size)[:batch]
-            spans = torch.cat([self._spans.expand(-1, -1, plan.num_queries, -1, -1), text], 3)
-            own, more = spans.split(self.heads, 1), size[0] * size[1]
+    def _seen_spans(self, plan: Plan, window: int | None, copies: int) -> Tensor:
+        """int32 [R, A, queries, 1, 2], what of the memory is seen by the queries of `copies` rows that share it."""
+        queries = copies * plan.num_queries
+        spans = self._spans.expand(-1, -1, queries, -1, -1)
+        if window is None:
+            return spans
+        hidden = torch.atleast_2d(cast(Tensor, plan.positions)) - window
+        hidden = hidden.expand(self.rows * copies, -1).reshape(self.rows, queries, 1)
+        before = (cast(Tensor, self._places)[:, None] <= hidden).sum(-1).int()
+        start, end = spans.unbind(-1)
+        return torch.stack([torch.minimum(start + before[:, None, :, None], end), end], -1)
+
+    def _plans(self, plan: Plan, window: int | None, copies: int, size: tuple[int, int] | None) -> list[Plan]:
+        """The plan of each layer, with a window or without, over the memory and blocks of a size; None: over it alone.
+
+        Args:
+            plan: of a text of rows of which `copies` share a memory.
+        """
+        # All queries see the same of a memory alone.
+        any_text = size is None and window is None
+        made_for = copies * plan.num_queries, size, None if any_text else plan
+        known = self._known.get((window, size is None))
+        if known is None or known[0] != made_for:
+            spans, more = self._seen_spans(plan, window, copies), 0
+            if size is not None:
+                text = plan.spans[:, None] + self._starts_of(*size)[: self.rows]
+                spans, more = torch.cat([spans, text], 3), size[0] * size[1]
             keys = [len(key) + heads * more for (key, _), heads in zip(self.layers, self.heads, strict=True)]
-            plans = [Plan(part.flatten(0, 1), number) for part, number in zip(own, keys, strict=True)]
-            self._pass = known = plan, batch, size, plans
-        return known[3]
+            own = (part.flatten(0, 1).contiguous() for part in spans.split(self.heads, 1))
+            known = made_for, [Plan(part, number) for part, number in zip(own, keys, strict=True)]
+            self._known[window, size is None] = known
+        return known[1]
 
     def _beside(
-        self, layer: int, query: Tensor, text: tuple[Tensor, Tensor, Plan], dropout: float, options: dict[str, Any]
+        self,
+        layer: int,
+        query: Tensor,
+        text: tuple[Tensor, Tensor, Plan],
+        window: int | None,
+        dropout: float,
+        options: dict[str, Any],
     ) -> Tensor:
         """Attention over the memory in its own call, in which rows that share it are more queries."""
 
@@ -223,14 +275,14 @@ class PackedLayers:
         flat = flat.reshape(self.rows * heads, group, copies * count, dim)
         keys, values = (part.to(query.dtype) for part in self.layers[layer])
         biases = None if self.biases is None else _wide(self.biases[layer], query)
-        plan = self._memory_plans(copies * count)[layer]
+        plan = self._plans(text[2], window, copies, None)[layer]
         if torch.is_grad_enabled() and len(keys) and any(part.requires_grad for part in (query, keys, values)):
             # A gradient has a copy of the keys for each head: these get columns of their own, as the longest needs.
-            start, end = plan.spans.unbind(-1)
-            places = start[:, :1, 0] + torch.arange(self._most[layer], device=start.device)
+            first = self._spans.split(self.heads, 1)[layer][..., :1].flatten(0, 1)
+            places = first[:, 0, 0] + torch.arange(self._most[layer], device=first.device)
             places = places.clamp(max=len(keys) - 1).long()
             keys, values, biases = keys[places], values[places], None if biases is None else biases[places]
-            plan = Plan(torch.stack([torch.zeros_like(start), end - start], -1), places.shape[1])
+            plan = Plan(plan.spans - first, places.shape[1])
         bias = None if biases is None else torch.atleast_2d(biases)[:, None]
         shape = self.rows, heads, group, copies, count
         parts = attention(flat, _of_each(keys, len(flat)), _of_each(values, len(flat)), plan, bias=bias)
@@ -239,15 +291,6 @@ class PackedLayers:
         )
         out, lse = attention(query, *text)
         return ops.merge_attention(out, lse, own, own_lse[..., 0])[0]
-
-    def _memory_plans(self, queries: int) -> list[Plan]:
-        """The plan of each layer for `queries` queries of a head over the memory."""
-        if self._memory_only is None or self._memory_only[0] != queries:
-            parts = self._spans[..., 0, :].expand(-1, -1, queries, -1)[:, :, :, None].split(self.heads, 1)
-            lengths = (len(key) for key, _ in self.layers)
-            plans = (part.flatten(0, 1).contiguous() for part in parts)
-            self._memory_only = queries, [Plan(spans, keys) for spans, keys in zip(plans, lengths, strict=True)]
-        return self._memory_only[1]
 
 
 def _of_each(part: Tensor, rows: int) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from gistkit import hf
+from gistkit.common.checks import POSITIONS, padded
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.generation import Passes, Reading
 from gistkit.compress.memory import Memory
@@ -269,17 +270,19 @@ class Rows:
                 self._hold(None)
                 self._hold(_together([*memories.values()]))
                 self._memories = memories
-            counts = {key: memory.counts or () for key, memory in self._memories.items()}
             held = cast(PackedLayers, self._held)
             first = torch.zeros(sum(held.heads), 1, dtype=torch.int64)
-            spans = {0: first.expand(1, -1, 2)}
-            for key, own_counts in counts.items():
-                spans[key] = spans_of(own_counts) + first
-                sizes = torch.tensor([int(own.sum()) for own in own_counts])
+            spans, places = {0: first.expand(1, -1, 2)}, {0: [0][:0]}
+            for key, memory in self._memories.items():
+                counts, places[key] = memory.counts or (), memory.places[0].tolist()
+                spans[key] = spans_of(counts) + first
+                sizes = torch.tensor([int(own.sum()) for own in counts])
                 first = first + sizes.repeat_interleave(torch.tensor(held.heads))[:, None]
             ids = [0 if row.memory is None else id(row.memory) for row in self._rows]
             # One that all rows read is read once.
-            self._packed = held.seen(torch.cat([spans[key] for key in (ids if len({*ids}) > 1 else ids[:1])]))
+            ids = ids if len({*ids}) > 1 else ids[:1]
+            seen = padded([places[key] for key in ids], POSITIONS)
+            self._packed = held.seen(torch.cat([spans[key] for key in ids]), seen)
         return self._packed
 
     def _biases(self) -> list[Tensor] | None:

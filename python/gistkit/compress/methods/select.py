@@ -62,7 +62,10 @@ class SelectConfig(InPlaceConfig):
         shares: "equal": each head keeps as many. "heads": those of a layer share what they keep, by their scores, and
             each has a fifth of an equal share at least (AdaKV, Feng et al., arXiv 2407.11550). "all": the heads of all
             layers do, as KVzip's. "pyramid": the heads of a layer keep as many, and lower layers more than upper ones
-            (Cai et al., arXiv 2406.02069; PyramidKV with the score "snapkv").
+            (Cai et al., arXiv 2406.02069; PyramidKV with the score "snapkv"). All keep the bytes of equal shares. In a
+            model with sliding windows, layers with a window keep the same part of the tokens that text after the
+            context sees there as equal shares keep of the context, the last ones, and layers without share the rest;
+            where all have a window nothing is shared.
         part: as in `InPlaceConfig`; each part keeps its share of what the context keeps, at least a token. Without a
             trained length, None is what the model's positions have room for, twice as many tokens with KVzip.
         positions: "kept": the text continues after the whole context. "closed": kept tokens move together, by rotation
@@ -140,8 +143,6 @@ class SelectConfig(InPlaceConfig):
 
     def check_model(self, model: nn.Module) -> None:
         super().check_model(model)
-        if self.shares != "equal" and hf.sliding_windows(model):
-            raise ValueError(f"shares: expected equal for a model with sliding windows, got {self.shares}")
         if cast(Score, self.by).needs_rope:
             hf.check_rotates(model)
         if self.positions == "closed":
@@ -233,9 +234,11 @@ class Select(InPlace, config=SelectConfig):
         if behind:
             input_rows = join_rows(input_rows, pad([behind] * rows.batch_size, self.device))
         self.lm.check_positions("input_ids", max(input_rows.lengths) - 1)
+        # What a layer keeps depends on the others.
+        together = self.shares == "all" or (self.shares != "equal" and bool(self.lm.windows))
         keep = Selection(
             lengths, counts, self.score, self.closed, self.frequencies, len(behind), self.shares,
-            self.config.num_hidden_layers, sinks, whole=self._repeats or self.shares == "all",
+            self.config.num_hidden_layers, sinks, whole=self._repeats or together,
         )  # fmt: skip
         out = self.lm.run(
             TEXT,
@@ -274,7 +277,7 @@ class Select(InPlace, config=SelectConfig):
             context_lengths=context_lengths,
             positions=(places + 1 + own_bos[:, None, None]).where(places >= 0, 0),
             # Those of the last tokens, which layers with a sliding window keep; other layers see all keys anyway.
-            ordinals=last_places(starts, most),
+            ordinals=F.pad(last_places(starts, keep.last), (0, width - max(keep.last))),
             starts=starts,
             layers=keep.close(),
             last=hidden_states[torch.arange(len(lengths)), placed(lengths, hidden_states.device) - 1],
