@@ -27,45 +27,16 @@ def extension(name, monkeypatch):
     return import_module(name)
 
 
-CLAIMS = {
-    "layouts": lambda names: names["out"].shape == names["q"].shape == (1, 4, 1200, 64),
-    "icae": lambda names: names["memory"].embeddings.shape == (2, 60, 64) and names["compressor"].gain is not None,
-    "x500": lambda names: names["memory"].num_tokens == 40 and names["share"] == 1 / 5,
-    "compression-loss": lambda names: set(names["losses"]) == {"compression", "lm", "loss"},
-    "gist": lambda names: names["memory"].lengths == (51, 51) and names["compressor"].title.startswith("SepOffsetGist"),
-    "avgpool": lambda names: names["memory"].lengths == (126, 126),
-    "gistpool": lambda names: len(names["errors"]) == 2 and names["memory"].lengths == (51, 51),
-    "beacon": lambda names: names["memory"].lengths == (33, 33) and names["losses"]["lm"] > 0,
-    "dodo": lambda names: max(names["stream"].states) < 1 + 25 + 64 + 16,
-    "select": lambda names: names["memory"].lengths == (100,) and names["memory"].starts == (401,),
-    "refine": lambda names: names["refined"].after < names["refined"].before and names["refined"].steps == 20,
-    "sac": lambda names: names["memory"].lengths == (40, 40) and names["compressor"].memory_embeddings.grad is not None,
-    "kv_distill": lambda names: (
-        names["memory"].lengths == (11, 11) and set(names["losses"]) == {"kl", "reverse_kl", "loss"}
-    ),
-    "separate_encoder": lambda names: (
-        names["memory"].lengths == (55, 55)
-        and names["memory"].embeddings.shape[2] == 64
-        and not any(parameter.requires_grad for parameter in names["reader"].parameters())
-    ),
-    "voco": lambda names: names["compressor"].memory_embeddings.grad.abs().max() > 0,
-    "seqpe": lambda names: (
-        all(parameter.grad is not None for parameter in names["model"].parameters())
-        and names["written"].shape == (1, 21)
-        and names["same"].key_heads == 2
-        and names["larger"].shape == (1, 2)
-    ),
-}
-
-
 @pytest.mark.parametrize("name", METHODS)
-def test_the_lines_of_a_method_run_and_do_what_they_say(name):
+def test_the_lines_of_a_method_run_and_print_what_they_say(name):
     pytest.importorskip("peft", reason="the hf extra is not installed")
     (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "methods" / f"{name}.md").read_text(), re.DOTALL)
     torch.manual_seed(0)
-    names: dict = {}
+    shown: list = []
+    names: dict = {"print": lambda *values: shown.append(" ".join(map(str, values)))}
     exec(code, names)
-    assert CLAIMS[name](names)
+    said = re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
+    assert said and [line for line in shown if line in said] == said
     if isinstance(names.get("answer"), torch.Tensor):
         assert names["answer"].shape[-1] == 10
 
