@@ -24,25 +24,29 @@ from gistkit.layouts.relations import CAUSAL, Role
 _KEPT = 64
 
 
-@dataclass(frozen=True, eq=False)
-class EncoderPass:
-    """What a pass over a batch of contexts leaves to be read: the memory tokens of all chunks, row by row.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Places:
+    """What is known of a memory before the pass that makes it.
 
     Args:
-        lengths: memory tokens of each row.
-        positions: int64 [B, K] on the CPU, the position IDs of the memory tokens in the decoder.
-        starts: the position id of each row's [LM] token in the decoder.
+        lengths: memory tokens of each row, including BOS in methods in place.
+        positions: int64 or float64 [B, K] or [B, K, A] on the CPU, their position IDs in the decoder.
+        starts: position id of each row's task token, or of its text if there is none.
         last: the largest position id of the pass.
+        last_rows: int64 [B], the column of the pass that predicts each row's text, if no task token does.
+        ordinals: int64 [B, K] on the CPU, places of the memory tokens in logical order, if they are to be kept.
     """
 
     lengths: tuple[int, ...]
     positions: Tensor
     starts: tuple[int, ...]
     last: int
+    last_rows: Tensor | None = None
+    ordinals: Tensor | None = None
 
 
 @lru_cache(maxsize=_KEPT)
-def encoder_pass(contexts: tuple[int, ...], chunk: int, memory: int, scheme: str, carrier: str) -> EncoderPass:
+def encoder_pass(contexts: tuple[int, ...], chunk: int, memory: int, scheme: str, carrier: str) -> Places:
     """The memory of contexts of the given lengths, before any plan is made."""
     lengths = tuple(-(-context // chunk) * memory for context in contexts)
     reading = [decoder_positions(scheme, "lm", carrier, context, chunk, memory, 0) for context in contexts]
@@ -51,7 +55,7 @@ def encoder_pass(contexts: tuple[int, ...], chunk: int, memory: int, scheme: str
     starts = tuple(ids.task for ids in reading)
     # What is kept outlives the call: tensors made in inference mode could not be used in training later.
     with torch.inference_mode(False):
-        return EncoderPass(lengths, torch.from_numpy(positions), starts, last)
+        return Places(lengths=lengths, positions=torch.from_numpy(positions), starts=starts, last=last)
 
 
 @lru_cache(maxsize=_KEPT)
@@ -199,17 +203,13 @@ def check_text(method: str, layout: Layout) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class InPlacePass:
-    """One pass over [BOS][context][gists] of a batch, and which of its tokens the memory keeps.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class InPlacePass(Places):
+    """One pass over [BOS][context][gists] of a batch.
 
     Args:
         plan: of the pass, every role in the same columns of all rows of the batch.
         context, gists: the columns of each; empty if there are none.
-        lengths: compressed tokens of each row of the batch, including BOS.
-        positions: int64 or float64 [B, K] on the CPU, position IDs of BOS and the compressed tokens.
-        starts: position id of each row's text.
-        last_rows: int64 [B], the column of each row that predicts the text.
         windows: int64 [B, K], where the pooling windows of each row begin, and where the last one ends, counted in the
             context's columns; shorter rows repeat their end.
     """
@@ -217,10 +217,6 @@ class InPlacePass:
     plan: Plan
     context: slice
     gists: slice
-    lengths: tuple[int, ...]
-    positions: Tensor
-    starts: tuple[int, ...]
-    last_rows: Tensor
     windows: Tensor
 
 
@@ -255,15 +251,17 @@ def in_place_pass(method: Any, contexts: tuple[int, ...], windows: tuple[int, ..
         ends = np.minimum(np.arange(width) * method.ratio, np.array(contexts)[:, None])
         first = gists.start if gists.start < end else context.start
         last = [first + count - 1 if first < end else 0 for count in counts]
+        starts = tuple(int(full_layouts[c].positions[-1]) for c in contexts)
         return InPlacePass(
-            plan,
-            context,
-            gists,
-            lengths,
-            torch.from_numpy(positions),
-            tuple(int(full_layouts[c].positions[-1]) for c in contexts),
-            placed(last, device),
-            placed(ends, device),
+            lengths=lengths,
+            positions=torch.from_numpy(positions),
+            starts=starts,
+            last=max(starts) - 1,
+            last_rows=placed(last, device),
+            plan=plan,
+            context=context,
+            gists=gists,
+            windows=placed(ends, device),
         )
 
 
@@ -310,31 +308,19 @@ def image_row(
     return ImageRow(starts[0], tuple(end - start for start, end in images), after, contents)
 
 
-@dataclass(frozen=True, eq=False)
-class ImagePass:
-    """One pass over rows with images, in logical order, and which of its tokens the memory keeps.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ImagePass(Places):
+    """One pass over rows with images, in logical order.
 
     Args:
         plan: of the pass, padded at the end of rows.
         sources: int64 [B, N], the column of each token in [tokens of the row, padded][memory tokens of an image].
         kept: int64 [B, K], the columns of the pass that the memory keeps: memory tokens, and text that later text sees.
-        lengths: kept tokens of each row.
-        positions: int64 [B, K] or [B, K, A] on the CPU, position IDs of the kept tokens.
-        ordinals: int64 [B, K] on the CPU, their places in logical order.
-        starts: position id of the text that follows each row.
-        last_rows: int64 [B], the column of each row's last token.
-        last: the largest position id of the pass.
     """
 
     plan: Plan
     sources: Tensor
     kept: Tensor
-    lengths: tuple[int, ...]
-    positions: Tensor
-    ordinals: Tensor
-    starts: tuple[int, ...]
-    last_rows: Tensor
-    last: int
 
 
 @lru_cache(maxsize=_KEPT)
@@ -365,15 +351,15 @@ def image_pass(
     with torch.inference_mode(False):
         plan = compiled(parts, windows, device, grouped=False)
         return ImagePass(
-            plan,
-            placed(_padded(sources), device),
-            placed(_padded(kept), device),
-            tuple(map(len, kept)),
-            _padded(positions),
-            _padded([part.ordinals[index] for part, index in zip(parts, kept, strict=True)]),
-            tuple(int(one.positions.T[-1].max()) for one in full),
-            placed([len(part) - 1 for part in parts], device),
-            max(int(part.positions.max()) for part in parts),
+            lengths=tuple(map(len, kept)),
+            positions=_padded(positions),
+            starts=tuple(int(one.positions.T[-1].max()) for one in full),
+            last=max(int(part.positions.max()) for part in parts),
+            last_rows=placed([len(part) - 1 for part in parts], device),
+            ordinals=_padded([part.ordinals[index] for part, index in zip(parts, kept, strict=True)]),
+            plan=plan,
+            sources=placed(_padded(sources), device),
+            kept=placed(_padded(kept), device),
         )
 
 

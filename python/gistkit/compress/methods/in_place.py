@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gistkit import hf
@@ -261,8 +263,7 @@ class InPlace(Compressor):
                 "without"
             )
 
-    def documents_of(self, memory: Memory, row: int) -> tuple[int, list[int]]:
-        """1 if the documents of a row begin with BOS, else 0; and the tokens of each of them besides it."""
+    def documents_of(self, memory: Memory, row: int) -> tuple[int, Sequence[int]]:
         for bos in (0, 1):
             lengths = [document - bos for document in memory.documents[row]]
             if 1 + sum(self.start_behind(memory, tokens) - 1 for tokens in lengths) == memory.starts[row]:
@@ -331,7 +332,7 @@ class OnePass(InPlace):
         """One pass over BOS, all contexts, and their gists if there are any."""
         input_rows = self._read_by_pass(self.with_bos(rows))
         batch = self.pass_over(input_rows)
-        self.lm.check_positions("input_ids", max(batch.starts) - 1)
+        self.lm.check_positions("input_ids", batch.last)
         inputs = self.lm.embedded(TEXT, input_rows.ids)
         use: Any = TEXT
         if self.options.has_gists:
@@ -339,16 +340,7 @@ class OnePass(InPlace):
             use = {TEXT: slice(0, batch.gists.start), GISTS: batch.gists} if self.separate else TEXT
         keep = self.options.kept(batch, self.as_text)
         hidden_states = self.lm.run(use, inputs_embeds=inputs, plan=batch.plan, keep=keep).last_hidden_state
-        memory = Memory(
-            source=self.source,
-            lengths=batch.lengths,
-            context_lengths=rows.lengths,
-            positions=batch.positions.clone(),
-            starts=batch.starts,
-            layers=keep.close(),
-            last=hidden_states.take_along_dim(batch.last_rows[:, None, None], 1)[:, 0],
-        )
-        return memory, hidden_states[:, batch.gists]
+        return self.remember(batch, rows, hidden_states, layers=keep.close()), hidden_states[:, batch.gists]
 
     def pass_over(self, input_rows: Rows) -> InPlacePass:
         """The plan of a pass over BOS and contexts, and which of its tokens the memory keeps."""
@@ -380,20 +372,10 @@ class OnePass(InPlace):
     def start_behind(self, memory: Memory, context: int) -> int:
         return int(self.options.of(memory).layout(context).positions[-1])
 
-    def context_spans(self, memory: Memory) -> Tensor:
-        """See `Compressor.context_spans`: a compressed token represents its window; BOS represents nothing."""
-        spans = torch.zeros(memory.batch_size, memory.num_tokens, 2, dtype=torch.int64)
-        ratio = memory.source.chunk
-        for row, length in enumerate(memory.lengths):
-            bos, lengths = self.documents_of(memory, row)
-            found, end = [], 0
-            for context in lengths:
-                starts = end + bos + torch.arange(0, context, ratio)
-                end += bos + context
-                found.append(torch.stack([starts, (starts + ratio).clamp(max=end)], -1))
-            # Without context there is none.
-            spans[row, 1:length] = torch.cat(found)[: length - 1]
-        return spans
+    def parts_of(self, memory: Memory, context: int) -> NDArray[np.int64]:
+        """See `Compressor.parts_of`: a compressed token represents its window."""
+        starts = np.arange(0, context, memory.source.chunk)
+        return np.stack([starts, np.minimum(starts + memory.source.chunk, context)], -1)
 
     def _read_by_pass(self, rows: Rows) -> Rows:
         """The part of BOS and context that the pass reads."""

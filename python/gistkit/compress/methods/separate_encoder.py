@@ -28,8 +28,7 @@ from gistkit.compress.memory import Memory
 from gistkit.compress.methods.icae import ENCODER, ChunkCompressor
 from gistkit.compress.methods.in_place import RatioConfig
 from gistkit.compress.model import SharedModel
-from gistkit.compress.parts import PART
-from gistkit.compress.tokens import Rows, batches, text_ids
+from gistkit.compress.tokens import Rows, batches, room, text_ids
 from gistkit.hf import smollm2
 from gistkit.hf.attach import pretrained
 from gistkit.hf.lora import Maps
@@ -228,7 +227,7 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
         kinds: list[tuple[int, int] | None] = [*{*sizes}] if self.encoder_lm.changing_rope else [None]
         for kind in kinds:
             group = [index for index, size in enumerate(sizes) if kind in (None, size)]
-            for batch in batches([sizes[index][0] for index in group], PART.get(self.device.type, PART["cuda"])):
+            for batch in batches([sizes[index][0] for index in group], room(self.device)):
                 yield [group[place] for place in batch]
 
     def _positions(self, spans: Sequence[tuple[int, int]]) -> list[int]:
@@ -285,16 +284,13 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
     def size(self, context: int) -> int:
         return sum(-(-(end - start) // self.chunk) for start, end in _spans(context, self.options.segment))
 
-    def parts_of(self, context: int) -> NDArray[np.int64]:
+    def parts_of(self, memory: Memory, context: int) -> NDArray[np.int64]:
+        """See `Compressor.parts_of`: the windows of the document's segments, at the memory's ratio."""
         found = []
         for start, end in _spans(context, self.options.segment):
-            windows = _windows(end - start, -(-(end - start) // self.chunk))
+            windows = _windows(end - start, -(-(end - start) // memory.source.chunk))
             found += [(start + first, start + last) for first, last in windows]
         return np.array(found)
-
-    def context_spans(self, memory: Memory) -> Tensor:
-        """See `Compressor.context_spans`: the window of its segment, at the memory's ratio."""
-        return super(SeparateEncoder, self.at(memory.source.chunk)).context_spans(memory)
 
 
 def _shared(encoder: PreTrainedModel) -> SharedModel:

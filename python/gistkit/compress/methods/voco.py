@@ -257,17 +257,7 @@ class VoCo(Compressor, config=VoCoConfig):
             own["position_ids"] = batch.plan.positions.expand(-1, rows.batch_size, -1)
         out = self.lm.run(TEXT, inputs_embeds=inputs, plan=batch.plan, keep=keep, **own)
         hidden_states = out.last_hidden_state
-        memory = Memory(
-            source=self.source,
-            lengths=batch.lengths,
-            context_lengths=rows.lengths,
-            # Copies: the pass is cached for other images of these sizes.
-            positions=batch.positions.clone(),
-            starts=batch.starts,
-            layers=keep.close(),
-            last=hidden_states.take_along_dim(batch.last_rows[:, None, None], 1)[:, 0],
-            ordinals=batch.ordinals.clone(),
-        )
+        memory = self.remember(batch, rows, hidden_states, layers=keep.close())
         return memory, hidden_states.take_along_dim(batch.kept[..., None], 1)
 
     def pass_over(self, rows: ImageRows, features: Sequence[Tensor]) -> ImagePass:
