@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import gelu, pad, rms_norm
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from gistkit import hf
 from gistkit.common.checks import padded, placed
-from gistkit.common.hub import hub_or_cache
-from gistkit.common.messages import one_line
-from gistkit.compress import texts
+from gistkit.compress import files, texts
 from gistkit.compress.adapters import freeze_base
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import draw_like, embedding_statistics, register, setting
@@ -29,32 +27,12 @@ from gistkit.compress.methods.icae import ENCODER, ChunkCompressor
 from gistkit.compress.methods.in_place import RatioConfig
 from gistkit.compress.model import SharedModel
 from gistkit.compress.tokens import Rows, batches, room, text_ids
-from gistkit.hf import smollm2
 from gistkit.hf.attach import pretrained
 from gistkit.hf.lora import Maps
 from gistkit.layouts.positions import upl
 
 # Where a memory token comes from: hidden states of windows of a segment, or of learned tokens after it.
 POOLS = ("means", "tokens")
-
-
-def _load_encoder(name: str, like: PreTrainedModel) -> PreTrainedModel:
-    """A model by its name on the hub or its folder, on the device and in the dtype of another, from safetensors."""
-    if name in ("smollm2", smollm2.NAME):
-        packaged: Any = smollm2.load_smollm2(like.dtype)[0]
-        return packaged.to(like.device)  # type: ignore[no-any-return]
-    try:
-        with hub_or_cache(name):
-            if like.device.type == "meta":
-                # A plan of a training needs no weights.
-                empty: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name), dtype=like.dtype)
-                return empty  # type: ignore[no-any-return]
-            model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=like.dtype, use_safetensors=True)
-            return model.to(like.device)  # type: ignore[no-any-return]
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(
-            f"encoder: expected a decoder model that transformers can load, got {name!r}: {one_line(error)}"
-        ) from error
 
 
 @register("separate_encoder")
@@ -153,11 +131,10 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
 
     encoder: PreTrainedModel | None
     projector: Projector
-    load_encoder = staticmethod(_load_encoder)
 
     def install(self) -> None:
         model, options = self.model, self.options
-        encoder = self.load_encoder(options.encoder, model) if isinstance(options.encoder, str) else options.encoder
+        encoder = files.load_encoder(options.encoder, model) if isinstance(options.encoder, str) else options.encoder
         # A compressor whose encoder is the model itself has one copy of it.
         if encoder is not None and encoder is not model:
             self.encoder = encoder

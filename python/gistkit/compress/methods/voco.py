@@ -163,13 +163,6 @@ class VoCo(Compressor, config=VoCoConfig):
     reader: str | None = TEXT
     encoder_predicts_first = True
 
-    def __init__(self, model: PreTrainedModel, config: VoCoConfig | None = None, **settings: Any) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model: expected a transformers vision-language model, got {type(model).__name__}")
-        # Refuses a model that sees nothing, before it is asked for more.
-        Vision(model)
-        super().__init__(model, config, **settings)
-
     def install(self) -> None:
         self.vision = Vision(self.model)
         super().install()
@@ -190,7 +183,7 @@ class VoCo(Compressor, config=VoCoConfig):
                 f"{name}: expected only text after a memory, got pixel_values: encode images with the context, see "
                 "VoCo.split"
             )
-        return self._only_text(name, super().rows(name, ids, attention_mask, shortest))
+        return self.text(name, super().rows(name, ids, attention_mask, shortest))
 
     def contexts(self, input_ids: Any, attention_mask: Any = None, **images: Any) -> ImageRows:
         """A processor's output, checked: texts of at least one image each, padded at the end of rows."""
@@ -252,9 +245,9 @@ class VoCo(Compressor, config=VoCoConfig):
         slots = self.memory_embeddings.to(embedded.dtype).expand(rows.batch_size, -1, -1)
         inputs = torch.cat([merged, slots], 1).take_along_dim(batch.sources[..., None], 1)
         keep = hf.KeptKeys(batch.kept)
-        own: dict[str, Any] = {}
-        if batch.plan.positions is not None and batch.plan.positions.dim() == 3:
-            own["position_ids"] = batch.plan.positions.expand(-1, rows.batch_size, -1)
+        ids, own = batch.plan.positions, dict[str, Any]()
+        if ids is not None and ids.dim() == 3:
+            own["position_ids"] = ids.expand(-1, rows.batch_size, -1)
         out = self.lm.run(TEXT, inputs_embeds=inputs, plan=batch.plan, keep=keep, **own)
         hidden_states = out.last_hidden_state
         memory = self.remember(batch, rows, hidden_states, layers=keep.close())
@@ -287,9 +280,6 @@ class VoCo(Compressor, config=VoCoConfig):
         )
 
     def text(self, name: str, rows: Rows) -> Rows:
-        return self._only_text(name, rows)
-
-    def _only_text(self, name: str, rows: Rows) -> Rows:
         if bool(((rows.ids == self.vision.image_token) & rows.valid).any()):
             raise ValueError(
                 f"{name}: expected text without image tokens, got id {self.vision.image_token}: encode images with the "
@@ -305,9 +295,9 @@ class VoCo(Compressor, config=VoCoConfig):
                 f"got {type(inputs).__name__}"
             )
         # The image token of some models is none of the vocabulary.
-        ids = max(self.vocabulary, self.vision.image_token + 1)
+        known = max(self.vocabulary, self.vision.image_token + 1)
         tokens = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
-        rows = as_rows("input_ids", tokens, attention_mask, vocabulary=ids, device=self.device, shortest=1)
+        rows = as_rows("input_ids", tokens, attention_mask, vocabulary=known, device=self.device, shortest=1)
         is_image = (rows.ids == self.vision.image_token) & rows.valid
         largest = int(rows.ids.masked_fill(is_image, 0).max())
         if largest >= self.vocabulary:
@@ -316,14 +306,11 @@ class VoCo(Compressor, config=VoCoConfig):
 
     def _joined(self, tokens: Sequence[int], parts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Images [start, end) of a row, from parts between which only separators stand."""
-        images: list[tuple[int, int]] = []
-        for start, end in parts:
-            if images:
-                between = tokens[images[-1][1] : start]
-                if between and {*between} <= {*self.options.separators}:
-                    images[-1] = images[-1][0], end
-                    continue
-            images.append((start, end))
+        images = [parts[0]]
+        for start, end in parts[1:]:
+            between = tokens[images[-1][1] : start]
+            joins = between and {*between} <= {*self.options.separators}
+            images[-1:] = [(images[-1][0], end)] if joins else [images[-1], (start, end)]
         return images
 
 
