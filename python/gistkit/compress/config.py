@@ -37,6 +37,12 @@ def embedding_statistics(embed: nn.Embedding) -> tuple[Tensor, Tensor]:
     return table.mean(0), table.std()
 
 
+def matched_to(embed: nn.Embedding) -> tuple[nn.Parameter, nn.Parameter]:
+    """Gain and shift, fp32 [d] each, that give normed states the spread and the mean of the vocabulary's embeddings."""
+    mean, spread = embedding_statistics(embed)
+    return nn.Parameter(spread.expand(len(mean)).clone()), nn.Parameter(mean.clone())
+
+
 def draw_like(embed: nn.Embedding, rows: int, generator: torch.Generator | None = None) -> nn.Parameter:
     """New embeddings [rows, d] with the mean and standard deviation of the vocabulary's, fp32."""
     mean, spread = embedding_statistics(embed)
@@ -166,8 +172,10 @@ class Config:
 
     @property
     def title(self) -> str:
-        """The compressor's title in tables, such as FiveHundredX EPL 5x."""
-        return f"{self.compressor.__name__} {self.chunk}x"
+        """The compressor's title in tables, such as FiveHundredX EPL 5x: the position layout too, if it was chosen."""
+        choices = next((each.metadata["among"] for each in fields(self) if each.name == "layout"), ())
+        layout = f" {getattr(self, 'layout', '').upper()}" if len(choices) > 1 else ""
+        return f"{self.compressor.__name__}{layout} {self.chunk / self.memory_tokens:g}x"
 
     @property
     def roles(self) -> tuple[str, ...]:

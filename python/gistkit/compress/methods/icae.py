@@ -17,7 +17,7 @@ from torch.nn.functional import rms_norm
 from gistkit import hf
 from gistkit.common.checks import check_float
 from gistkit.compress.compressor import Compressor
-from gistkit.compress.config import Config, draw_like, embedding_statistics, register, setting
+from gistkit.compress.config import Config, draw_like, matched_to, register, setting
 from gistkit.compress.memory import Memory, Task
 from gistkit.compress.plans import encoder_parts, encoder_pass
 from gistkit.compress.tokens import Rows, room
@@ -79,11 +79,6 @@ class ChunkConfig(Config):
     def roles(self) -> tuple[str, ...]:
         """The encoder's; the decoder has none of its own."""
         return (ENCODER,)
-
-    @property
-    def title(self) -> str:
-        """What a table calls it."""
-        return f"{self.compressor.__name__} {self.layout.upper()} {self.ratio:g}x"
 
     @classmethod
     def sizes(cls, chunk: int, memory_tokens: int) -> dict[str, Any]:
@@ -208,10 +203,7 @@ class ICAEConfig(ChunkConfig):
 
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
         """See `ChunkConfig.parts`; gain and shift."""
-        gain = shift = None
-        if self.match_embeddings:
-            mean, spread = embedding_statistics(embed)
-            gain, shift = nn.Parameter(spread.expand(len(mean)).clone()), nn.Parameter(mean.clone())
+        gain, shift = matched_to(embed) if self.match_embeddings else (None, None)
         return super().parts(embed) | {"gain": gain, "shift": shift}
 
     def kept(self, compressor: Any, hidden_states: Tensor, layers: Layers) -> tuple[Tensor, ...]:

@@ -48,11 +48,6 @@ class SACConfig(FiveHundredXConfig):
         if self.ratio != int(self.ratio):
             raise ValueError(f"ratio: expected a whole number, as anchors are tokens, got {self.ratio:g}")
 
-    @property
-    def title(self) -> str:
-        """What a table calls it."""
-        return f"SAC {self.ratio:g}x"
-
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
         """The marks of a chunk's anchors, and the embeddings of the tokens [AE] and [LM]."""
         weight = embed.weight

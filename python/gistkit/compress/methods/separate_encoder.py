@@ -20,7 +20,7 @@ from gistkit.common.checks import padded, placed
 from gistkit.compress import files, texts
 from gistkit.compress.adapters import freeze_base
 from gistkit.compress.compressor import Compressor
-from gistkit.compress.config import draw_like, embedding_statistics, register, setting
+from gistkit.compress.config import draw_like, matched_to, register, setting
 from gistkit.compress.folder import ENCODER_TOKENIZER
 from gistkit.compress.memory import Memory
 from gistkit.compress.methods.icae import ENCODER, ChunkCompressor
@@ -79,11 +79,6 @@ class SeparateEncoderConfig(RatioConfig):
         return (ENCODER,)
 
     @property
-    def title(self) -> str:
-        """What a table calls it."""
-        return f"SeparateEncoder {self.layout.upper()} {self.ratio}x"
-
-    @property
     def settings(self) -> dict[str, Any]:
         """See `Config.settings`; the encoder by its name."""
         encoder = self.encoder
@@ -111,10 +106,10 @@ class Projector(nn.Module):
 
     def __init__(self, width: int, embed: nn.Embedding) -> None:
         super().__init__()
-        mean, spread = embedding_statistics(embed)
-        self.first = nn.Linear(width, len(mean)).to(mean.device)
-        self.second = nn.Linear(len(mean), len(mean)).to(mean.device)
-        self.gain, self.shift = nn.Parameter(spread.expand(len(mean)).clone()), nn.Parameter(mean.clone())
+        size, device = embed.weight.shape[1], embed.weight.device
+        self.first = nn.Linear(width, size).to(device)
+        self.second = nn.Linear(size, size).to(device)
+        self.gain, self.shift = matched_to(embed)
 
     def forward(self, states: Tensor) -> Tensor:
         """[..., d] of [..., width]."""
