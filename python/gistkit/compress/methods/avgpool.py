@@ -14,10 +14,10 @@ from gistkit import hf, layouts, ops
 from gistkit.common.checks import moved, placed
 from gistkit.compress.config import register, setting
 from gistkit.compress.memory import Memory
-from gistkit.compress.methods.in_place import AsText, OnePass, OnePassConfig, WithBos
+from gistkit.compress.methods.in_place import AsText, OnePass, OnePassConfig
 from gistkit.compress.plans import InPlacePass
 from gistkit.compress.tokens import Rows
-from gistkit.hf.keep import LlamaRope, Rope
+from gistkit.hf.keep import LlamaRope, Rope, WithBos
 from gistkit.layouts import Layout
 
 

@@ -20,11 +20,10 @@ from gistkit.common.checks import padded, placed
 from gistkit.compress import files, texts
 from gistkit.compress.adapters import freeze_base
 from gistkit.compress.compressor import Compressor
-from gistkit.compress.config import draw_like, matched_to, register, setting
+from gistkit.compress.config import RatioConfig, draw_like, matched_to, register, setting
 from gistkit.compress.folder import ENCODER_TOKENIZER
 from gistkit.compress.memory import Memory
 from gistkit.compress.methods.icae import ENCODER, ChunkCompressor
-from gistkit.compress.methods.in_place import RatioConfig
 from gistkit.compress.model import SharedModel
 from gistkit.compress.tokens import Rows, batches, room, text_ids
 from gistkit.hf.attach import pretrained
