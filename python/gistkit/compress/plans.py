@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gistkit import layouts
 from gistkit.common.checks import placed
-from gistkit.hf.vision import VisionFamily
 from gistkit.layouts import Layout, Plan
 from gistkit.layouts.layout import physical_order
 from gistkit.layouts.positions import EncoderPositions, decoder_positions, encoder_positions
 from gistkit.layouts.relations import CAUSAL, Role
 
 # A plan takes some bytes for each token on its device, and ragged batches seldom repeat their lengths.
-_KEPT = 64
+KEPT = 64
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -45,7 +42,7 @@ class Places:
     ordinals: Tensor | None = None
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=KEPT)
 def encoder_pass(contexts: tuple[int, ...], chunk: int, memory: int, scheme: str, carrier: str) -> Places:
     """The memory of contexts of the given lengths, before any plan is made."""
     lengths = tuple(-(-context // chunk) * memory for context in contexts)
@@ -58,7 +55,7 @@ def encoder_pass(contexts: tuple[int, ...], chunk: int, memory: int, scheme: str
         return Places(lengths=lengths, positions=torch.from_numpy(positions), starts=starts, last=last)
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=KEPT)
 def encoder_parts(
     contexts: tuple[int, ...],
     chunk: int,
@@ -136,7 +133,7 @@ class ReadingRow:
     text: tuple[int, ...]
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=KEPT)
 def decoder_plan(
     rows: tuple[ReadingRow, ...],
     memory: int,
@@ -220,7 +217,7 @@ class InPlacePass(Places):
     windows: Tensor
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=KEPT)
 def in_place_pass(method: Any, contexts: tuple[int, ...], windows: tuple[int, ...], device: str) -> InPlacePass:
     """The pass over contexts of the given lengths, BOS not counted.
 
@@ -272,108 +269,3 @@ def _pass_layout(layout: Layout, pooled: bool) -> Layout:
     # Means have no place in logical order, and fractional positions; the tokens of the pass have whole ones.
     ordinals = np.arange(len(pass_layout)) if pooled else pass_layout.ordinals
     return replace(pass_layout, positions=pass_layout.positions.astype(np.int64), ordinals=ordinals)
-
-
-class ImageRow(NamedTuple):
-    """One row: [before], then for each image [vision][gap], and the tokens after it.
-
-    Args:
-        before: tokens before the first image.
-        vision: tokens of each image.
-        after: tokens after each image and its gap.
-        ids: position IDs of a model that does not count tokens, [A, n] int64 as bytes; empty for others.
-    """
-
-    before: int
-    vision: tuple[int, ...]
-    after: tuple[int, ...]
-    ids: bytes
-
-
-def image_row(
-    length: int, images: Sequence[tuple[int, int]], gap: int, ids: NDArray[np.int64] | None, name: str
-) -> ImageRow:
-    """A row of `length` tokens whose images are [start, end).
-
-    Args:
-        gap: tokens after an image that its memory tokens sum up with it.
-        ids: position IDs [A, length] of the row; None: the model counts tokens.
-        name: of the row in messages.
-    """
-    starts, ends = zip(*images, strict=True)
-    after = tuple(start - end - gap for start, end in zip((*starts[1:], length), ends, strict=True))
-    if min(after) < 0:
-        raise ValueError(f"gap: expected at least {gap} tokens after each image, got {min(after) + gap} in {name}")
-    contents = b"" if ids is None else np.ascontiguousarray(ids[:, :length], np.int64).tobytes()
-    return ImageRow(starts[0], tuple(end - start for start, end in images), after, contents)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class ImagePass(Places):
-    """One pass over rows with images, in logical order.
-
-    Args:
-        plan: of the pass, padded at the end of rows.
-        sources: int64 [B, N], the column of each token in [tokens of the row, padded][memory tokens of an image].
-        kept: int64 [B, K], the columns of the pass that the memory keeps: memory tokens, and text that later text sees.
-    """
-
-    plan: Plan
-    sources: Tensor
-    kept: Tensor
-
-
-@lru_cache(maxsize=_KEPT)
-def image_pass(
-    rows: tuple[ImageRow, ...], config: Any, family: VisionFamily, columns: int, windows: tuple[int, ...], device: str
-) -> ImagePass:
-    """The pass over rows with images.
-
-    Args:
-        rows: of the batch.
-        config: the VoCo's, whose layout it is; plans are kept by it.
-        family: of the model.
-        columns: tokens of the longest row.
-        windows: sliding windows of the model.
-        device: where the plan goes.
-    """
-    made = {row: config.layout_of(row, family) for row in rows}
-    taken = {row: one.take(slice(0, -1)) for row, one in made.items()}
-    full, parts = ([layout[row] for row in rows] for layout in (made, taken))
-    kept = [_kept(part, config.text_sees_before) for part in parts]
-    sources = []
-    for part in parts:
-        memory = part.roles == Role.MEMORY
-        sources.append(
-            np.where(memory, columns + (np.cumsum(memory) - 1) % config.memory_tokens, np.cumsum(~memory) - 1)
-        )
-    positions = [part.positions.T[index] for part, index in zip(parts, kept, strict=True)]
-    with torch.inference_mode(False):
-        plan = compiled(parts, windows, device, grouped=False)
-        return ImagePass(
-            lengths=tuple(map(len, kept)),
-            positions=_padded(positions),
-            starts=tuple(int(one.positions.T[-1].max()) for one in full),
-            last=max(int(part.positions.max()) for part in parts),
-            last_rows=placed([len(part) - 1 for part in parts], device),
-            ordinals=_padded([part.ordinals[index] for part, index in zip(parts, kept, strict=True)]),
-            plan=plan,
-            sources=placed(_padded(sources), device),
-            kept=placed(_padded(kept), device),
-        )
-
-
-def _kept(part: Layout, text_sees_before: bool) -> NDArray[np.int64]:
-    """The tokens that text after a row sees."""
-    text = part.roles == Role.TEXT
-    if not text_sees_before:
-        text &= part.segments > part.segments[part.roles == Role.MEMORY].max()
-    return np.flatnonzero(text | (part.roles == Role.MEMORY))
-
-
-def _padded(rows: Sequence[NDArray[Any]]) -> Tensor:
-    """int64 [B, N, ...] of arrays [n, ...], zeros after them."""
-    padded = np.zeros((len(rows), max(map(len, rows)), *rows[0].shape[1:]), np.int64)
-    for index, row in enumerate(rows):
-        padded[index, : len(row)] = row
-    return torch.from_numpy(padded)

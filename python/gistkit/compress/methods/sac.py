@@ -66,9 +66,9 @@ class SAC(ChunkCompressor, config=SACConfig):
         """One pass over the chunks of all rows."""
         self.lm.check_positions("input_ids", max(rows.lengths))
         ratio = int(self.options.ratio)
-        places = [anchors(length, self.chunk, ratio) for length in rows.lengths]
-        lengths = tuple(map(len, places))
-        index = padded([each.tolist() for each in places])
+        found = [anchors(length, self.chunk, ratio) for length in rows.lengths]
+        lengths = tuple(map(len, found))
+        index = padded([each.tolist() for each in found])
         valid = torch.arange(index.shape[1]) < torch.tensor(lengths)[:, None]
         own, valid_here = index.to(self.device), valid.to(self.device)[..., None]
         use = ENCODER if self.adapters is not None else None
