@@ -21,12 +21,10 @@ from gistkit.compress import files, texts
 from gistkit.compress.adapters import freeze_base
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import RatioConfig, draw_like, matched_to, register, setting
-from gistkit.compress.folder import ENCODER_TOKENIZER
 from gistkit.compress.memory import Memory
 from gistkit.compress.methods.icae import ENCODER, ChunkCompressor
 from gistkit.compress.model import SharedModel
-from gistkit.compress.tokens import Rows, batches, room, text_ids
-from gistkit.hf.attach import pretrained
+from gistkit.compress.tokens import Rows, batches, room
 from gistkit.hf.lora import Maps
 from gistkit.layouts.positions import upl
 
@@ -146,22 +144,7 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
     def encoder_lm(self) -> SharedModel:
         return self._encoder_lm
 
-    @property
-    def encoder_tokenizer(self) -> Any:
-        """The encoder's own tokenizer; it may be set.
-
-        The default is the one in the folder that the compressor was loaded from, or else the encoder's, if the encoder
-        records where it was loaded from.
-        """
-        if self._encoder_tokenizer is None:
-            self._encoder_tokenizer = texts.load_tokenizer(
-                self._home, self.encoder, ENCODER_TOKENIZER, checked=self.named_by_folder
-            )
-        return self._encoder_tokenizer
-
-    @encoder_tokenizer.setter
-    def encoder_tokenizer(self, tokenizer: Any) -> None:
-        self._encoder_tokenizer, self.shares_tokens = tokenizer, None
+    encoder_tokenizer = property(texts.encoder_tokenizer, texts.set_encoder_tokenizer)
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor | None]:
         """The segments of all rows, those of similar lengths in one pass."""
@@ -169,7 +152,7 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
         spans = [_spans(length, self.options.segment) for length in rows.lengths]
         parts = [row[start:end] for row, own in zip(rows.lists(), spans, strict=True) for start, end in own]
         counts = [-(-len(part) // self.chunk) for part in parts]
-        ids = self._encoder_ids(parts)
+        ids = texts.encoder_ids(self, parts)
         # Models of one tokenizer may have embeddings of different lengths.
         if (largest := max(map(max, ids))) >= self.encoder_lm.vocabulary:
             raise ValueError(
@@ -206,28 +189,6 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
         found = [upl(start + 1, end, -(-(end - start) // self.chunk)) for start, end in spans]
         ids = np.concatenate(found)
         return (ids if self.layout == "epl" else np.arange(len(ids))).tolist()  # type: ignore[no-any-return]
-
-    def _encoder_ids(self, parts: Sequence[list[int]]) -> Sequence[list[int]]:
-        """Token ids of the reader as the encoder's."""
-        if self._same_tokens():
-            return parts
-        # Tokenizers keep what they do with control tokens, which another thread may want otherwise.
-        with self.lm.turn():
-            decoded = [self.tokenizer.decode(part, skip_special_tokens=True) for part in parts]
-            made = [text_ids(text, self.encoder_tokenizer, special_tokens=False) for text in decoded]
-        # A segment may consist of special tokens.
-        return [ids or [self.encoder_lm.first_token("encoder", None)] for ids in made]
-
-    def _same_tokens(self) -> bool:
-        if self.shares_tokens is None:
-            names = [None if each is None else pretrained(each).name_or_path for each in (self.model, self.encoder)]
-            alike = names[0] == names[1] and self.encoder_lm.vocabulary == self.vocabulary
-            self.shares_tokens = (
-                self.encoder is None
-                or (alike and self._encoder_tokenizer is None)
-                or self.encoder_tokenizer.get_vocab() == self.tokenizer.get_vocab()
-            )
-        return self.shares_tokens
 
     def _pass(self, ids: Sequence[list[int]], counts: Sequence[int]) -> Tensor:
         """A pass over segments: embeddings [B, M, d] of their memory tokens, of which a row has the first `counts`."""
