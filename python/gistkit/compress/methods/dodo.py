@@ -216,12 +216,13 @@ class Dodo(InPlace, config=DodoConfig):
         """False: all its parameters have one learning rate (Appendix B)."""
         return False
 
-    def scores(self, rows: Rows, plan: Plan, keep: hf.Keeper | None = None) -> Tensor:
+    def scores(self, rows: Rows, plan: Plan | None = None, keep: hf.Keeper | None = None) -> Tensor:
         """Scores [B, N] of the tokens of rows with BOS, whose own means nothing; gradients reach only the scorer.
 
         Args:
             rows: what `with_bos` returned.
-            plan: of the pass through the lower layers that the scorer's hidden states come from, for all rows.
+            plan: of the pass through the lower layers that the scorer's hidden states come from, for all rows; None:
+                each token reads all tokens before it.
             keep: collects keys and values of these layers, if there is such a pass.
         """
         if self._choice.rule == "random":
@@ -229,6 +230,7 @@ class Dodo(InPlace, config=DodoConfig):
         if self.rule != "learned" or self.scorer is None:
             indices = torch.arange(-1, rows.ids.shape[1] - 1, device=self.device).expand_as(rows.ids)
             return rule_scores(self.rule, rows.ids, indices, self.nugget_ratio, self.delimiters)
+        plan = self.lm.causal_plan(rows.ids.shape[1]) if plan is None else plan
         with torch.no_grad(), self.lm.attached(), self.lower_layers():
             out = self.lm.run(None, inputs_embeds=self.embed(rows.ids), plan=plan, keep=keep)
         scores: Tensor = self.scorer(out.last_hidden_state)
@@ -242,14 +244,13 @@ class Dodo(InPlace, config=DodoConfig):
         """A pass through the lower layers selects the nuggets; a second pass computes their keys and values."""
         input_rows = self.with_bos(rows)
         self.lm.check_positions("input_ids", max(input_rows.lengths) - 1)
-        plan = self.lm.causal_plan(input_rows.ids.shape[1])
-        scores = self.scores(input_rows, plan)
-        return self.encode_nuggets(rows, self.nuggets(input_rows, scores), scores, plan=plan)
+        scores = self.scores(input_rows)
+        return self.encode_nuggets(rows, self.nuggets(input_rows, scores), scores)
 
     @torch.no_grad()
     def whole_scores(self, input_rows: Rows) -> Tensor:
-        """Scores [B, N] of the tokens of rows with BOS, as in `encode`: each token has read all tokens before it."""
-        return self.scores(input_rows, self.lm.causal_plan(input_rows.ids.shape[1]))
+        """`scores` [B, N] of the tokens of rows with BOS as `encode` computes them, without gradients."""
+        return self.scores(input_rows)
 
     def nuggets(self, input_rows: Rows, scores: Tensor) -> Nuggets:
         """The nuggets of rows with BOS, by their scores [B, N]; indices count BOS, which is not a nugget."""
@@ -259,25 +260,17 @@ class Dodo(InPlace, config=DodoConfig):
         nuggets = top_nuggets(scores[:, 1:], ratio, input_rows.valid[:, 1:] if ragged else None)
         return Nuggets(nuggets.index + 1, nuggets.counts)
 
-    def encode_nuggets(
-        self,
-        rows: Rows,
-        nuggets: Nuggets,
-        scores: Tensor | None = None,
-        *,
-        plan: Plan | None = None,
-    ) -> tuple[Memory, Tensor]:
+    def encode_nuggets(self, rows: Rows, nuggets: Nuggets, scores: Tensor | None = None) -> tuple[Memory, Tensor]:
         """The memory of contexts whose nuggets are known, and the hidden states [B, 1 + K, d] of BOS and nuggets.
 
         Args:
             rows: contexts, as `contexts` returns them.
             nuggets: their indices in the rows with BOS; the last nugget is the last token of each row.
             scores: [B, N] of these rows, which get gradients through the memory; None: no gradients.
-            plan: causal attention over the rows, with the model's sliding windows; None: it is made here.
         """
         input_rows = self.with_bos(rows)
         index = F.pad(nuggets.index, (1, 0))
-        hidden_states, layers = self.read_nuggets(input_rows, nuggets, plan)
+        hidden_states, layers = self.read_nuggets(input_rows, nuggets)
         last = placed(nuggets.counts, index.device)[:, None, None]
         bias = None
         if scores is not None and scores.requires_grad:
@@ -297,12 +290,12 @@ class Dodo(InPlace, config=DodoConfig):
         )
         return memory, hidden_states
 
-    def read_nuggets(self, input_rows: Rows, nuggets: Nuggets, plan: Plan | None) -> tuple[Tensor, Layers]:
+    def read_nuggets(self, input_rows: Rows, nuggets: Nuggets) -> tuple[Tensor, Layers]:
         """Hidden states [B, 1 + K, d] of BOS and nuggets, and their keys and values, from a pass over rows with BOS."""
         index = F.pad(nuggets.index, (1, 0))
         keep = hf.KeptKeys(index)
         inputs = self.lm.embedded(self._encoder, input_rows.ids)
-        plan = self.lm.causal_plan(input_rows.ids.shape[1]) if plan is None else plan
+        plan = self.lm.causal_plan(input_rows.ids.shape[1])
         out = self.lm.run(self._encoder, inputs_embeds=inputs, plan=plan, keep=keep)
         return out.last_hidden_state.take_along_dim(index[..., None], 1), keep.close()
 
