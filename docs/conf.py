@@ -16,7 +16,7 @@ project = "gistkit"
 version = release = gistkit.__version__
 project_copyright = "the gistkit developers, Apache-2.0"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton"]
-extensions += ["api", "contents", "docstrings", "pictures", "results"]
+extensions += ["api", "contents", "docstrings", "methods", "pictures", "results"]
 
 root_doc = "README"
 include_patterns = [

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from docutils import nodes
+from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -20,16 +21,20 @@ from docstrings import convert
 class Api(SphinxDirective):
     """`.. api:: gistkit.layouts` and a name a line: a table with a line on each, then all that its docstring says.
 
-    A constant has no docstring, so its line goes on with what it is: `ALL: every key`.
+    A constant has no docstring, so its line goes on with what it is: `ALL: every key`. `:each: METHODS` puts before
+    the names those of all that this mapping of the package holds.
     """
 
     required_arguments = 1
     has_content = True
+    option_spec = {"each": directives.unchanged_required}  # noqa: RUF012
 
     def run(self) -> list[nodes.Node]:
         package = self.arguments[0]
         table, entries = [".. list-table::", "   :widths: auto", ""], [f".. py:currentmodule:: {package}", ""]
-        for line in filter(None, map(str.strip, self.content)):
+        mapping = self.options.get("each")
+        each = [value.__name__ for value in names.find(f"{package}.{mapping}").values()] if mapping else []
+        for line in [*each, *filter(None, map(str.strip, self.content))]:
             name, _, text = line.partition(": ")
             said = _inline(text, package)
             value = names.find(f"{package}.{name}")

@@ -11,13 +11,13 @@ import pytest
 pytest.importorskip("matplotlib", reason="the viz extra is not installed")
 
 from gistkit import cli, layouts
-from gistkit.cli.view_layout import BUILDERS
+from gistkit.cli.view_layout import example
 from gistkit.cli.view_page import LARGEST
 from gistkit.layouts import Role
 from gistkit.viz.page import MOST_TOKENS
 
 
-@pytest.mark.parametrize("method", BUILDERS)
+@pytest.mark.parametrize("method", layouts.BUILDERS)
 def test_every_builder_has_a_command(method, tmp_path, capsys, monkeypatch):
     its = set(inspect.signature(getattr(layouts, method)).parameters)
     # Position IDs of several axes have no page.
@@ -30,7 +30,7 @@ def test_every_builder_has_a_command(method, tmp_path, capsys, monkeypatch):
     laid = []
     monkeypatch.setattr("gistkit.viz.page.layout_page", lambda layout: laid.append(layout) or "<html>")
     path = tmp_path / "view.html"
-    assert cli.main([*command, *BUILDERS[method].split(), "-o", str(path)]) == 0
+    assert cli.main([*command, *example(method).split(), "-o", str(path)]) == 0
     assert path.read_text() == "<html>" and f"Written: {path}, 6 B; open it in a browser" in capsys.readouterr().out
     assert len(laid[0]) <= 4096
 

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 from gistkit import layouts
 from gistkit.compress import ICAE, AvgPool, CompressionHead, FiveHundredX, JointHead, NoContext, plans, token_loss
 from gistkit.compress.losses import segment_targets
-from gistkit.compress.methods.icae import PART
+from gistkit.compress.tokens import PART
 from gistkit.hf import CACHE
 from tests.helpers.models import additive, double_angles, tiny_llama
 

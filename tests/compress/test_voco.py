@@ -319,7 +319,7 @@ def test_a_chat_is_split_at_its_image():
 def test_other_models_are_refused_by_name():
     with pytest.raises(TypeError, match=r"model: expected a vision-language model of type llava, .* LlamaForCausalLM"):
         VoCo(tiny_llama())
-    with pytest.raises(TypeError, match="model: expected a transformers vision-language model, got str"):
+    with pytest.raises(TypeError, match="model: expected a transformers causal language model, got str"):
         VoCo("llava")
     model = tiny_vision("llava")
     model.config.model_type = "qwen3_vl"

@@ -1,6 +1,7 @@
-"""Gist, AvgPool and GistPool written out on transformers' own attention, a row at a time, parameters by row."""
+"""Methods with a compressed token a window, written out on transformers' attention: row by row, each with its maps."""
 
 import contextlib
+import inspect
 
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from transformers import DynamicCache
 from gistkit.compress import AvgPool
 from gistkit.hf import CACHE
 from tests.helpers.models import additive, eager
+from tests.helpers.rules import RULES
 
 
 def rotate(x, positions, inv_freq):
@@ -21,48 +23,17 @@ def rotate(x, positions, inv_freq):
 
 
 def written_out(method, context, ratio, options):
-    """Positions of (context, compressed, first text) and mask [1 + n + m, 1 + n + m] of pass 1, by hand."""
-    m = -(-context // ratio)
-    ends = [min((j + 1) * ratio, context) for j in range(m)]
-    if method == "gistpool" and not options.get("separate_positions"):
-        ctx = [1 + i + i // ratio for i in range(context)]
-        memory, text = [end + j + 1 for j, end in enumerate(ends)], 1 + context + m
-    elif method == "gist" and not options.get("separate_positions"):
-        ctx, memory, text = list(range(1, context + 1)), list(range(context + 1, context + m + 1)), 1 + context + m
-    elif method == "avgpool":
-        ctx, text = list(range(1, context + 1)), context + 1
-        memory = [(1 + j * ratio + end) / 2 for j, end in enumerate(ends)]
-    else:
-        ctx, memory, text = list(range(1, context + 1)), list(range(1, m + 1)), context + 1
-    size = 1 + context + m
-    mask = torch.zeros(size, size, dtype=torch.bool)
-    mask[0, 0] = True
-    for i in range(context):
-        mask[1 + i, : 2 + i] = True
-        if options.get("context_sees_memory"):
-            mask[1 + i, 1 + context : 1 + context + i // ratio] = True
-    for j in range(m):
-        row = mask[1 + context + j]
-        first = 0
-        if method == "gistpool" and options.get("windows", 5) is not None:
-            first = max(0, (j - options.get("windows", 5) + 1) * ratio)
-        row[0] = options.get("memory_sees_bos", True)
-        row[1 + first : 1 + (ends[j] if method == "gistpool" else context)] = True
-        row[1 + context + j] = options.get("memory_sees_itself", True)
-        if method == "gist" or options.get("memory_sees_memory"):
-            row[1 + context : 1 + context + j] = True
-    if method == "beacon":
-        # GistPool's positions count all tokens too.
-        ctx, memory, text, _ = written_out("gistpool", context, ratio, {})
-        mask[1:, 1:] = False
-        chunk = max(1, options["segment"] // ratio) * ratio
-        for i in range(context):
-            mask[1 + i, 1 + i // chunk * chunk : 2 + i] = True
-            mask[1 + i, 1 + context : 1 + context + i // ratio] = True
-        for j in range(m):
-            mask[1 + context + j, 1 + j * ratio // chunk * chunk : 1 + ends[j]] = True
-            mask[1 + context + j, 1 + context : 2 + context + j] = True
-    return ctx, memory, text, mask
+    """Of pass 1, by the rule of the method's layout: position IDs of context, compressed tokens and the first text
+    token; the places of BOS, context and compressed tokens in logical order; and the mask [1 + n + m, 1 + n + m].
+    """
+    rule = RULES[method]
+    known = {name: value for name, value in options.items() if name in inspect.signature(rule).parameters}
+    tokens, sees, ids = rule(context, ratio, 1, **known)
+    ids = list(ids)
+    places = [i for kind in ("bos", "context", "memory") for i, (its, _) in enumerate(tokens) if its == kind]
+    mask = torch.tensor([[bool(sees(i, tokens[i], j, tokens[j])) for j in places] for i in places])
+    own = [ids[place] for place in places]
+    return own[1 : 1 + context], own[1 + context :], ids[-1], places, mask
 
 
 def merged(layer, name):
@@ -155,22 +126,18 @@ def states(compressor, ids, text):
     model, ratio, method = compressor.model, compressor.chunk, compressor.method
     layers = model.get_decoder().layers
     options = {k: v for k, v in compressor.settings.items() if k not in ("ratio", "window", "losses")}
-    ctx, memory, start, mask = written_out(method, len(ids), ratio, options)
+    ctx, memory, start, places, mask = written_out(method, len(ids), ratio, options)
     count, pooled = len(memory), isinstance(compressor, AvgPool)
     embed = compressor.embed
     with maps_by_row(compressor, torch.zeros(1 + len(ids), dtype=torch.bool)):
         inputs = embed(torch.tensor([[compressor.bos_token, *ids]]))
     if pooled:
-        positions, mask = [0, *ctx], mask[: 1 + len(ids), : 1 + len(ids)]
+        # Means have no place in the pass.
+        positions, places, mask = [0, *ctx], [0, *ctx], mask[: 1 + len(ids), : 1 + len(ids)]
     else:
         slots = compressor.memory_embeddings.double()
         slots = slots[:count] if slots.shape[0] > 1 else slots.expand(count, -1)
         inputs, positions = torch.cat([inputs, slots[None]], 1), [0, *ctx, *memory]
-    # Places in logical order: GistPool's gists stand among the context.
-    places = [0, *ctx, *memory][: len(positions)]
-    if method == "gistpool" and options.get("separate_positions"):
-        places = written_out(method, len(ids), ratio, {})
-        places = [0, *places[0], *places[1]]
     is_gist = torch.arange(len(positions)) > len(ids)
     befores, afters, kept = [], [], {}
 

@@ -3,7 +3,9 @@
 import inspect
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,10 @@ import torch
 import gistkit
 from gistkit import cli, layouts
 from gistkit.cli import view_layout
+from gistkit.layouts.builders import EXAMPLES
+from tests.helpers import rules
 from tests.layouts import test_builders as builders
+from tests.project import test_site
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -24,28 +29,44 @@ def block(beginning: str) -> str:
     return found
 
 
-def test_the_example_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    example: dict = {}
-    exec(block('"""Relay: each window'), example)
-    monkeypatch.setattr(layouts, "relay", example["relay"], raising=False)
-    # Its test, as it stands at the end of test_layout_builders.py.
-    test = dict(vars(builders))
-    exec(block("@pytest.mark.parametrize"), test)
-    for case in test["test_relay"].pytestmark[0].args[1]:
-        test["test_relay"](*case)
-    with pytest.raises(ValueError, match="relay: expected ratio >= 1, got 0"):
-        example["relay"](3, 0)
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """The example layout with its rule, which are registered for one test."""
+    for registry in (layouts.BUILDERS, EXAMPLES, rules.RULES, rules.CASES):
+        monkeypatch.setitem(registry, "Relay" if registry is EXAMPLES else "relay", None)
+    names: dict = {}
+    exec(block('"""Relay: each window'), names)
+    exec(block("@rule("), dict(vars(rules)))
+    monkeypatch.setattr(layouts, "relay", names["relay"], raising=False)
+    return names["relay"]
+
+
+def test_the_example_layout(example: Callable[..., Any]) -> None:
+    builders.test_a_builder_follows_its_rule("relay")
+    builders.test_an_argument_below_what_the_docstring_says_is_named("Relay")
+    assert len(rules.CASES["relay"]) == 4
+
+
+def test_the_example_layout_is_in_the_picture_of_all_methods(example: Callable[..., Any]) -> None:
+    pytest.importorskip("matplotlib", reason="the viz extra is not installed")
+    from gistkit.viz.gallery import all_methods
+
+    assert all_methods()["Relay"].positions.tolist() == [*range(20)]
+
+
+def test_the_example_command_takes_what_the_example_layout_takes(example: Callable[..., Any]) -> None:
+    words = view_layout.example("relay").split()
+    given = vars(cli.parser().parse_args(["view", "layout", "relay", *words]))
+    assert [given[argument] for argument in inspect.signature(example).parameters] == [12, 4, 4]
 
 
 @pytest.fixture
-def relay(monkeypatch: pytest.MonkeyPatch) -> type:
+def relay(example: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> type:
     """The example compressor, which is registered for one test."""
     pytest.importorskip("peft", reason="the hf extra is not installed")
     from gistkit.compress.config import REGISTRY
 
-    layout, compressor = {}, {"__name__": __name__}
-    exec(block('"""Relay: each window'), layout)
-    monkeypatch.setattr(layouts, "relay", layout["relay"], raising=False)
+    compressor = {"__name__": __name__}
     monkeypatch.setitem(REGISTRY, "relay", None)
     exec(block('"""Relay: windows'), compressor)
     return compressor["Relay"]
@@ -64,28 +85,23 @@ def test_the_example_compressor(relay: type, tmp_path: Path) -> None:
     torch.testing.assert_close(read.encode(ids).tensors, made.encode(ids).tensors)
 
 
-def test_the_example_oracle_is_the_example_compressor(relay: type) -> None:
+def test_the_example_compressor_is_its_rule(relay: type) -> None:
+    from tests.helpers.in_place_oracle import states, unsettle
     from tests.helpers.models import tiny_llama
 
-    oracle: dict = {}
-    source, ending = (ROOT / "tests/helpers/in_place_oracle.py").read_text(), "    return ctx, memory, text, mask\n"
-    assert source.count(ending) == 1
-    exec(source.replace(ending, block("    if method ==") + ending), oracle)
-    made = oracle["unsettle"](relay(tiny_llama(), ratio=3, bos_token=1, lora=2).double())
+    made = unsettle(relay(tiny_llama(), ratio=3, bos_token=1, lora=2).double())
     ids, text = torch.randint(2, 50, (1, 13)), torch.randint(2, 50, (1, 6))
     ours = made.decode(made.encode(ids), "lm", text)[0]
-    torch.testing.assert_close(ours, oracle["states"](made, ids[0].tolist(), text[0].tolist()), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(ours, states(made, ids[0].tolist(), text[0].tolist()), rtol=1e-9, atol=1e-9)
 
 
-def test_the_example_command_takes_what_the_example_method_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    example: dict = {}
-    exec(block('"""Relay: each window'), example)
-    (line,) = eval("{" + block('    "relay":') + "}").items()
-    name, words = line
-    monkeypatch.setattr(layouts, name, example[name], raising=False)
-    monkeypatch.setitem(view_layout.BUILDERS, *line)
-    given = vars(cli.parser().parse_args(["view", "layout", name, *words.split()]))
-    assert [given[argument] for argument in inspect.signature(example[name]).parameters] == [64, 8, 16]
+def test_the_example_page(relay: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gistkit.compress
+
+    monkeypatch.setattr(gistkit.compress, "Relay", relay, raising=False)
+    (page,) = re.findall(r"````markdown\n(.*?)````", METHOD, re.DOTALL)
+    test_site.check_page(page)
+    assert test_site.HEAD.match(page)
 
 
 def test_files_that_are_named_are_there() -> None:

@@ -19,21 +19,6 @@ PURPOSE = "write a page that shows a layout's attention mask and position IDs"
 EXAMPLE = "example: gistkit view layout gistpool --context 512 --ratio 8 --text 64 -o view.html"
 # Default number of text tokens: a layout is about what they see.
 TEXT = 16
-# {builder of gistkit.layouts: an example}
-BUILDERS = {
-    "causal": "--length 64",
-    "full_context": "--context 64 --text 16",
-    "no_context": "--text 64",
-    "gist": "--context 64 --ratio 8 --text 16",
-    "avgpool": "--context 64 --ratio 8 --text 16",
-    "gistpool": "--context 512 --ratio 8 --text 64 --windows 2",
-    "beacon": "--context 96 --ratio 8 --text 16 --segment 32",
-    "sac": "--context 96 --chunk 32 --ratio 8",
-    "icae_encoder": "--context 96 --chunk 32 --memory 4 --positions epl",
-    "decoder": "--context 96 --chunk 32 --memory 4 --task qa --question 8 --text 8",
-    "voco": "--vision 48,16 --memory 4 --between 8 --text 8",
-    "dodo": "--context 256 --ratio 8 --tau 64",
-}
 
 
 def _or_all(text: str) -> int | None:
@@ -76,9 +61,18 @@ def dodo(context: int, ratio: int, tau: int, *, segment: int = 1, bos: bool = Fa
 
 def builder(name: str) -> Callable[..., Layout]:
     """The function of a command."""
-    from gistkit import layouts
+    from gistkit.layouts import BUILDERS
 
-    return dodo if name == "dodo" else getattr(layouts, name)  # type: ignore[no-any-return]
+    return dodo if name == "dodo" else BUILDERS[name]
+
+
+def example(name: str) -> str:
+    """Options for a command."""
+    from gistkit.layouts.builders import EXAMPLES
+
+    shown = dict(reversed(EXAMPLES.values()))
+    arguments = {"context": 256, "ratio": 8, "tau": 64} if name == "dodo" else shown[name]
+    return " ".join(f"--{argument.replace('_', '-')} {value}" for argument, value in arguments.items())
 
 
 def add(kinds: Any) -> None:
@@ -89,14 +83,16 @@ def add(kinds: Any) -> None:
 
 def _add_methods(layout: argparse.ArgumentParser) -> None:
     """A command for each builder: its options are the builder's arguments, with the words of its docstring."""
+    from gistkit.layouts import BUILDERS
+
     methods = layout.add_subparsers(required=True, metavar="METHOD")
-    for name, example in BUILDERS.items():
+    for name in BUILDERS:
         build, command = builder(name), name.replace("_", "-")
         doc = str(inspect.getdoc(build)).replace("%", "%%")
         purpose, words = doc.partition("\n")[0], dict[str, str]()
         for names, text in re.findall(r"^    ([\w, ]+): (.+(?:\n {8}.+)*)", doc, re.MULTILINE):
             words |= dict.fromkeys(names.split(", "), " ".join(text.split()))
-        parser = add_command(methods, command, _run, purpose, f"example: gistkit view layout {command} {example}")
+        parser = add_command(methods, command, _run, purpose, f"example: gistkit view layout {command} {example(name)}")
         parser.set_defaults(builder=name)
         for argument in inspect.signature(build).parameters.values():
             if (kind := KINDS.get(argument.annotation)) is None:

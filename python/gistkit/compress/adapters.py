@@ -14,7 +14,16 @@ from transformers import PreTrainedModel
 
 from gistkit.hf import forwards
 from gistkit.hf.attach import decoder_of
-from gistkit.hf.lora import check_honoured, embedding_scale, is_norm, keep_wide, linear_maps, norms_of, plain_map
+from gistkit.hf.lora import (
+    check_honoured,
+    embedding_scale,
+    is_norm,
+    keep_wide,
+    linear_maps,
+    maps_of,
+    norms_of,
+    plain_map,
+)
 from gistkit.nn import LowRank, RoleLinear
 from gistkit.nn.adapted import AdaptedMap, adaptable
 from gistkit.nn.folded import FoldedMap, fold, foldable
@@ -357,6 +366,18 @@ def _peft_layers(model: nn.Module) -> list[Any]:
     from peft.utils.other import AuxiliaryTrainingWrapper
 
     return [module for module in model.modules() if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper)]
+
+
+def check_copied(model: nn.Module, lora: LoraConfig) -> None:
+    """Refuses adapters that would be missing from the gists' copies of the linear maps."""
+    if active := active_adapters(model):
+        raise ValueError(f"full_copy: expected a model without other active adapters, got {', '.join(active)}")
+    paths = [name.split(".") for name in maps_of(model, decoder_of(model))]
+    holders = {".".join(path[:end]) for path in paths for end in range(1, len(path) + 1)}
+    # As PEFT selects them, by the ends of names.
+    saved = [name for name in lora.modules_to_save or () if any(holder.endswith(name) for holder in holders)]
+    if saved:
+        raise ValueError(f"lora: expected no modules_to_save of linear maps with full_copy, got {sorted(saved)}")
 
 
 class Copies(nn.Module):

@@ -37,6 +37,12 @@ def embedding_statistics(embed: nn.Embedding) -> tuple[Tensor, Tensor]:
     return table.mean(0), table.std()
 
 
+def matched_to(embed: nn.Embedding) -> tuple[nn.Parameter, nn.Parameter]:
+    """Gain and shift, fp32 [d] each, that give normed states the spread and the mean of the vocabulary's embeddings."""
+    mean, spread = embedding_statistics(embed)
+    return nn.Parameter(spread.expand(len(mean)).clone()), nn.Parameter(mean.clone())
+
+
 def draw_like(embed: nn.Embedding, rows: int, generator: torch.Generator | None = None) -> nn.Parameter:
     """New embeddings [rows, d] with the mean and standard deviation of the vocabulary's, fp32."""
     mean, spread = embedding_statistics(embed)
@@ -166,8 +172,10 @@ class Config:
 
     @property
     def title(self) -> str:
-        """The compressor's title in tables, such as FiveHundredX EPL 5x."""
-        return f"{self.compressor.__name__} {self.chunk}x"
+        """The compressor's title in tables, such as FiveHundredX EPL 5x: the position layout too, if it was chosen."""
+        choices = next((each.metadata["among"] for each in fields(self) if each.name == "layout"), ())
+        layout = f" {getattr(self, 'layout', '').upper()}" if len(choices) > 1 else ""
+        return f"{self.compressor.__name__}{layout} {self.chunk / self.memory_tokens:g}x"
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -260,3 +268,67 @@ class Config:
             for each in fields(cls)
         ]
         return Signature([Parameter("model", Parameter.POSITIONAL_OR_KEYWORD), *keywords])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatioConfig(Config):
+    """Arguments of methods whose weights compress at any ratio.
+
+    Args:
+        ratio: context tokens per compressed token, a whole number >= 1; a shorter context has one. The same weights
+            compress at any other ratio, see `Compressor.at`.
+        train_ratios: `forward` draws one of these ratios at each call in training mode; (): it always uses `ratio`.
+        window: only the first `window` tokens of a longer context are compressed; the text reads the others directly.
+        end_token: token id that ends the reconstruction of a context, such as the tokenizer's eos. None: no token.
+    """
+
+    any_ratio: ClassVar[bool] = True
+    # Settings that hold at one ratio, with what they are at another.
+    at_other_ratios: ClassVar[Mapping[str, Any]] = {}
+    allowed_losses: ClassVar[tuple[str, ...]] = ("ae", "lm", "qa", "kl", "reverse_kl", "hidden")
+
+    ratio: int = setting(5, least=1, in_memory=False)
+    train_ratios: Sequence[int] = setting((), before=(), in_memory=False)
+    window: int | None = setting(None, least=1, in_memory=False)
+    end_token: int | None = setting(None, in_memory=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.train_ratios, Sequence) or isinstance(self.train_ratios, str):
+            raise TypeError(f"train_ratios: expected whole numbers, got {self.train_ratios!r}")
+        self._set(
+            "train_ratios",
+            tuple(check_int("train_ratios", ratio, high=POSITIONS, floats=True) for ratio in self.train_ratios),
+        )
+        largest = max((self.ratio, *self.train_ratios))
+        if self.window is not None and self.window < largest:
+            which = "the ratio" if largest == self.ratio else "the largest of train_ratios"
+            raise ValueError(f"window: expected at least {which}, {largest} tokens, got {self.window}")
+        if self.train_ratios and "compression" in self.losses:
+            raise ValueError(
+                "losses: expected no 'compression' with train_ratios, because its head has one ratio, got it"
+            )
+
+    def at(self, ratio: int) -> Self:
+        """See `Config.at`; plans are kept by config, so that there is one for each ratio."""
+        if not self.any_ratio:
+            return super().at(ratio)
+        ratio = check_int("ratio", ratio, high=POSITIONS, floats=True)
+        if self.window is not None and ratio > self.window:
+            raise ValueError(f"ratio: expected at most the window, {self.window} tokens, got {ratio}")
+        if ratio not in self._others:
+            self._others[ratio] = replace(self, ratio=ratio, **self.at_other_ratios)
+        return self._others[ratio]
+
+    def of(self, ratio: int) -> Self:
+        """The method at a memory's ratio, to read it: no window cuts what is compressed already."""
+        return self if ratio == self.ratio else replace(self, ratio=ratio, train_ratios=(), window=None)
+
+    @cached_property
+    def _others(self) -> dict[int, Self]:
+        return {self.ratio: self}
+
+    @property
+    def chunk(self) -> int:
+        """Context tokens per compressed token."""
+        return self.ratio

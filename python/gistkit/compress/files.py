@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from huggingface_hub import HfApi, ModelCardData, snapshot_download
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from gistkit import hf
 from gistkit.common.checks import POSITIONS
 from gistkit.common.files import read_json, read_tensors, replacing_files, write_tensors, write_text
-from gistkit.common.hub import hub_or_cache
+from gistkit.common.hub import hub_or_cache, loading
 from gistkit.common.languages import is_language
 from gistkit.common.messages import one_line, shown
 from gistkit.common.trained import find
@@ -413,7 +413,7 @@ def _found_encoder(
             own.name_or_path = name
         return own.to(model.device)
     if given is not None or name == smollm2.NAME:
-        return cast(PreTrainedModel, config.compressor.load_encoder(given or name, model))
+        return load_encoder(given or name, model)
     if not on_hub(name):
         raise ValueError(
             f"encoder: {folder} was saved with {shown(name)}, which is not on the hub; pass the model, or its folder, "
@@ -429,6 +429,20 @@ def _found_encoder(
         ) from error
     found.name_or_path = name
     return found.to(model.device, model.dtype)
+
+
+def load_encoder(name: str, like: PreTrainedModel) -> PreTrainedModel:
+    """A model by its name on the hub or its folder, on the device and in the dtype of another, from safetensors."""
+    if name in ("smollm2", smollm2.NAME):
+        model: Any = smollm2.load_smollm2(like.dtype)[0]
+        return model.to(like.device)  # type: ignore[no-any-return]
+    with loading("encoder", "a decoder model that transformers can load", name) as place:
+        if like.device.type == "meta":
+            # A plan of a training needs no weights.
+            config = AutoConfig.from_pretrained(place)
+            return AutoModelForCausalLM.from_config(config, dtype=like.dtype)  # type: ignore[no-any-return]
+        model = AutoModelForCausalLM.from_pretrained(place, dtype=like.dtype, use_safetensors=True)
+        return model.to(like.device)  # type: ignore[no-any-return]
 
 
 def on_hub(name: Any) -> bool:

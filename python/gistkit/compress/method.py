@@ -6,14 +6,18 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, ClassVar, Self, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gistkit.compress.config import Config
 from gistkit.compress.losses import segment_targets
 from gistkit.compress.memory import Memory, Task
+from gistkit.compress.plans import Places
 from gistkit.compress.tokens import Rows
 
 
@@ -139,6 +143,27 @@ class Method(ABC):
         The hidden states are None if they were not kept because the losses do not include the compression loss.
         """
 
+    def remember(self, places: Places, contexts: Rows, hidden_states: Tensor | None = None, **kept: Any) -> Memory:
+        """The memory of contexts after their pass, as `encode_rows` returns it.
+
+        Args:
+            places: may be kept for other contexts of these lengths: the memory has copies of its tensors.
+            contexts: without a BOS of the method's own.
+            hidden_states: [B, n, d], the outputs of the pass; None: no token of it predicts the text.
+            kept: `layers` or `embeddings` of the memory.
+        """
+        if hidden_states is not None and places.last_rows is not None:
+            kept["last"] = hidden_states.take_along_dim(places.last_rows[:, None, None], 1)[:, 0]
+        return Memory(
+            source=cast(Any, self).source,
+            lengths=places.lengths,
+            context_lengths=contexts.lengths,
+            positions=places.positions.clone(),
+            starts=places.starts,
+            ordinals=None if places.ordinals is None else places.ordinals.clone(),
+            **kept,
+        )
+
     @abstractmethod
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
         """[B, 0 or 1, d]: the task token between memory and text; without one, `Memory.last` predicts the text."""
@@ -181,6 +206,25 @@ class Method(ABC):
         Raises:
             ValueError: if the memory is of images.
         """
+        spans = torch.zeros(memory.batch_size, memory.num_tokens, 2, dtype=torch.int64)
+        for row, length in enumerate(memory.lengths):
+            bos, documents = self.documents_of(memory, row)
+            ends = accumulate(bos + tokens for tokens in documents)
+            parts = [self.parts_of(memory, tokens) + end - tokens for tokens, end in zip(documents, ends, strict=True)]
+            found = torch.from_numpy(np.concatenate(parts))
+            if len(found) != length - self.shared_columns:
+                raise ValueError(
+                    f"memory: expected {len(found)} memory tokens for its documents, got {length - self.shared_columns}"
+                )
+            spans[row, self.shared_columns : length] = found
+        return spans
+
+    def documents_of(self, memory: Memory, row: int) -> tuple[int, Sequence[int]]:
+        """1 if the documents of a row begin with BOS, else 0; and the tokens of each of them besides it."""
+        return 0, memory.documents[row]
+
+    def parts_of(self, memory: Memory, context: int) -> NDArray[np.int64]:
+        """The spans [start, end) int64 [K, 2] of a document that its memory tokens stand for."""
         raise ValueError(f"memory: expected one of a text, got one of method {memory.source.method!r}")
 
     @property

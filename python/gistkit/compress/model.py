@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf, layouts
-from gistkit.compress.adapters import Adapters, Copies, Use, first_adapter
+from gistkit.compress.adapters import Adapters, Copies, Use, check_copied, first_adapter
 from gistkit.compress.steps import Steps
 from gistkit.hf.attach import checkpointed, pretrained, probed
 from gistkit.hf.cache import CACHE, MemoryCache
@@ -89,6 +89,8 @@ class SharedModel:
                 f"lora: expected a model without adapters for lora=None, which trains the model's own weights, got an "
                 f"adapter at {adapter}"
             )
+        for config in (lora or {}).values() if copies is not None else ():
+            check_copied(self.model, config)
         with unchanged_on_error(self.model):
             if lora is not None:
                 self.adapters = Adapters(cast(Any, self.model), lora, by_role)

@@ -12,10 +12,7 @@ from torch import nn
 from gistkit import hf
 from gistkit.compress.memory import Memory
 from gistkit.compress.memory_join import joined
-from gistkit.compress.tokens import Rows, batches, pad
-
-# Tokens that a pass encodes at most where it might encode more, by device: a GPU needs more of them to be busy.
-PART = {"cpu": 1024, "cuda": 8192}
+from gistkit.compress.tokens import Rows, batches, pad, room
 
 
 def encode_in_parts(compressor: Any, rows: Rows) -> tuple[Memory, Rows]:
@@ -33,7 +30,7 @@ def encode_in_parts(compressor: Any, rows: Rows) -> tuple[Memory, Rows]:
 def encode_parts(compressor: Any, parts: Sequence[Sequence[int]]) -> list[Memory]:
     """The memory of each part, as many parts in a pass as have room."""
     made: dict[int, Memory] = {}
-    for batch in batches([*map(len, parts)], PART.get(compressor.device.type, PART["cuda"])):
+    for batch in batches([*map(len, parts)], room(compressor.device)):
         memory, _ = compressor.encode_rows(pad([parts[index] for index in batch], compressor.device))
         made |= {index: memory[row] for row, index in enumerate(batch)}
     return [made[index] for index in range(len(parts))]

@@ -2,47 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gistkit import layouts
 from gistkit.common.checks import placed
-from gistkit.hf.vision import VisionFamily
 from gistkit.layouts import Layout, Plan
 from gistkit.layouts.layout import physical_order
 from gistkit.layouts.positions import EncoderPositions, decoder_positions, encoder_positions
 from gistkit.layouts.relations import CAUSAL, Role
 
 # A plan takes some bytes for each token on its device, and ragged batches seldom repeat their lengths.
-_KEPT = 64
+KEPT = 64
 
 
-@dataclass(frozen=True, eq=False)
-class EncoderPass:
-    """What a pass over a batch of contexts leaves to be read: the memory tokens of all chunks, row by row.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Places:
+    """What is known of a memory before the pass that makes it.
 
     Args:
-        lengths: memory tokens of each row.
-        positions: int64 [B, K] on the CPU, the position IDs of the memory tokens in the decoder.
-        starts: the position id of each row's [LM] token in the decoder.
+        lengths: memory tokens of each row, including BOS in methods in place.
+        positions: int64 or float64 [B, K] or [B, K, A] on the CPU, their position IDs in the decoder.
+        starts: position id of each row's task token, or of its text if there is none.
         last: the largest position id of the pass.
+        last_rows: int64 [B], the column of the pass that predicts each row's text, if no task token does.
+        ordinals: int64 [B, K] on the CPU, places of the memory tokens in logical order, if they are to be kept.
     """
 
     lengths: tuple[int, ...]
     positions: Tensor
     starts: tuple[int, ...]
     last: int
+    last_rows: Tensor | None = None
+    ordinals: Tensor | None = None
 
 
-@lru_cache(maxsize=_KEPT)
-def encoder_pass(contexts: tuple[int, ...], chunk: int, memory: int, scheme: str, carrier: str) -> EncoderPass:
+@lru_cache(maxsize=KEPT)
+def encoder_pass(contexts: tuple[int, ...], chunk: int, memory: int, scheme: str, carrier: str) -> Places:
     """The memory of contexts of the given lengths, before any plan is made."""
     lengths = tuple(-(-context // chunk) * memory for context in contexts)
     reading = [decoder_positions(scheme, "lm", carrier, context, chunk, memory, 0) for context in contexts]
@@ -51,10 +52,10 @@ def encoder_pass(contexts: tuple[int, ...], chunk: int, memory: int, scheme: str
     starts = tuple(ids.task for ids in reading)
     # What is kept outlives the call: tensors made in inference mode could not be used in training later.
     with torch.inference_mode(False):
-        return EncoderPass(lengths, torch.from_numpy(positions), starts, last)
+        return Places(lengths=lengths, positions=torch.from_numpy(positions), starts=starts, last=last)
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=KEPT)
 def encoder_parts(
     contexts: tuple[int, ...],
     chunk: int,
@@ -132,7 +133,7 @@ class ReadingRow:
     text: tuple[int, ...]
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=KEPT)
 def decoder_plan(
     rows: tuple[ReadingRow, ...],
     memory: int,
@@ -199,17 +200,13 @@ def check_text(method: str, layout: Layout) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class InPlacePass:
-    """One pass over [BOS][context][gists] of a batch, and which of its tokens the memory keeps.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class InPlacePass(Places):
+    """One pass over [BOS][context][gists] of a batch.
 
     Args:
         plan: of the pass, every role in the same columns of all rows of the batch.
         context, gists: the columns of each; empty if there are none.
-        lengths: compressed tokens of each row of the batch, including BOS.
-        positions: int64 or float64 [B, K] on the CPU, position IDs of BOS and the compressed tokens.
-        starts: position id of each row's text.
-        last_rows: int64 [B], the column of each row that predicts the text.
         windows: int64 [B, K], where the pooling windows of each row begin, and where the last one ends, counted in the
             context's columns; shorter rows repeat their end.
     """
@@ -217,14 +214,10 @@ class InPlacePass:
     plan: Plan
     context: slice
     gists: slice
-    lengths: tuple[int, ...]
-    positions: Tensor
-    starts: tuple[int, ...]
-    last_rows: Tensor
     windows: Tensor
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=KEPT)
 def in_place_pass(method: Any, contexts: tuple[int, ...], windows: tuple[int, ...], device: str) -> InPlacePass:
     """The pass over contexts of the given lengths, BOS not counted.
 
@@ -255,15 +248,17 @@ def in_place_pass(method: Any, contexts: tuple[int, ...], windows: tuple[int, ..
         ends = np.minimum(np.arange(width) * method.ratio, np.array(contexts)[:, None])
         first = gists.start if gists.start < end else context.start
         last = [first + count - 1 if first < end else 0 for count in counts]
+        starts = tuple(int(full_layouts[c].positions[-1]) for c in contexts)
         return InPlacePass(
-            plan,
-            context,
-            gists,
-            lengths,
-            torch.from_numpy(positions),
-            tuple(int(full_layouts[c].positions[-1]) for c in contexts),
-            placed(last, device),
-            placed(ends, device),
+            lengths=lengths,
+            positions=torch.from_numpy(positions),
+            starts=starts,
+            last=max(starts) - 1,
+            last_rows=placed(last, device),
+            plan=plan,
+            context=context,
+            gists=gists,
+            windows=placed(ends, device),
         )
 
 
@@ -274,120 +269,3 @@ def _pass_layout(layout: Layout, pooled: bool) -> Layout:
     # Means have no place in logical order, and fractional positions; the tokens of the pass have whole ones.
     ordinals = np.arange(len(pass_layout)) if pooled else pass_layout.ordinals
     return replace(pass_layout, positions=pass_layout.positions.astype(np.int64), ordinals=ordinals)
-
-
-class ImageRow(NamedTuple):
-    """One row: [before], then for each image [vision][gap], and the tokens after it.
-
-    Args:
-        before: tokens before the first image.
-        vision: tokens of each image.
-        after: tokens after each image and its gap.
-        ids: position IDs of a model that does not count tokens, [A, n] int64 as bytes; empty for others.
-    """
-
-    before: int
-    vision: tuple[int, ...]
-    after: tuple[int, ...]
-    ids: bytes
-
-
-def image_row(
-    length: int, images: Sequence[tuple[int, int]], gap: int, ids: NDArray[np.int64] | None, name: str
-) -> ImageRow:
-    """A row of `length` tokens whose images are [start, end).
-
-    Args:
-        gap: tokens after an image that its memory tokens sum up with it.
-        ids: position IDs [A, length] of the row; None: the model counts tokens.
-        name: of the row in messages.
-    """
-    starts, ends = zip(*images, strict=True)
-    after = tuple(start - end - gap for start, end in zip((*starts[1:], length), ends, strict=True))
-    if min(after) < 0:
-        raise ValueError(f"gap: expected at least {gap} tokens after each image, got {min(after) + gap} in {name}")
-    contents = b"" if ids is None else np.ascontiguousarray(ids[:, :length], np.int64).tobytes()
-    return ImageRow(starts[0], tuple(end - start for start, end in images), after, contents)
-
-
-@dataclass(frozen=True, eq=False)
-class ImagePass:
-    """One pass over rows with images, in logical order, and which of its tokens the memory keeps.
-
-    Args:
-        plan: of the pass, padded at the end of rows.
-        sources: int64 [B, N], the column of each token in [tokens of the row, padded][memory tokens of an image].
-        kept: int64 [B, K], the columns of the pass that the memory keeps: memory tokens, and text that later text sees.
-        lengths: kept tokens of each row.
-        positions: int64 [B, K] or [B, K, A] on the CPU, position IDs of the kept tokens.
-        ordinals: int64 [B, K] on the CPU, their places in logical order.
-        starts: position id of the text that follows each row.
-        last_rows: int64 [B], the column of each row's last token.
-        last: the largest position id of the pass.
-    """
-
-    plan: Plan
-    sources: Tensor
-    kept: Tensor
-    lengths: tuple[int, ...]
-    positions: Tensor
-    ordinals: Tensor
-    starts: tuple[int, ...]
-    last_rows: Tensor
-    last: int
-
-
-@lru_cache(maxsize=_KEPT)
-def image_pass(
-    rows: tuple[ImageRow, ...], config: Any, family: VisionFamily, columns: int, windows: tuple[int, ...], device: str
-) -> ImagePass:
-    """The pass over rows with images.
-
-    Args:
-        rows: of the batch.
-        config: the VoCo's, whose layout it is; plans are kept by it.
-        family: of the model.
-        columns: tokens of the longest row.
-        windows: sliding windows of the model.
-        device: where the plan goes.
-    """
-    made = {row: config.layout_of(row, family) for row in rows}
-    taken = {row: one.take(slice(0, -1)) for row, one in made.items()}
-    full, parts = ([layout[row] for row in rows] for layout in (made, taken))
-    kept = [_kept(part, config.text_sees_before) for part in parts]
-    sources = []
-    for part in parts:
-        memory = part.roles == Role.MEMORY
-        sources.append(
-            np.where(memory, columns + (np.cumsum(memory) - 1) % config.memory_tokens, np.cumsum(~memory) - 1)
-        )
-    positions = [part.positions.T[index] for part, index in zip(parts, kept, strict=True)]
-    with torch.inference_mode(False):
-        plan = compiled(parts, windows, device, grouped=False)
-        return ImagePass(
-            plan,
-            placed(_padded(sources), device),
-            placed(_padded(kept), device),
-            tuple(map(len, kept)),
-            _padded(positions),
-            _padded([part.ordinals[index] for part, index in zip(parts, kept, strict=True)]),
-            tuple(int(one.positions.T[-1].max()) for one in full),
-            placed([len(part) - 1 for part in parts], device),
-            max(int(part.positions.max()) for part in parts),
-        )
-
-
-def _kept(part: Layout, text_sees_before: bool) -> NDArray[np.int64]:
-    """The tokens that text after a row sees."""
-    text = part.roles == Role.TEXT
-    if not text_sees_before:
-        text &= part.segments > part.segments[part.roles == Role.MEMORY].max()
-    return np.flatnonzero(text | (part.roles == Role.MEMORY))
-
-
-def _padded(rows: Sequence[NDArray[Any]]) -> Tensor:
-    """int64 [B, N, ...] of arrays [n, ...], zeros after them."""
-    padded = np.zeros((len(rows), max(map(len, rows)), *rows[0].shape[1:]), np.int64)
-    for index, row in enumerate(rows):
-        padded[index, : len(row)] = row
-    return torch.from_numpy(padded)

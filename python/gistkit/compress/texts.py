@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from gistkit.common.files import read_json
 from gistkit.common.hub import hub_or_cache
 from gistkit.common.messages import one_line, shown
-from gistkit.compress.folder import TOKENIZER, inside
+from gistkit.compress.folder import ENCODER_TOKENIZER, TOKENIZER, inside
 from gistkit.compress.generation import stop_ids
 from gistkit.compress.memory import Memory, check_memory
 from gistkit.compress.tokens import QUESTION, filled_ids, text_ids, texts_of
@@ -43,6 +43,48 @@ def set_tokenizer(compressor: Any, tokenizer: Any) -> None:
     """See `tokenizer`."""
     # An encoder's tokens are compared again with those of another tokenizer.
     compressor._tokenizer, compressor.shares_tokens = tokenizer, None
+
+
+def encoder_tokenizer(compressor: Any) -> Any:
+    """The encoder's own tokenizer; it may be set.
+
+    The default is the one in the folder that the compressor was loaded from, or else the encoder's, if the encoder
+    records where it was loaded from.
+    """
+    if compressor._encoder_tokenizer is None:
+        compressor._encoder_tokenizer = load_tokenizer(
+            compressor._home, compressor.encoder, ENCODER_TOKENIZER, checked=compressor.named_by_folder
+        )
+    return compressor._encoder_tokenizer
+
+
+def set_encoder_tokenizer(compressor: Any, tokenizer: Any) -> None:
+    """See `encoder_tokenizer`."""
+    compressor._encoder_tokenizer, compressor.shares_tokens = tokenizer, None
+
+
+def encoder_ids(compressor: Any, parts: Sequence[list[int]]) -> Sequence[list[int]]:
+    """Token ids of the model that reads as those of the encoder beside it."""
+    if compressor.shares_tokens is None:
+        compressor.shares_tokens = _share_tokens(compressor)
+    if compressor.shares_tokens:
+        return parts
+    # Tokenizers keep what they do with control tokens, which another thread may want otherwise.
+    with compressor.lm.turn():
+        decoded = [compressor.tokenizer.decode(part, skip_special_tokens=True) for part in parts]
+        made = [text_ids(text, compressor.encoder_tokenizer, special_tokens=False) for text in decoded]
+    # A part may consist of special tokens.
+    return [ids or [compressor.encoder_lm.first_token("encoder", None)] for ids in made]
+
+
+def _share_tokens(compressor: Any) -> bool:
+    if compressor.encoder is None:
+        return True
+    names = [pretrained(each).name_or_path for each in (compressor.model, compressor.encoder)]
+    alike = names[0] == names[1] and compressor.encoder_lm.vocabulary == compressor.vocabulary
+    if alike and compressor._encoder_tokenizer is None:
+        return True
+    return bool(compressor.encoder_tokenizer.get_vocab() == compressor.tokenizer.get_vocab())
 
 
 def compress(

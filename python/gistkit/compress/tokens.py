@@ -13,6 +13,8 @@ from gistkit.common.checks import IGNORE, moved, padded, placed
 
 # The text around a question, in training and where nothing else is said.
 QUESTION = "\n### Question:\n{question}\n### Answer:\n"
+# Tokens that a pass encodes at most where it might encode more, by device: a GPU needs more of them to be busy.
+PART = {"cpu": 1024, "cuda": 8192}
 
 
 class Rows(NamedTuple):
@@ -234,6 +236,11 @@ def check_rows(name: str, rows: Rows, batch_size: int) -> None:
     """Refuses texts whose number of rows differs from the memory's."""
     if rows.batch_size != batch_size:
         raise ValueError(f"{name}: expected {batch_size} rows as the memory has, got {rows.batch_size}")
+
+
+def room(device: torch.device) -> int:
+    """The tokens of `PART` of a device."""
+    return PART.get(device.type, PART["cuda"])
 
 
 def batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:

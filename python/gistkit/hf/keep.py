@@ -104,6 +104,30 @@ class KeptKeys(Keeper):
         return rows if torch.is_grad_enabled() else rows.clone()
 
 
+class WithBos(Keeper):
+    """Keeps BOS's own keys and values of a layer, followed by those that `compressed` computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pending: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def store(self, layer_idx: int, key: Tensor, value: Tensor) -> None:
+        """Holds key and value until the layer is left."""
+        self._pending[layer_idx] = key, value
+
+    def leave(self, layer_idx: int, layer: nn.Module, before: Tensor, after: Tensor, rope: Rope) -> None:
+        """Keeps [BOS][compressed tokens]; only the first call of a layer counts."""
+        key, value = self._pending.pop(layer_idx)
+        made_key, made_value = self.compressed(layer, before, after, key, value, rope)
+        self.keep(layer_idx, torch.cat([key[:, :, :1], made_key], 2), torch.cat([value[:, :, :1], made_value], 2))
+
+    def compressed(
+        self, layer: nn.Module, before: Tensor, after: Tensor, key: Tensor, value: Tensor, rope: Rope
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values of the compressed tokens, from a layer's input and output and its own keys and values."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, eq=False)
 class LlamaRope:
     """The `Rope` of a Llama's attention and of those built like it: what its layers get instead of cos and sin.

@@ -3,6 +3,7 @@
 from gistkit.layouts.avgpool import avgpool
 from gistkit.layouts.batch import compile_batch
 from gistkit.layouts.beacon import beacon
+from gistkit.layouts.builders import BUILDERS
 from gistkit.layouts.causal import causal, causal_plan
 from gistkit.layouts.context import full_context, no_context
 from gistkit.layouts.dodo import dodo
@@ -31,6 +32,7 @@ from gistkit.layouts.voco import voco
 
 __all__ = [
     "ALL",
+    "BUILDERS",
     "CAUSAL",
     "SEGMENT",
     "SEGMENT_CAUSAL",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from gistkit.common.checks import at_least
+from gistkit.layouts.builders import example
 from gistkit.layouts.gistpool import interleaved
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.relations import ALL, CAUSAL, SEGMENT, Role
 
 
+@example("AvgPool", context=12, ratio=3, text=5)
 def avgpool(context: int, ratio: int, text: int = 0) -> Layout:
     """AvgPool: [BOS], then windows of `ratio` context tokens, each followed by its mean as a memory token, then text.
 

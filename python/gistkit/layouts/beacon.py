@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from gistkit.common.checks import at_least
+from gistkit.layouts.builders import example
 from gistkit.layouts.gistpool import interleaved
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.relations import ALL, CAUSAL, SEGMENT_CAUSAL, Role
 
 
+@example("Beacon, 2 chunks", context=12, ratio=3, text=5, segment=6)
 def beacon(context: int, ratio: int, text: int = 0, *, segment: int = 2048) -> Layout:
     """Beacon: [BOS], then units of `ratio` context tokens, each followed by its memory token, then text.
 

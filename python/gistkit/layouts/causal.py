@@ -6,11 +6,13 @@ import numpy as np
 import torch
 
 from gistkit.common.checks import at_least
+from gistkit.layouts.builders import example
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.plan import Plan
 from gistkit.layouts.relations import CAUSAL, Role
 
 
+@example("Causal", length=18)
 def causal(length: int) -> Layout:
     """A plain causal language model: TEXT tokens at positions 0..length-1.
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from gistkit.common.checks import at_least
+from gistkit.layouts.builders import example
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.relations import ALL, CAUSAL, Role
 
 
+@example("Full context", context=12, text=5)
 def full_context(context: int, text: int = 0) -> Layout:
     """Full context: [BOS][context][text], all causal; the mask and positions of `causal`, with roles.
 
@@ -31,6 +33,7 @@ def full_context(context: int, text: int = 0) -> Layout:
     )
 
 
+@example("No context", text=12)
 def no_context(text: int) -> Layout:
     """No context: [BOS][text], causal; the mask and positions of `causal`, with roles.
 

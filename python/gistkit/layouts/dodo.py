@@ -10,11 +10,13 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from gistkit.common.checks import at_least
+from gistkit.layouts.builders import example
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.plan import Plan
 from gistkit.layouts.relations import ALL, CAUSAL, Relation, Role, recent, windows_causal
 
 
+@example("Dodo, mixed resolution", selected=np.isin(np.arange(18), (3, 5, 8, 12)), tau=6, bos=True)
 def dodo(selected: ArrayLike, tau: int, *, segment: int = 1, bos: bool = False) -> Layout:
     """Dodo's mixed resolution: a token sees all the last `tau` tokens, itself included, and the nuggets before those.
 

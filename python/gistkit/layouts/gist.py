@@ -7,11 +7,13 @@ from math import ceil, isfinite
 import numpy as np
 
 from gistkit.common.checks import at_least
+from gistkit.layouts.builders import example
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.positions import own_counter
 from gistkit.layouts.relations import ALL, CAUSAL, Role
 
 
+@example("Gist", context=12, ratio=3, text=5)
 def gist(
     context: int,
     ratio: float | None = None,

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gistkit.common.checks import at_least
+from gistkit.layouts.builders import example
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.positions import own_counter
 from gistkit.layouts.relations import ALL, CAUSAL, SELF, Relation, Role, older
@@ -32,6 +33,7 @@ def interleaved(context: int, ratio: int, text: int) -> tuple[NDArray[np.uint8],
     return roles.astype(np.uint8), np.concatenate([[0], window[order], np.zeros(text)]).astype(np.int32)
 
 
+@example("GistPool, 2 windows", context=12, ratio=3, text=5, windows=2)
 def gistpool(
     context: int,
     ratio: int,

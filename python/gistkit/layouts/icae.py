@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from gistkit.common.checks import at_least
+from gistkit.layouts.builders import example
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.positions import decoder_positions, encoder_positions
 from gistkit.layouts.relations import CAUSAL, SEGMENT, SEGMENT_CAUSAL, Role
 
 
+@example("ICAE encoder, 2 chunks, EPL", context=12, chunk=6, memory=2)
 def icae_encoder(context: int, chunk: int, memory: int, positions: str = "epl") -> Layout:
     """The encoder of ICAE and 500xCompressor: each chunk, then its memory tokens; chunks do not see each other.
 
@@ -39,6 +41,8 @@ def icae_encoder(context: int, chunk: int, memory: int, positions: str = "epl") 
     )
 
 
+@example("ICAE decoder, 1 chunk, DPL", context=12, chunk=12, memory=4, positions="dpl")
+@example("ICAE decoder, 2 chunks, EPL", context=12, chunk=6, memory=2)
 def decoder(
     context: int,
     chunk: int,

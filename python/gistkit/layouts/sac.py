@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gistkit.common.checks import at_least
+from gistkit.layouts.builders import example
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.relations import SEGMENT, Role
 
@@ -20,6 +21,7 @@ def anchors(context: int, chunk: int, ratio: int) -> NDArray[np.int64]:
     return np.concatenate([np.arange(a + middle if a + middle < b else a, b, ratio) for a, b in chunks])
 
 
+@example("SAC encoder, 2 chunks", context=12, chunk=6, ratio=3)
 def sac(context: int, chunk: int, ratio: int) -> Layout:
     """The encoder of SAC: chunks whose tokens all see each other; MEMORY are the anchors, tokens of the context.
 

@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gistkit.common.checks import at_least, one_of
+from gistkit.layouts.builders import example
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.positions import SCHEMES, upl
 from gistkit.layouts.relations import CAUSAL, SEGMENT, SEGMENT_CAUSAL, Role
 
 
+@example("VoCo, 2 images, EPL", vision=6, memory=2, text=5, before=1, images=2)
 def voco(
     vision: int | Sequence[int],
     memory: int | Sequence[int],

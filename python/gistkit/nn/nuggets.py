@@ -125,6 +125,42 @@ def straight_through(scores: Tensor) -> Tensor:
     return scores - scores.detach()
 
 
+def rule_scores(rule: str, ids: Tensor, indices: Tensor, ratio: int, delimiters: tuple[int, ...]) -> Tensor:
+    """Scores of tokens by a rule that learns nothing: a token's score depends only on the token and its index.
+
+    Args:
+        rule: "strided": every `ratio`-th token; "random": any tokens, the same ones for the same text; "delimiters":
+            tokens of `delimiters`, at random among them, then other tokens; "none": no token.
+        ids, indices: int64 of one shape, tokens and their indices in the context, from 0.
+        ratio: tokens for each nugget.
+        delimiters: token ids.
+
+    Returns:
+        float32 of that shape, in [0, 2).
+    """
+    if rule == "none":
+        return torch.zeros(ids.shape, device=ids.device)
+    if rule == "strided":
+        return ((indices + 1) % ratio == 0).float()
+    score = _uniform(ids, indices)
+    if rule == "delimiters":
+        score = score + torch.isin(ids, placed(delimiters, ids.device))
+    return score
+
+
+def rule_threshold(rule: str, ratio: int) -> float | None:
+    """The threshold for a rule's scores; None if sampled text has to determine it."""
+    return {"strided": 0.5, "random": math.nextafter(1 - 1 / ratio, -1), "none": math.inf}.get(rule)
+
+
+def _uniform(ids: Tensor, indices: Tensor) -> Tensor:
+    """Pseudo-random numbers in [0, 1) from a token and its index (the finaliser of MurmurHash3)."""
+    mixed = ids * 0x9E3779B1 + indices * 0x85EBCA77 + 1
+    for factor in (0x7F51AFD7ED558CCD - 2**62, 0x44CEB9FE1A85EC53):
+        mixed = (mixed ^ (mixed >> 33 & 0x7FFFFFFF)) * factor
+    return (mixed >> 29 & 2**24 - 1).float() / 2**24
+
+
 def _last(scores: Tensor, mask: Tensor | None) -> Tensor:
     """bool [B or 1, N]: the last token of each row."""
     columns = torch.arange(scores.shape[1], device=scores.device)

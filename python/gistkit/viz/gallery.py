@@ -8,14 +8,13 @@ from textwrap import fill
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
-from gistkit import layouts
 from gistkit.common.checks import at_least, one_of
-from gistkit.layouts import ALL, CAUSAL, Layout, Role
+from gistkit.layouts import ALL, BUILDERS, CAUSAL, Layout, Role
+from gistkit.layouts.builders import EXAMPLES
 from gistkit.viz.layout import check_size, draw_mask, draw_positions, role_legend
 from gistkit.viz.style import Picture
-
-CONTEXT, RATIO, TEXT = 12, 3, 5
 
 
 def draw_gallery(
@@ -74,31 +73,16 @@ def _positions_below(mask: Axes, layout: Layout, order: str) -> None:
 
 
 def all_methods() -> dict[str, Layout]:
-    """A small layout of every method, by a title: what each builder of `gistkit.layouts` makes."""
-    nuggets = np.zeros(1 + CONTEXT + TEXT, dtype=bool)
-    nuggets[[3, 5, 8, 12]] = True
-    return {
-        "Causal": layouts.causal(1 + CONTEXT + TEXT),
-        "Full context": layouts.full_context(CONTEXT, TEXT),
-        "No context": layouts.no_context(CONTEXT),
-        "Gist": layouts.gist(CONTEXT, RATIO, TEXT),
-        "AvgPool": layouts.avgpool(CONTEXT, RATIO, TEXT),
-        "GistPool, 2 windows": layouts.gistpool(CONTEXT, RATIO, TEXT, windows=2),
-        "Beacon, 2 chunks": layouts.beacon(CONTEXT, RATIO, TEXT, segment=6),
-        "Dodo, fixed resolution": _fixed_resolution(nuggets),
-        "Dodo, mixed resolution": layouts.dodo(nuggets, 6, bos=True),
-        "VoCo, 2 images, EPL": layouts.voco(6, 2, TEXT, before=1, images=2),
-        "ICAE encoder, 2 chunks, EPL": layouts.icae_encoder(CONTEXT, 6, 2),
-        "SAC encoder, 2 chunks": layouts.sac(CONTEXT, 6, RATIO),
-        "ICAE decoder, 2 chunks, EPL": layouts.decoder(CONTEXT, 6, 2),
-        "ICAE decoder, 1 chunk, DPL": layouts.decoder(CONTEXT, CONTEXT, 4, positions="dpl"),
-    }
+    """A small layout of every method, by a title: the examples of all builders, those without memory tokens first."""
+    named = {title: BUILDERS[name](**arguments) for title, (name, arguments) in EXAMPLES.items()}
+    named |= {"Dodo, fixed resolution": _fixed_resolution(named["Dodo, mixed resolution"].roles)}
+    return dict(sorted(named.items(), key=lambda item: (Role.MEMORY in item[1].roles, item[0])))
 
 
-def _fixed_resolution(nuggets: np.ndarray) -> Layout:
-    """[BOS][context][text]: text sees only the nuggets of the context (Dodo, Section 2.1)."""
-    roles = np.where(nuggets, Role.MEMORY, Role.CONTEXT)
-    roles[0], roles[-TEXT:] = Role.BOS, Role.TEXT
+def _fixed_resolution(roles: NDArray[np.uint8]) -> Layout:
+    """[BOS][context][text]: text, the last 5 tokens, sees only the nuggets of the context (Dodo, Section 2.1)."""
+    roles = roles.copy()
+    roles[-5:] = Role.TEXT
     past = {Role.BOS: ALL, Role.CONTEXT: CAUSAL, Role.MEMORY: CAUSAL}
     sees = {
         Role.BOS: {Role.BOS: ALL},
@@ -106,4 +90,4 @@ def _fixed_resolution(nuggets: np.ndarray) -> Layout:
         Role.MEMORY: past,
         Role.TEXT: {Role.BOS: ALL, Role.MEMORY: ALL, Role.TEXT: CAUSAL},
     }
-    return Layout(roles=roles.astype(np.uint8), sees=sees, name="Dodo, fixed resolution")
+    return Layout(roles=roles, sees=sees, name="Dodo, fixed resolution")

@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gistkit import hf, layouts, ops
 from gistkit.common.checks import moved, placed
 from gistkit.compress.config import register, setting
-from gistkit.compress.methods.in_place import AsText, OnePass, OnePassConfig, WithBos
+from gistkit.compress.memory import Memory
+from gistkit.compress.methods.in_place import AsText, OnePass, OnePassConfig
 from gistkit.compress.plans import InPlacePass
 from gistkit.compress.tokens import Rows
-from gistkit.hf.keep import LlamaRope, Rope
+from gistkit.hf.keep import LlamaRope, Rope, WithBos
 from gistkit.layouts import Layout
 
 
@@ -147,6 +150,10 @@ class NoContext(OnePass, config=NoContextConfig):
     def size(self, context: int) -> int:
         """None: the memory is BOS."""
         return 0
+
+    def parts_of(self, memory: Memory, context: int) -> NDArray[np.int64]:
+        """See `Compressor.parts_of`: BOS represents nothing."""
+        return np.zeros((0, 2), np.int64)
 
     def _read_by_pass(self, rows: Rows) -> Rows:
         return rows.columns(slice(1), (1,) * rows.batch_size)

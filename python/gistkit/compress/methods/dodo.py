@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from gistkit.hf.keep import Layers
 from gistkit.hf.lora import Maps
 from gistkit.layouts import Plan
 from gistkit.nn import Nuggets, NuggetScorer, straight_through, top_nuggets
+from gistkit.nn.nuggets import rule_scores, rule_threshold
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -33,7 +34,14 @@ if TYPE_CHECKING:
 
 Rule = Literal["learned", "strided", "random", "delimiters", "none"]
 RULES = ("learned", "strided", "random", "delimiters", "none")
-_MASK = 2**24 - 1
+
+
+class Choice(NamedTuple):
+    """What `Dodo.selecting` has put in place of `selection` and `ratio`, and whether the scorer rests."""
+
+    rule: Rule | None = None
+    ratio: int | None = None
+    rests: bool = False
 
 
 @register("dodo")
@@ -71,19 +79,19 @@ class DodoConfig(InPlaceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.delimiters, Sequence) or isinstance(self.delimiters, str):
-            raise TypeError(f"delimiters: expected token ids, got {self.delimiters!r}")
-        self._set("delimiters", tuple(self.delimiters))
+        ids = self.delimiters
+        if not isinstance(ids, Sequence) or not all(isinstance(token, int) for token in ids):
+            raise TypeError(f"delimiters: expected token ids, got {ids!r}")
+        self._set("delimiters", tuple(ids))
         if (self.selection == "delimiters") != bool(self.delimiters):
             raise ValueError(
                 f"delimiters: expected token ids only for selection='delimiters', got {self.delimiters} for "
                 f"{self.selection!r}"
             )
-        threshold = self.threshold
-        if threshold is not None:
-            if isinstance(threshold, bool) or not isinstance(threshold, Real) or math.isnan(threshold):
-                raise ValueError(f"threshold: expected a number or None, got {threshold!r}")
-            self._set("threshold", float(threshold))
+        if (number := self.threshold) is not None:
+            if isinstance(number, bool) or not isinstance(number, Real) or math.isnan(number):
+                raise ValueError(f"threshold: expected a number or None, got {number!r}")
+            self._set("threshold", float(number))
 
     @property
     def title(self) -> str:
@@ -99,14 +107,13 @@ class DodoConfig(InPlaceConfig):
 
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
         """The [AE] token and the scorer."""
-        scorer = None
-        parts = super().parts(embed)
-        if self.selection == "learned":
-            weight = embed.weight
-            # In lower precision, rounding would decide between scores.
-            dtype = weight.dtype if weight.dtype == torch.float64 else torch.float32
-            scorer = NuggetScorer(weight.shape[1]).to(weight.device, dtype).requires_grad_(self.train_scorer)
-        return parts | {"scorer": scorer}
+        parts, weight = super().parts(embed), embed.weight
+        if self.selection != "learned":
+            return parts | {"scorer": None}
+        # In lower precision, rounding would decide between scores.
+        dtype = weight.dtype if weight.dtype == torch.float64 else torch.float32
+        scorer = NuggetScorer(weight.shape[1]).to(weight.device, dtype)
+        return parts | {"scorer": scorer.requires_grad_(self.train_scorer)}
 
 
 class Dodo(InPlace, config=DodoConfig):
@@ -122,32 +129,27 @@ class Dodo(InPlace, config=DodoConfig):
     options: DodoConfig
     scorer: NuggetScorer | None
 
-    # What `selecting` has put in place of `selection` and `ratio`.
-    _rule: Rule | None = None
-    _nugget_ratio: int | None = None
-    _scorer_rests = False
+    _choice = Choice()
 
     @property
     def rule(self) -> Rule:
         """The rule that nuggets are selected by now: `selection`, but for inside `selecting`."""
-        return self.selection if self._rule is None else self._rule
+        return self._choice.rule or self.options.selection
 
     @property
     def nugget_ratio(self) -> int:
         """Context tokens for each nugget now: `ratio`, but for inside `selecting`."""
-        return self.chunk if self._nugget_ratio is None else self._nugget_ratio
+        return self._choice.ratio or self.options.ratio
 
     @property
     def train_ratios(self) -> tuple[int, ...]:
         """See `Compressor.train_ratios`; none inside `selecting` with a ratio."""
-        return tuple(self.options.train_ratios) if self._nugget_ratio is None else ()
+        return tuple(self.options.train_ratios) if self._choice.ratio is None else ()
 
     def at(self, ratio: int) -> Self:
         """See `Compressor.at`; it has no threshold yet, and selects at its own ratio inside `selecting` too."""
-        other = super().at(ratio)
-        if other._nugget_ratio is not None:
-            other = copy.copy(other)
-            other._nugget_ratio = None
+        other = copy.copy(super().at(ratio)) if self._choice.ratio else super().at(ratio)
+        other._choice = self._choice._replace(ratio=None)
         return other
 
     @contextmanager
@@ -168,13 +170,12 @@ class Dodo(InPlace, config=DodoConfig):
         if rule is not None:
             self.check_rule(rule)
         ratio = None if ratio is None else check_int("ratio", ratio, high=POSITIONS, floats=True)
-        before = self._rule, self._nugget_ratio, self._scorer_rests
-        self._rule, self._nugget_ratio = rule or self._rule, ratio or self._nugget_ratio
-        self._scorer_rests = scorer_rests or self._scorer_rests
+        before = self._choice
+        self._choice = Choice(rule or before.rule, ratio or before.ratio, scorer_rests or before.rests)
         try:
             yield
         finally:
-            self._rule, self._nugget_ratio, self._scorer_rests = before
+            self._choice = before
 
     def check_rule(self, rule: Rule) -> None:
         """Refuses a rule that this compressor cannot select by."""
@@ -188,15 +189,14 @@ class Dodo(InPlace, config=DodoConfig):
     @property
     def threshold(self) -> float:
         """Lambda: nuggets of a `MixedResolution` have a score above it (Equation 8)."""
-        threshold = self.options.threshold
-        if threshold is None:
-            threshold = rule_threshold(self.selection, self.chunk)
-        if threshold is None:
+        found = self.options.threshold
+        found = rule_threshold(self.selection, self.chunk) if found is None else found
+        if found is None:
             raise ValueError(
                 "threshold: expected one for this selection, which needs sampled text to find it, got None; see "
                 "MixedResolution.calibrate"
             )
-        return float(threshold)
+        return found
 
     @threshold.setter
     def threshold(self, value: float | None) -> None:
@@ -208,9 +208,7 @@ class Dodo(InPlace, config=DodoConfig):
         return rule_threshold(self.selection, self.chunk) is None
 
     def install(self) -> None:
-        for token in self.delimiters:
-            if token is None:
-                raise ValueError("delimiters: expected token ids, got None")
+        for token in self.options.delimiters:
             self.lm.first_token("delimiters", token)
         super().install()
 
@@ -218,25 +216,25 @@ class Dodo(InPlace, config=DodoConfig):
         """False: all its parameters have one learning rate (Appendix B)."""
         return False
 
-    def scores(self, rows: Rows, plan: Plan, keep: hf.Keeper | None = None) -> Tensor:
+    def scores(self, rows: Rows, plan: Plan | None = None, keep: hf.Keeper | None = None) -> Tensor:
         """Scores [B, N] of the tokens of rows with BOS, whose own means nothing; gradients reach only the scorer.
 
         Args:
             rows: what `with_bos` returned.
-            plan: of the pass through the lower layers that the scorer's hidden states come from, for all rows.
+            plan: of the pass through the lower layers that the scorer's hidden states come from, for all rows; None:
+                each token reads all tokens before it.
             keep: collects keys and values of these layers, if there is such a pass.
         """
-        if self._rule == "random":
+        if self._choice.rule == "random":
             return torch.rand(rows.ids.shape, device=self.device)
         if self.rule != "learned" or self.scorer is None:
             indices = torch.arange(-1, rows.ids.shape[1] - 1, device=self.device).expand_as(rows.ids)
             return rule_scores(self.rule, rows.ids, indices, self.nugget_ratio, self.delimiters)
+        plan = self.lm.causal_plan(rows.ids.shape[1]) if plan is None else plan
         with torch.no_grad(), self.lm.attached(), self.lower_layers():
-            hidden_states = self.lm.run(
-                None, inputs_embeds=self.embed(rows.ids), plan=plan, keep=keep
-            ).last_hidden_state
-        scores: Tensor = self.scorer(hidden_states)
-        return scores.detach() if self._scorer_rests else scores
+            out = self.lm.run(None, inputs_embeds=self.embed(rows.ids), plan=plan, keep=keep)
+        scores: Tensor = self.scorer(out.last_hidden_state)
+        return scores.detach() if self._choice.rests else scores
 
     def lower_layers(self) -> AbstractContextManager[None]:
         """Inside, a pass ends after `layer` layers, and its hidden states are what the scorer reads."""
@@ -246,14 +244,13 @@ class Dodo(InPlace, config=DodoConfig):
         """A pass through the lower layers selects the nuggets; a second pass computes their keys and values."""
         input_rows = self.with_bos(rows)
         self.lm.check_positions("input_ids", max(input_rows.lengths) - 1)
-        plan = self.lm.causal_plan(input_rows.ids.shape[1])
-        scores = self.scores(input_rows, plan)
-        return self.encode_nuggets(rows, self.nuggets(input_rows, scores), scores, plan=plan)
+        scores = self.scores(input_rows)
+        return self.encode_nuggets(rows, self.nuggets(input_rows, scores), scores)
 
     @torch.no_grad()
     def whole_scores(self, input_rows: Rows) -> Tensor:
-        """Scores [B, N] of the tokens of rows with BOS, as in `encode`: each token has read all tokens before it."""
-        return self.scores(input_rows, self.lm.causal_plan(input_rows.ids.shape[1]))
+        """`scores` [B, N] of the tokens of rows with BOS as `encode` computes them, without gradients."""
+        return self.scores(input_rows)
 
     def nuggets(self, input_rows: Rows, scores: Tensor) -> Nuggets:
         """The nuggets of rows with BOS, by their scores [B, N]; indices count BOS, which is not a nugget."""
@@ -263,25 +260,17 @@ class Dodo(InPlace, config=DodoConfig):
         nuggets = top_nuggets(scores[:, 1:], ratio, input_rows.valid[:, 1:] if ragged else None)
         return Nuggets(nuggets.index + 1, nuggets.counts)
 
-    def encode_nuggets(
-        self,
-        rows: Rows,
-        nuggets: Nuggets,
-        scores: Tensor | None = None,
-        *,
-        plan: Plan | None = None,
-    ) -> tuple[Memory, Tensor]:
+    def encode_nuggets(self, rows: Rows, nuggets: Nuggets, scores: Tensor | None = None) -> tuple[Memory, Tensor]:
         """The memory of contexts whose nuggets are known, and the hidden states [B, 1 + K, d] of BOS and nuggets.
 
         Args:
             rows: contexts, as `contexts` returns them.
             nuggets: their indices in the rows with BOS; the last nugget is the last token of each row.
             scores: [B, N] of these rows, which get gradients through the memory; None: no gradients.
-            plan: causal attention over the rows, with the model's sliding windows; None: it is made here.
         """
         input_rows = self.with_bos(rows)
         index = F.pad(nuggets.index, (1, 0))
-        hidden_states, layers = self.read_nuggets(input_rows, nuggets, plan)
+        hidden_states, layers = self.read_nuggets(input_rows, nuggets)
         last = placed(nuggets.counts, index.device)[:, None, None]
         bias = None
         if scores is not None and scores.requires_grad:
@@ -301,12 +290,12 @@ class Dodo(InPlace, config=DodoConfig):
         )
         return memory, hidden_states
 
-    def read_nuggets(self, input_rows: Rows, nuggets: Nuggets, plan: Plan | None) -> tuple[Tensor, Layers]:
+    def read_nuggets(self, input_rows: Rows, nuggets: Nuggets) -> tuple[Tensor, Layers]:
         """Hidden states [B, 1 + K, d] of BOS and nuggets, and their keys and values, from a pass over rows with BOS."""
         index = F.pad(nuggets.index, (1, 0))
         keep = hf.KeptKeys(index)
         inputs = self.lm.embedded(self._encoder, input_rows.ids)
-        plan = self.lm.causal_plan(input_rows.ids.shape[1]) if plan is None else plan
+        plan = self.lm.causal_plan(input_rows.ids.shape[1])
         out = self.lm.run(self._encoder, inputs_embeds=inputs, plan=plan, keep=keep)
         return out.last_hidden_state.take_along_dim(index[..., None], 1), keep.close()
 
@@ -330,39 +319,3 @@ class Dodo(InPlace, config=DodoConfig):
         if not self.separate:
             return TEXT
         return GISTS if self.adapters is not None else {GISTS: slice(None)}
-
-
-def rule_scores(rule: Rule, ids: Tensor, indices: Tensor, ratio: int, delimiters: tuple[int, ...]) -> Tensor:
-    """Scores of a rule that is not learned; a token's score depends only on the token and its index.
-
-    Args:
-        rule: "strided": every `ratio`-th token; "random": any tokens, the same ones for the same text; "delimiters":
-            tokens of `delimiters`, at random among them, then other tokens; "none": no token.
-        ids, indices: int64 of one shape, tokens and their indices in the context, from 0.
-        ratio: tokens for each nugget.
-        delimiters: token ids.
-
-    Returns:
-        float32 of that shape, in [0, 2).
-    """
-    if rule == "none":
-        return torch.zeros(ids.shape, device=ids.device)
-    if rule == "strided":
-        return ((indices + 1) % ratio == 0).float()
-    score = _uniform(ids, indices)
-    if rule == "delimiters":
-        score = score + torch.isin(ids, placed(delimiters, ids.device))
-    return score
-
-
-def rule_threshold(rule: Rule, ratio: int) -> float | None:
-    """The threshold for a rule's scores; None if sampled text has to determine it."""
-    return {"strided": 0.5, "random": math.nextafter(1 - 1 / ratio, -1), "none": math.inf}.get(rule)
-
-
-def _uniform(ids: Tensor, indices: Tensor) -> Tensor:
-    """Pseudo-random numbers in [0, 1) from a token and its index (the finaliser of MurmurHash3)."""
-    mixed = ids * 0x9E3779B1 + indices * 0x85EBCA77 + 1
-    for factor in (0x7F51AFD7ED558CCD - 2**62, 0x44CEB9FE1A85EC53):
-        mixed = (mixed ^ (mixed >> 33 & 0x7FFFFFFF)) * factor
-    return (mixed >> 29 & _MASK).float() / (_MASK + 1)

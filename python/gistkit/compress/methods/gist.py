@@ -11,9 +11,9 @@ from gistkit import hf, layouts
 from gistkit.common.checks import placed
 from gistkit.compress.config import draw_like, register, setting
 from gistkit.compress.losses import LOSSES
-from gistkit.compress.methods.in_place import AsText, OnePass, OnePassConfig, WithBos
+from gistkit.compress.methods.in_place import AsText, OnePass, OnePassConfig
 from gistkit.compress.plans import InPlacePass
-from gistkit.hf.keep import Rope
+from gistkit.hf.keep import Rope, WithBos
 from gistkit.layouts import Layout
 
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -18,11 +17,10 @@ from torch.nn.functional import rms_norm
 from gistkit import hf
 from gistkit.common.checks import check_float
 from gistkit.compress.compressor import Compressor
-from gistkit.compress.config import Config, draw_like, embedding_statistics, register, setting
+from gistkit.compress.config import Config, draw_like, matched_to, register, setting
 from gistkit.compress.memory import Memory, Task
-from gistkit.compress.parts import PART
 from gistkit.compress.plans import encoder_parts, encoder_pass
-from gistkit.compress.tokens import Rows
+from gistkit.compress.tokens import Rows, room
 from gistkit.hf.keep import Layers
 from gistkit.layouts import Plan
 from gistkit.layouts.positions import SCHEMES
@@ -82,11 +80,6 @@ class ChunkConfig(Config):
         """The encoder's; the decoder has none of its own."""
         return (ENCODER,)
 
-    @property
-    def title(self) -> str:
-        """What a table calls it."""
-        return f"{self.compressor.__name__} {self.layout.upper()} {self.ratio:g}x"
-
     @classmethod
     def sizes(cls, chunk: int, memory_tokens: int) -> dict[str, Any]:
         return {"chunk": chunk, "ratio": chunk / memory_tokens}
@@ -139,38 +132,26 @@ class ChunkCompressor(Compressor):
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor | None]:
         """One pass over all chunks of all rows; of a long context, without gradients, a pass over some of them each."""
         chunks = (rows.lengths, self.options.chunk, self.options.memory_tokens, self.layout)
-        batch = encoder_pass(*chunks, self.carrier)
-        self.lm.check_positions("input_ids", batch.last)
-        most = PART.get(self.device.type, PART["cuda"])
-        divided = self._divides(rows, most)
-        parts = encoder_parts(*chunks, self.lm.windows, str(self.device), most if divided else None)
-        if divided:
-            hidden_states, kept = self._in_parts(rows, max(batch.lengths), parts)
-        else:
-            hidden_states, kept = self._encoded(rows.ids, parts[0][1])
-        memory = Memory(
-            source=self.source,
-            lengths=batch.lengths,
-            context_lengths=rows.lengths,
-            # A copy: the pass is cached for other contexts of these lengths.
-            positions=batch.positions.clone(),
-            starts=batch.starts,
-            **self.options.contents(kept),
-        )
-        return memory, hidden_states
+        places = encoder_pass(*chunks, self.carrier)
+        self.lm.check_positions("input_ids", places.last)
+        parts = encoder_parts(*chunks, self.lm.windows, str(self.device), self._most(rows))
+        made = [*zip(*(self._encoded(rows.ids[:, columns], plan) for columns, plan in parts), strict=True)]
+        # One tensor after another, so that there are never two copies of all. A view of the hidden states would keep
+        # those of the context alive.
+        hidden_states, *kept = (torch.cat(made.pop(0), -2) for _ in range(len(made)))
+        return self.remember(places, rows, **self.options.contents(kept)), hidden_states
 
-    def _divides(self, rows: Rows, most: int) -> bool:
-        """Whether rows have more than `most` tokens and are encoded in parts, which is the same in each chunk.
+    def _most(self, rows: Rows) -> int | None:
+        """Tokens of a pass at most, which has the same chunks of each row; None: one pass has all.
 
-        Not if frequencies of RoPE depend on the length of a pass.
+        A chunk is the same in any pass, unless frequencies of RoPE depend on the length of a pass.
         """
-        if torch.is_grad_enabled() or rows.batch_size * rows.ids.shape[1] <= most:
-            return False
-        chunk = self.options.chunk
-        alike = len({-(-length // chunk) for length in rows.lengths}) == 1
-        return alike and max(rows.lengths) > chunk and not self.lm.changing_rope
+        alike = len({-(-length // self.options.chunk) for length in rows.lengths}) == 1
+        one_pass = torch.is_grad_enabled() or not alike or self.lm.changing_rope
+        most = room(self.device)
+        return None if one_pass or rows.batch_size * rows.ids.shape[1] <= most else most
 
-    def _encoded(self, ids: Tensor, plan: Plan) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _encoded(self, ids: Tensor, plan: Plan) -> tuple[Tensor, ...]:
         """A pass over chunks [B, N]: the hidden states [B, K, d] of their memory tokens, and what the memory keeps."""
         columns = ids.shape[1]
         use = ENCODER if self.adapters is not None else None
@@ -180,31 +161,7 @@ class ChunkCompressor(Compressor):
         keep = hf.KeptKeys(slice(columns, None)) if self.carrier == "kv" else None
         out = self.lm.run(use, inputs_embeds=inputs, plan=plan, keep=keep)
         hidden_states = out.last_hidden_state[:, columns:]
-        if not torch.is_grad_enabled():
-            # A view would keep the hidden states of the context alive; with gradients the graph does so anyway.
-            hidden_states = hidden_states.clone()
-        return hidden_states, self.options.kept(self, hidden_states, () if keep is None else keep.close())
-
-    def _in_parts(
-        self, rows: Rows, count: int, parts: Sequence[tuple[slice, Plan]]
-    ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
-        """`_encoded` of all chunks, each part written into the results at once; hidden states where a loss reads them.
-
-        Peak memory is one copy of the result.
-        """
-        made: tuple[Tensor, ...] = ()
-        is_read, first, at = "compression" in self.loss_weights, 0, 0
-        for columns, plan in parts:
-            hidden_states, kept = self._encoded(rows.ids[:, columns], plan)
-            # The memory may keep the hidden states themselves.
-            first = int(is_read and kept[0] is not hidden_states)
-            found = (hidden_states, *kept) if first else kept
-            if not made:
-                made = tuple(tensor.new_empty(*tensor.shape[:-2], count, tensor.shape[-1]) for tensor in found)
-            for tensor, part in zip(made, found, strict=True):
-                tensor[..., at : at + part.shape[-2], :] = part
-            at += hidden_states.shape[1]
-        return made[0] if is_read else None, made[first:]
+        return hidden_states, *self.options.kept(self, hidden_states, () if keep is None else keep.close())
 
     def size(self, context: int) -> int:
         return -(-context // self.chunk) * self.memory_tokens
@@ -214,28 +171,14 @@ class ChunkCompressor(Compressor):
         if self.carrier == "kv" and (self.lm.changing_rope or memories[0].source.numbered_through):
             hf.check_moves(self.model)
 
-    def parts_of(self, context: int) -> NDArray[np.int64]:
-        """The spans [start, end) int64 [K, 2] of a document that its memory tokens stand for."""
+    def parts_of(self, memory: Memory, context: int) -> NDArray[np.int64]:
+        """See `Compressor.parts_of`: memory token m of a chunk stands for its m-th part of M, in whole tokens."""
         part, spans = np.arange(self.memory_tokens), []
         for start in range(0, context, self.chunk):
             length = min(self.chunk, context - start)
             ends = -(-(part + 1) * length // self.memory_tokens)
             spans.append(start + np.stack([part * length // self.memory_tokens, ends], -1))
         return np.concatenate(spans)
-
-    def context_spans(self, memory: Memory) -> Tensor:
-        """See `Compressor.context_spans`: memory token m of a chunk stands for its m-th part of M, in whole tokens."""
-        spans = torch.zeros(memory.batch_size, memory.num_tokens, 2, dtype=torch.int64)
-        for row, documents, length in zip(spans, memory.documents, memory.lengths, strict=True):
-            parts = [
-                self.parts_of(context) + end - context
-                for context, end in zip(documents, accumulate(documents), strict=True)
-            ]
-            found = np.concatenate(parts)
-            if len(found) != length:
-                raise ValueError(f"memory: expected {len(found)} memory tokens for its documents, got {length}")
-            row[:length] = torch.from_numpy(found)
-        return spans
 
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
         """[B, 1, d], the learned [AE] or [LM] token."""
@@ -260,10 +203,7 @@ class ICAEConfig(ChunkConfig):
 
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
         """See `ChunkConfig.parts`; gain and shift."""
-        gain = shift = None
-        if self.match_embeddings:
-            mean, spread = embedding_statistics(embed)
-            gain, shift = nn.Parameter(spread.expand(len(mean)).clone()), nn.Parameter(mean.clone())
+        gain, shift = matched_to(embed) if self.match_embeddings else (None, None)
         return super().parts(embed) | {"gain": gain, "shift": shift}
 
     def kept(self, compressor: Any, hidden_states: Tensor, layers: Layers) -> tuple[Tensor, ...]:

@@ -2,98 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gistkit import hf
-from gistkit.common.checks import POSITIONS, check_int
-from gistkit.compress.adapters import active_adapters
 from gistkit.compress.compressor import Compressor
-from gistkit.compress.config import Config, draw_like, setting
+from gistkit.compress.config import RatioConfig, draw_like, setting
 from gistkit.compress.memory import Memory, Task
 from gistkit.compress.parts import equal_ends, moves
 from gistkit.compress.plans import InPlacePass, check_text, in_place_pass
 from gistkit.compress.tokens import Rows, join_rows
-from gistkit.hf.attach import decoder_of
-from gistkit.hf.keep import Rope
-from gistkit.hf.lora import Maps, maps_of
+from gistkit.hf.lora import Maps
 from gistkit.layouts import Layout, Role
 
 if TYPE_CHECKING:
-    from peft import LoraConfig
+    pass
 
 TEXT, GISTS = "text", "memory"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RatioConfig(Config):
-    """Arguments of methods whose weights compress at any ratio.
-
-    Args:
-        ratio: context tokens per compressed token, a whole number >= 1; a shorter context has one. The same weights
-            compress at any other ratio, see `Compressor.at`.
-        train_ratios: `forward` draws one of these ratios at each call in training mode; (): it always uses `ratio`.
-        window: only the first `window` tokens of a longer context are compressed; the text reads the others directly.
-        end_token: token id that ends the reconstruction of a context, such as the tokenizer's eos. None: no token.
-    """
-
-    any_ratio: ClassVar[bool] = True
-    # Settings that hold at one ratio, with what they are at another.
-    at_other_ratios: ClassVar[Mapping[str, Any]] = {}
-    allowed_losses: ClassVar[tuple[str, ...]] = ("ae", "lm", "qa", "kl", "reverse_kl", "hidden")
-
-    ratio: int = setting(5, least=1, in_memory=False)
-    train_ratios: Sequence[int] = setting((), before=(), in_memory=False)
-    window: int | None = setting(None, least=1, in_memory=False)
-    end_token: int | None = setting(None, in_memory=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.train_ratios, Sequence) or isinstance(self.train_ratios, str):
-            raise TypeError(f"train_ratios: expected whole numbers, got {self.train_ratios!r}")
-        self._set(
-            "train_ratios",
-            tuple(check_int("train_ratios", ratio, high=POSITIONS, floats=True) for ratio in self.train_ratios),
-        )
-        largest = max((self.ratio, *self.train_ratios))
-        if self.window is not None and self.window < largest:
-            which = "the ratio" if largest == self.ratio else "the largest of train_ratios"
-            raise ValueError(f"window: expected at least {which}, {largest} tokens, got {self.window}")
-        if self.train_ratios and "compression" in cast("dict[str, float]", self.losses):
-            raise ValueError(
-                "losses: expected no 'compression' with train_ratios, because its head has one ratio, got it"
-            )
-
-    def at(self, ratio: int) -> Self:
-        """See `Config.at`; plans are kept by config, so that there is one for each ratio."""
-        if not self.any_ratio:
-            return super().at(ratio)
-        ratio = check_int("ratio", ratio, high=POSITIONS, floats=True)
-        if self.window is not None and ratio > self.window:
-            raise ValueError(f"ratio: expected at most the window, {self.window} tokens, got {ratio}")
-        if ratio not in self._others:
-            self._others[ratio] = replace(self, ratio=ratio, **self.at_other_ratios)
-        return self._others[ratio]
-
-    def of(self, memory: Memory) -> Self:
-        """The method at a memory's ratio, to read it: no window cuts what is compressed already."""
-        ratio = memory.source.chunk
-        return self if ratio == self.ratio else replace(self, ratio=ratio, train_ratios=(), window=None)
-
-    @cached_property
-    def _others(self) -> dict[int, Self]:
-        return {self.ratio: self}
-
-    @property
-    def chunk(self) -> int:
-        """Context tokens per compressed token."""
-        return self.ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,12 +111,6 @@ class InPlace(Compressor):
             )
         super().install()
 
-    def adapter_config(self) -> LoraConfig | None:
-        lora = super().adapter_config()
-        if self.options.copied and lora is not None:
-            _check_copied(self.model, lora)
-        return lora
-
     def contexts(self, input_ids: Any, attention_mask: Any = None) -> Rows:
         """`rows` of contexts, each of at least one token besides BOS."""
         rows = super().contexts(input_ids, attention_mask)
@@ -261,8 +187,7 @@ class InPlace(Compressor):
                 "without"
             )
 
-    def documents_of(self, memory: Memory, row: int) -> tuple[int, list[int]]:
-        """1 if the documents of a row begin with BOS, else 0; and the tokens of each of them besides it."""
+    def documents_of(self, memory: Memory, row: int) -> tuple[int, Sequence[int]]:
         for bos in (0, 1):
             lengths = [document - bos for document in memory.documents[row]]
             if 1 + sum(self.start_behind(memory, tokens) - 1 for tokens in lengths) == memory.starts[row]:
@@ -331,7 +256,7 @@ class OnePass(InPlace):
         """One pass over BOS, all contexts, and their gists if there are any."""
         input_rows = self._read_by_pass(self.with_bos(rows))
         batch = self.pass_over(input_rows)
-        self.lm.check_positions("input_ids", max(batch.starts) - 1)
+        self.lm.check_positions("input_ids", batch.last)
         inputs = self.lm.embedded(TEXT, input_rows.ids)
         use: Any = TEXT
         if self.options.has_gists:
@@ -339,16 +264,7 @@ class OnePass(InPlace):
             use = {TEXT: slice(0, batch.gists.start), GISTS: batch.gists} if self.separate else TEXT
         keep = self.options.kept(batch, self.as_text)
         hidden_states = self.lm.run(use, inputs_embeds=inputs, plan=batch.plan, keep=keep).last_hidden_state
-        memory = Memory(
-            source=self.source,
-            lengths=batch.lengths,
-            context_lengths=rows.lengths,
-            positions=batch.positions.clone(),
-            starts=batch.starts,
-            layers=keep.close(),
-            last=hidden_states.take_along_dim(batch.last_rows[:, None, None], 1)[:, 0],
-        )
-        return memory, hidden_states[:, batch.gists]
+        return self.remember(batch, rows, hidden_states, layers=keep.close()), hidden_states[:, batch.gists]
 
     def pass_over(self, input_rows: Rows) -> InPlacePass:
         """The plan of a pass over BOS and contexts, and which of its tokens the memory keeps."""
@@ -365,7 +281,7 @@ class OnePass(InPlace):
         """The uncompressed order, with gists: the position IDs, if all tokens share one counter."""
         if not self.options.separate_positions:
             return super().ordinals(memory)
-        ordinals, options = torch.zeros(memory.positions.shape, dtype=torch.int64), self.options.of(memory)
+        ordinals, options = torch.zeros(memory.positions.shape, dtype=torch.int64), self.options.of(memory.source.chunk)
         text_ordinals = []
         for row, places in enumerate(ordinals):
             column, before = 1, 0
@@ -378,22 +294,12 @@ class OnePass(InPlace):
         return ordinals, tuple(text_ordinals)
 
     def start_behind(self, memory: Memory, context: int) -> int:
-        return int(self.options.of(memory).layout(context).positions[-1])
+        return int(self.options.of(memory.source.chunk).layout(context).positions[-1])
 
-    def context_spans(self, memory: Memory) -> Tensor:
-        """See `Compressor.context_spans`: a compressed token represents its window; BOS represents nothing."""
-        spans = torch.zeros(memory.batch_size, memory.num_tokens, 2, dtype=torch.int64)
-        ratio = memory.source.chunk
-        for row, length in enumerate(memory.lengths):
-            bos, lengths = self.documents_of(memory, row)
-            found, end = [], 0
-            for context in lengths:
-                starts = end + bos + torch.arange(0, context, ratio)
-                end += bos + context
-                found.append(torch.stack([starts, (starts + ratio).clamp(max=end)], -1))
-            # Without context there is none.
-            spans[row, 1:length] = torch.cat(found)[: length - 1]
-        return spans
+    def parts_of(self, memory: Memory, context: int) -> NDArray[np.int64]:
+        """See `Compressor.parts_of`: a compressed token represents its window."""
+        starts = np.arange(0, context, memory.source.chunk)
+        return np.stack([starts, np.minimum(starts + memory.source.chunk, context)], -1)
 
     def _read_by_pass(self, rows: Rows) -> Rows:
         """The part of BOS and context that the pass reads."""
@@ -406,39 +312,3 @@ class OnePass(InPlace):
                 f"input_ids: expected contexts of at most {gists} gists x {self.chunk} tokens, got {count} gists"
             )
         return (embeddings[:count] if gists is not None else embeddings.expand(count, -1)).expand(rows, -1, -1)
-
-
-class WithBos(hf.Keeper):
-    """Keeps BOS's own keys and values of a layer, followed by those that `compressed` computes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._pending: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def store(self, layer_idx: int, key: Tensor, value: Tensor) -> None:
-        """Holds key and value until the layer is left."""
-        self._pending[layer_idx] = key, value
-
-    def leave(self, layer_idx: int, layer: nn.Module, before: Tensor, after: Tensor, rope: Rope) -> None:
-        """Keeps [BOS][compressed tokens]; only the first call of a layer counts."""
-        key, value = self._pending.pop(layer_idx)
-        made_key, made_value = self.compressed(layer, before, after, key, value, rope)
-        self.keep(layer_idx, torch.cat([key[:, :, :1], made_key], 2), torch.cat([value[:, :, :1], made_value], 2))
-
-    def compressed(
-        self, layer: nn.Module, before: Tensor, after: Tensor, key: Tensor, value: Tensor, rope: Rope
-    ) -> tuple[Tensor, Tensor]:
-        """Keys and values of the compressed tokens, from a layer's input and output and its own keys and values."""
-        raise NotImplementedError
-
-
-def _check_copied(model: nn.Module, lora: LoraConfig) -> None:
-    """Refuses adapters that would be missing from the gists' copies of the linear maps."""
-    if active := active_adapters(model):
-        raise ValueError(f"full_copy: expected a model without other active adapters, got {', '.join(active)}")
-    paths = [name.split(".") for name in maps_of(model, decoder_of(model))]
-    holders = {".".join(path[:end]) for path in paths for end in range(1, len(path) + 1)}
-    # As PEFT selects them, by the ends of names.
-    saved = [name for name in lora.modules_to_save or () if any(holder.endswith(name) for holder in holders)]
-    if saved:
-        raise ValueError(f"lora: expected no modules_to_save of linear maps with full_copy, got {sorted(saved)}")

@@ -16,7 +16,6 @@ from gistkit.compress.methods.dodo import Dodo, DodoConfig
 from gistkit.compress.methods.in_place import GISTS
 from gistkit.compress.tokens import Rows
 from gistkit.hf.keep import Layers
-from gistkit.layouts import Plan
 from gistkit.layouts.dodo import nuggets_of
 from gistkit.nn import Nuggets
 
@@ -63,8 +62,8 @@ class KVDistill(Dodo, config=KVDistillConfig):
     reader = None
     adapts_some = True
 
-    def read_nuggets(self, input_rows: Rows, nuggets: Nuggets, plan: Plan | None) -> tuple[Tensor, Layers]:
-        """See `Dodo.read_nuggets`; `plan` is not used, as the selected tokens stand after the others in the pass."""
+    def read_nuggets(self, input_rows: Rows, nuggets: Nuggets) -> tuple[Tensor, Layers]:
+        """See `Dodo.read_nuggets`; the selected tokens stand after the others in the pass."""
         parts = []
         for length, places, count in zip(input_rows.lengths, nuggets.index.tolist(), nuggets.counts, strict=True):
             selected = np.isin(np.arange(length), places[:count])

@@ -17,7 +17,7 @@ from gistkit.common.checks import padded
 from gistkit.compress.config import register, setting
 from gistkit.compress.memory import Memory
 from gistkit.compress.methods.icae import ENCODER, ChunkCompressor, FiveHundredXConfig
-from gistkit.compress.plans import compiled
+from gistkit.compress.plans import Places, compiled
 from gistkit.compress.tokens import Rows
 from gistkit.layouts import Plan
 from gistkit.layouts.sac import anchors
@@ -48,11 +48,6 @@ class SACConfig(FiveHundredXConfig):
         if self.ratio != int(self.ratio):
             raise ValueError(f"ratio: expected a whole number, as anchors are tokens, got {self.ratio:g}")
 
-    @property
-    def title(self) -> str:
-        """What a table calls it."""
-        return f"SAC {self.ratio:g}x"
-
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
         """The marks of a chunk's anchors, and the embeddings of the tokens [AE] and [LM]."""
         weight = embed.weight
@@ -71,9 +66,9 @@ class SAC(ChunkCompressor, config=SACConfig):
         """One pass over the chunks of all rows."""
         self.lm.check_positions("input_ids", max(rows.lengths))
         ratio = int(self.options.ratio)
-        places = [anchors(length, self.chunk, ratio) for length in rows.lengths]
-        lengths = tuple(map(len, places))
-        index = padded([each.tolist() for each in places])
+        found = [anchors(length, self.chunk, ratio) for length in rows.lengths]
+        lengths = tuple(map(len, found))
+        index = padded([each.tolist() for each in found])
         valid = torch.arange(index.shape[1]) < torch.tensor(lengths)[:, None]
         own, valid_here = index.to(self.device), valid.to(self.device)[..., None]
         use = ENCODER if self.adapters is not None else None
@@ -86,15 +81,9 @@ class SAC(ChunkCompressor, config=SACConfig):
             plan=_plan(rows.lengths, self.chunk, ratio, self.lm.windows, str(self.device)),
             keep=keep,
         )
-        memory = Memory(
-            source=self.source,
-            lengths=lengths,
-            context_lengths=rows.lengths,
-            positions=(index + 1).where(valid, 0),
-            starts=rows.lengths,
-            layers=keep.close(),
-        )
-        return memory, None
+        positions, last = (index + 1).where(valid, 0), max(rows.lengths)
+        places = Places(lengths=lengths, positions=positions, starts=rows.lengths, last=last)
+        return self.remember(places, rows, layers=keep.close()), None
 
     def kept_tokens(self, memory: Memory) -> list[int]:
         return (memory.positions[0] - 1).tolist()  # type: ignore[no-any-return]
@@ -102,8 +91,8 @@ class SAC(ChunkCompressor, config=SACConfig):
     def size(self, context: int) -> int:
         return len(anchors(context, self.chunk, int(self.options.ratio)))
 
-    def parts_of(self, context: int) -> NDArray[np.int64]:
-        """See `ChunkCompressor.parts_of`: an anchor stands for the `ratio` tokens around it, in its chunk."""
+    def parts_of(self, memory: Memory, context: int) -> NDArray[np.int64]:
+        """See `Compressor.parts_of`: an anchor stands for the `ratio` tokens around it, in its chunk."""
         ratio = int(self.options.ratio)
         places = anchors(context, self.chunk, ratio)
         starts = places - places % self.chunk % ratio

@@ -13,49 +13,23 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import gelu, pad, rms_norm
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from gistkit import hf
 from gistkit.common.checks import padded, placed
-from gistkit.common.hub import hub_or_cache
-from gistkit.common.messages import one_line
-from gistkit.compress import texts
+from gistkit.compress import files, texts
 from gistkit.compress.adapters import freeze_base
 from gistkit.compress.compressor import Compressor
-from gistkit.compress.config import draw_like, embedding_statistics, register, setting
-from gistkit.compress.folder import ENCODER_TOKENIZER
+from gistkit.compress.config import RatioConfig, draw_like, matched_to, register, setting
 from gistkit.compress.memory import Memory
 from gistkit.compress.methods.icae import ENCODER, ChunkCompressor
-from gistkit.compress.methods.in_place import RatioConfig
 from gistkit.compress.model import SharedModel
-from gistkit.compress.parts import PART
-from gistkit.compress.tokens import Rows, batches, text_ids
-from gistkit.hf import smollm2
-from gistkit.hf.attach import pretrained
+from gistkit.compress.tokens import Rows, batches, room
 from gistkit.hf.lora import Maps
 from gistkit.layouts.positions import upl
 
 # Where a memory token comes from: hidden states of windows of a segment, or of learned tokens after it.
 POOLS = ("means", "tokens")
-
-
-def _load_encoder(name: str, like: PreTrainedModel) -> PreTrainedModel:
-    """A model by its name on the hub or its folder, on the device and in the dtype of another, from safetensors."""
-    if name in ("smollm2", smollm2.NAME):
-        packaged: Any = smollm2.load_smollm2(like.dtype)[0]
-        return packaged.to(like.device)  # type: ignore[no-any-return]
-    try:
-        with hub_or_cache(name):
-            if like.device.type == "meta":
-                # A plan of a training needs no weights.
-                empty: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name), dtype=like.dtype)
-                return empty  # type: ignore[no-any-return]
-            model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=like.dtype, use_safetensors=True)
-            return model.to(like.device)  # type: ignore[no-any-return]
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(
-            f"encoder: expected a decoder model that transformers can load, got {name!r}: {one_line(error)}"
-        ) from error
 
 
 @register("separate_encoder")
@@ -102,11 +76,6 @@ class SeparateEncoderConfig(RatioConfig):
         return (ENCODER,)
 
     @property
-    def title(self) -> str:
-        """What a table calls it."""
-        return f"SeparateEncoder {self.layout.upper()} {self.ratio}x"
-
-    @property
     def settings(self) -> dict[str, Any]:
         """See `Config.settings`; the encoder by its name."""
         encoder = self.encoder
@@ -134,10 +103,10 @@ class Projector(nn.Module):
 
     def __init__(self, width: int, embed: nn.Embedding) -> None:
         super().__init__()
-        mean, spread = embedding_statistics(embed)
-        self.first = nn.Linear(width, len(mean)).to(mean.device)
-        self.second = nn.Linear(len(mean), len(mean)).to(mean.device)
-        self.gain, self.shift = nn.Parameter(spread.expand(len(mean)).clone()), nn.Parameter(mean.clone())
+        size, device = embed.weight.shape[1], embed.weight.device
+        self.first = nn.Linear(width, size).to(device)
+        self.second = nn.Linear(size, size).to(device)
+        self.gain, self.shift = matched_to(embed)
 
     def forward(self, states: Tensor) -> Tensor:
         """[..., d] of [..., width]."""
@@ -154,11 +123,10 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
 
     encoder: PreTrainedModel | None
     projector: Projector
-    load_encoder = staticmethod(_load_encoder)
 
     def install(self) -> None:
         model, options = self.model, self.options
-        encoder = self.load_encoder(options.encoder, model) if isinstance(options.encoder, str) else options.encoder
+        encoder = files.load_encoder(options.encoder, model) if isinstance(options.encoder, str) else options.encoder
         # A compressor whose encoder is the model itself has one copy of it.
         if encoder is not None and encoder is not model:
             self.encoder = encoder
@@ -176,22 +144,7 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
     def encoder_lm(self) -> SharedModel:
         return self._encoder_lm
 
-    @property
-    def encoder_tokenizer(self) -> Any:
-        """The encoder's own tokenizer; it may be set.
-
-        The default is the one in the folder that the compressor was loaded from, or else the encoder's, if the encoder
-        records where it was loaded from.
-        """
-        if self._encoder_tokenizer is None:
-            self._encoder_tokenizer = texts.load_tokenizer(
-                self._home, self.encoder, ENCODER_TOKENIZER, checked=self.named_by_folder
-            )
-        return self._encoder_tokenizer
-
-    @encoder_tokenizer.setter
-    def encoder_tokenizer(self, tokenizer: Any) -> None:
-        self._encoder_tokenizer, self.shares_tokens = tokenizer, None
+    encoder_tokenizer = property(texts.encoder_tokenizer, texts.set_encoder_tokenizer)
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor | None]:
         """The segments of all rows, those of similar lengths in one pass."""
@@ -199,7 +152,7 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
         spans = [_spans(length, self.options.segment) for length in rows.lengths]
         parts = [row[start:end] for row, own in zip(rows.lists(), spans, strict=True) for start, end in own]
         counts = [-(-len(part) // self.chunk) for part in parts]
-        ids = self._encoder_ids(parts)
+        ids = texts.encoder_ids(self, parts)
         # Models of one tokenizer may have embeddings of different lengths.
         if (largest := max(map(max, ids))) >= self.encoder_lm.vocabulary:
             raise ValueError(
@@ -228,7 +181,7 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
         kinds: list[tuple[int, int] | None] = [*{*sizes}] if self.encoder_lm.changing_rope else [None]
         for kind in kinds:
             group = [index for index, size in enumerate(sizes) if kind in (None, size)]
-            for batch in batches([sizes[index][0] for index in group], PART.get(self.device.type, PART["cuda"])):
+            for batch in batches([sizes[index][0] for index in group], room(self.device)):
                 yield [group[place] for place in batch]
 
     def _positions(self, spans: Sequence[tuple[int, int]]) -> list[int]:
@@ -236,28 +189,6 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
         found = [upl(start + 1, end, -(-(end - start) // self.chunk)) for start, end in spans]
         ids = np.concatenate(found)
         return (ids if self.layout == "epl" else np.arange(len(ids))).tolist()  # type: ignore[no-any-return]
-
-    def _encoder_ids(self, parts: Sequence[list[int]]) -> Sequence[list[int]]:
-        """Token ids of the reader as the encoder's."""
-        if self._same_tokens():
-            return parts
-        # Tokenizers keep what they do with control tokens, which another thread may want otherwise.
-        with self.lm.turn():
-            decoded = [self.tokenizer.decode(part, skip_special_tokens=True) for part in parts]
-            made = [text_ids(text, self.encoder_tokenizer, special_tokens=False) for text in decoded]
-        # A segment may consist of special tokens.
-        return [ids or [self.encoder_lm.first_token("encoder", None)] for ids in made]
-
-    def _same_tokens(self) -> bool:
-        if self.shares_tokens is None:
-            names = [None if each is None else pretrained(each).name_or_path for each in (self.model, self.encoder)]
-            alike = names[0] == names[1] and self.encoder_lm.vocabulary == self.vocabulary
-            self.shares_tokens = (
-                self.encoder is None
-                or (alike and self._encoder_tokenizer is None)
-                or self.encoder_tokenizer.get_vocab() == self.tokenizer.get_vocab()
-            )
-        return self.shares_tokens
 
     def _pass(self, ids: Sequence[list[int]], counts: Sequence[int]) -> Tensor:
         """A pass over segments: embeddings [B, M, d] of their memory tokens, of which a row has the first `counts`."""
@@ -285,16 +216,13 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
     def size(self, context: int) -> int:
         return sum(-(-(end - start) // self.chunk) for start, end in _spans(context, self.options.segment))
 
-    def parts_of(self, context: int) -> NDArray[np.int64]:
+    def parts_of(self, memory: Memory, context: int) -> NDArray[np.int64]:
+        """See `Compressor.parts_of`: the windows of the document's segments, at the memory's ratio."""
         found = []
         for start, end in _spans(context, self.options.segment):
-            windows = _windows(end - start, -(-(end - start) // self.chunk))
+            windows = _windows(end - start, -(-(end - start) // memory.source.chunk))
             found += [(start + first, start + last) for first, last in windows]
         return np.array(found)
-
-    def context_spans(self, memory: Memory) -> Tensor:
-        """See `Compressor.context_spans`: the window of its segment, at the memory's ratio."""
-        return super(SeparateEncoder, self.at(memory.source.chunk)).context_spans(memory)
 
 
 def _shared(encoder: PreTrainedModel) -> SharedModel:

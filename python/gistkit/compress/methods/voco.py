@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from gistkit import hf, layouts
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import Config, draw_like, register, setting
+from gistkit.compress.images import ImagePass, ImageRow, ImageRows, image_pass, image_rows, marked
 from gistkit.compress.memory import Memory, Task, ordinals_of
-from gistkit.compress.plans import ImagePass, ImageRow, image_pass, image_row
-from gistkit.compress.tokens import Rows, as_rows
+from gistkit.compress.tokens import Rows
 from gistkit.hf.lora import Maps, maps_of
 from gistkit.hf.vision import Vision, VisionFamily
 from gistkit.layouts import Layout
@@ -27,18 +27,6 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 TEXT = "text"
-
-
-class ImageRows(Rows):
-    """`Rows` with images: `ids` has 0 instead of image tokens.
-
-    Attributes:
-        is_image: bool [B, N], the image tokens.
-        pixels: what the vision tower reads, `gistkit.hf.vision.Vision.pixels`.
-    """
-
-    is_image: Tensor
-    pixels: Mapping[str, Tensor]
 
 
 @register("voco")
@@ -163,13 +151,6 @@ class VoCo(Compressor, config=VoCoConfig):
     reader: str | None = TEXT
     encoder_predicts_first = True
 
-    def __init__(self, model: PreTrainedModel, config: VoCoConfig | None = None, **settings: Any) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model: expected a transformers vision-language model, got {type(model).__name__}")
-        # Refuses a model that sees nothing, before it is asked for more.
-        Vision(model)
-        super().__init__(model, config, **settings)
-
     def install(self) -> None:
         self.vision = Vision(self.model)
         super().install()
@@ -190,13 +171,13 @@ class VoCo(Compressor, config=VoCoConfig):
                 f"{name}: expected only text after a memory, got pixel_values: encode images with the context, see "
                 "VoCo.split"
             )
-        return self._only_text(name, super().rows(name, ids, attention_mask, shortest))
+        return self.text(name, super().rows(name, ids, attention_mask, shortest))
 
     def contexts(self, input_ids: Any, attention_mask: Any = None, **images: Any) -> ImageRows:
         """A processor's output, checked: texts of at least one image each, padded at the end of rows."""
         if images:
             input_ids = {**(input_ids if isinstance(input_ids, Mapping) else {"input_ids": input_ids}), **images}
-        rows, is_image = self._marked(input_ids, attention_mask)
+        rows, is_image = marked(self.vision, self.lm, input_ids, attention_mask)
         without = [row for row, count in enumerate(is_image.sum(1).tolist()) if not count]
         if without:
             pictures = "pixel_values" in input_ids and len(without) == rows.batch_size
@@ -217,7 +198,7 @@ class VoCo(Compressor, config=VoCoConfig):
             inputs: what the processor returned for whole prompts, such as a chat template makes them.
             attention_mask: [B, N], 0 on padding; None: no padding, or the one in `inputs`.
         """
-        rows, is_image = self._marked(inputs, attention_mask)
+        rows, is_image = marked(self.vision, self.lm, inputs, attention_mask)
         contexts, texts = [], []
         for ids, marks in zip(rows.lists(), is_image.tolist(), strict=True):
             end = max((index + 1 + self.options.gap for index, mark in enumerate(marks) if mark), default=0)
@@ -252,42 +233,26 @@ class VoCo(Compressor, config=VoCoConfig):
         slots = self.memory_embeddings.to(embedded.dtype).expand(rows.batch_size, -1, -1)
         inputs = torch.cat([merged, slots], 1).take_along_dim(batch.sources[..., None], 1)
         keep = hf.KeptKeys(batch.kept)
-        own: dict[str, Any] = {}
-        if batch.plan.positions is not None and batch.plan.positions.dim() == 3:
-            own["position_ids"] = batch.plan.positions.expand(-1, rows.batch_size, -1)
+        ids, own = batch.plan.positions, dict[str, Any]()
+        if ids is not None and ids.dim() == 3:
+            own["position_ids"] = ids.expand(-1, rows.batch_size, -1)
         out = self.lm.run(TEXT, inputs_embeds=inputs, plan=batch.plan, keep=keep, **own)
         hidden_states = out.last_hidden_state
-        memory = Memory(
-            source=self.source,
-            lengths=batch.lengths,
-            context_lengths=rows.lengths,
-            # Copies: the pass is cached for other images of these sizes.
-            positions=batch.positions.clone(),
-            starts=batch.starts,
-            layers=keep.close(),
-            last=hidden_states.take_along_dim(batch.last_rows[:, None, None], 1)[:, 0],
-            ordinals=batch.ordinals.clone(),
-        )
+        memory = self.remember(batch, rows, hidden_states, layers=keep.close())
         return memory, hidden_states.take_along_dim(batch.kept[..., None], 1)
 
     def pass_over(self, rows: ImageRows, features: Sequence[Tensor]) -> ImagePass:
         """The plan of a pass over rows whose images have these features, and which of its tokens the memory keeps."""
-        parts = self.vision.parts(rows.is_image, features)
-        ids = self.vision.position_ids(rows.is_image, rows.valid, rows.pixels)
-        image_rows: list[ImageRow] = []
-        for row, (tokens, spans) in enumerate(zip(rows.lists(), parts, strict=True)):
-            images = self._joined(tokens, spans)
-            own = None if ids is None else ids[:, row].cpu().numpy()
-            image_rows.append(image_row(len(tokens), images, self.options.gap, own, f"row {row}"))
-        fewest = min(min(row.vision) for row in image_rows)
+        options, family = self.options, self.vision.family
+        made = image_rows(rows, features, self.vision, options.gap, tuple(options.separators))
+        fewest = min(min(row.vision) for row in made)
         if fewest < self.memory_tokens:
             warnings.warn(
                 f"memory_tokens: expected at most the vision tokens of an image, got {self.memory_tokens} for an image "
                 f"of {fewest}: its memory is larger than itself",
                 stacklevel=5,
             )
-        of_model = self.lm.windows, str(self.device)
-        return image_pass(tuple(image_rows), self.options, self.vision.family, rows.ids.shape[1], *of_model)
+        return image_pass(made, options, family, rows.ids.shape[1], self.lm.windows, str(self.device))
 
     def check_documents(self, memories: Sequence[Memory]) -> NoReturn:
         """Refuses all: images and texts that are read in one pass see each other."""
@@ -297,44 +262,12 @@ class VoCo(Compressor, config=VoCoConfig):
         )
 
     def text(self, name: str, rows: Rows) -> Rows:
-        return self._only_text(name, rows)
-
-    def _only_text(self, name: str, rows: Rows) -> Rows:
         if bool(((rows.ids == self.vision.image_token) & rows.valid).any()):
             raise ValueError(
                 f"{name}: expected text without image tokens, got id {self.vision.image_token}: encode images with the "
                 "context, see VoCo.split"
             )
         return rows
-
-    def _marked(self, inputs: Any, attention_mask: Any) -> tuple[Rows, Tensor]:
-        """Token ids of texts with images, and which of them are image tokens."""
-        if not isinstance(inputs, Mapping):
-            raise TypeError(
-                f"input_ids: expected the output of the {self.vision.name} model's own processor, with pixel_values, "
-                f"got {type(inputs).__name__}"
-            )
-        # The image token of some models is none of the vocabulary.
-        ids = max(self.vocabulary, self.vision.image_token + 1)
-        tokens = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
-        rows = as_rows("input_ids", tokens, attention_mask, vocabulary=ids, device=self.device, shortest=1)
-        is_image = (rows.ids == self.vision.image_token) & rows.valid
-        largest = int(rows.ids.masked_fill(is_image, 0).max())
-        if largest >= self.vocabulary:
-            raise ValueError(f"input_ids: expected token ids in [0, {self.vocabulary}), got {largest}")
-        return rows, is_image
-
-    def _joined(self, tokens: Sequence[int], parts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Images [start, end) of a row, from parts between which only separators stand."""
-        images: list[tuple[int, int]] = []
-        for start, end in parts:
-            if images:
-                between = tokens[images[-1][1] : start]
-                if between and {*between} <= {*self.options.separators}:
-                    images[-1] = images[-1][0], end
-                    continue
-            images.append((start, end))
-        return images
 
 
 def _add_vision(config: LoraConfig, vision: Vision, model: PreTrainedModel, options: VoCoConfig) -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from gistkit import hf, layouts
 from gistkit.common.checks import padded, placed
 from gistkit.compress.adapters import Use
-from gistkit.compress.methods.dodo import Dodo, rule_scores
+from gistkit.compress.methods.dodo import Dodo
 from gistkit.compress.methods.in_place import GISTS, TEXT
 from gistkit.compress.reading.cache import StreamCache
 from gistkit.compress.reading.language import LanguageModel, Stream, keys_seen
@@ -21,6 +21,7 @@ from gistkit.compress.tokens import Rows
 from gistkit.layouts import Plan
 from gistkit.layouts.dodo import nuggets_of, with_nuggets_again
 from gistkit.nn import nuggets_above, straight_through, threshold_for
+from gistkit.nn.nuggets import rule_scores
 
 
 class MixedResolution(LanguageModel):
