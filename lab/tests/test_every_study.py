@@ -195,7 +195,9 @@ def test_a_run_is_evaluated_on_time_and_its_file_is_read(name, tmp_path, monkeyp
 
 def check_command(study, recipe, run, words, out, monkeypatch, capsys):
     """Its command makes the runs that are missing and shows all, whoever made them."""
-    asked = []
+    asked, whole = [], study.name in ("epl", "length")
+    if not whole:
+        monkeypatch.setattr(results, "write_picture", lambda path, figure, dpi: path.write_bytes(b"\x89PNG"))
     monkeypatch.setattr(type(study), "recipe_for", lambda self, options: recipe)
     monkeypatch.setattr(type(study), "train", lambda self, session: asked.append(session.name) or run)
     arms = type(study).arms
@@ -207,7 +209,9 @@ def check_command(study, recipe, run, words, out, monkeypatch, capsys):
     assert asked == [study.arm_name(run)] and f"Written: {out / 'results.jsonl'}" in printed
     assert [one.recipe for one in read(out / "results.jsonl")] == [recipe]
     assert {path.stem for path in filter(drawn, out.glob("*.png"))} == set(study.figures([run], recipe))
-    # The same pictures again.
+    # What follows is one piece of code, as is what writes pictures.
+    if not whole:
+        return
     monkeypatch.setattr(results, "write_picture", lambda *_, **__: None)
     assert cli.main([*words, "--resume"]) == 0 and len(asked) == 1
     report = lambda text: text.partition("\n\n")[2]  # noqa: E731

@@ -22,13 +22,11 @@ pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings(
 # What is answered, in turn: tiny models say nothing that any metric counts.
 ANSWERS = ("day 1", "The day 0.", "it rained on day 2. On day 3 it rained 1 times.", "", "Rain.", "on day 2 it rained")
 CHOICES = ("", "(B) this", "C.", "A. who", "The answer is A.", "this", "B")
-# A row or two of each kind of table, which take seconds.
+# A row or two of most kinds of tables; at night all rows of all.
 SOME = {
-    "epl-9-1b": ["NoContext", "500x(EPL)", "FullContext"], "epl-5": ["EPL 128"], "cl-2": ["full"],
-    "dodo-1": ["Full 64", "Compressive 64", "Dodo 64"], "dodo-3": ["NoDoc", "LMSumm 10x", "Full", "Dodo 10x"],
-    "dodo-4": ["Full (zero-shot)", "Full (fine-tuning)", "Dodo 10x"], "gistpool-6": ["trained on squad"],
-    "gistpool-8": ["race 10x, trained on the other 3"],
-    "gistpool-fairytaleqa": ["AvgPool 50x", "GistPool, one gist embedding, separate positions 5x"],
+    "epl-9-1b": ["NoContext", "500x(EPL)"], "epl-5": ["EPL 128"], "cl-2": ["full"],
+    "dodo-1": ["Full 64", "Compressive 64", "Dodo 64"], "dodo-4": ["Full (zero-shot)", "Dodo 10x"],
+    "gistpool-6": ["trained on squad"],
 }  # fmt: skip
 
 

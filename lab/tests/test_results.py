@@ -15,7 +15,7 @@ pytest.importorskip("matplotlib", reason="the viz extra is not installed")
 
 from gistkit import cli
 from gistkit_lab.cli import view_results
-from gistkit_lab.studies import filler, greedy, pages, positions, registry, results, shown
+from gistkit_lab.studies import filler, greedy, positions, registry, results, shown
 from tests.helpers.tiers import mostly_slow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,14 +88,6 @@ def test_a_table_has_a_row_an_arm_with_the_seeds_mean_and_reach() -> None:
     assert alibi[:2] == ["ALiBi", f"{14 / 3:.2f} (4.00-5.00)"] and alibi[-1] == "3"
     assert study.rows(runs[:1], None, "held_out")[1][1:3] == ["2.72", "7.39"]
     assert [positions.number(x) for x in (3.14159, 99.0, 150.2, 20_000.0)] == ["3.14", "99.00", "150", "2.0e+04"]
-
-
-@pytest.mark.parametrize("name", registry.STUDIES)
-def test_the_page_of_a_study_is_in_the_committed_results(name: str) -> None:
-    """Every table, figure of a paper and caption, from the runs that are committed."""
-    heading = "demo" if name == "epl" else name
-    page = (RESULTS / "README.md").read_text().partition(f"<!-- {heading} table -->")[2].partition("<!-- end of ")[0]
-    assert registry.find(name).page(pages.committed(RESULTS, name)) == page.strip()
 
 
 @pytest.mark.parametrize("name", COMMITTED)

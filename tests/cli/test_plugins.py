@@ -21,7 +21,7 @@ from gistkit import cli
 def test_a_command_that_is_not_there_is_refused_by_name(words, message, monkeypatch, capsys):
     entries = [EntryPoint("broken", "nowhere.at.all", "gistkit.commands")]
     monkeypatch.setattr(
-        "gistkit.cli.plugins.entry_points", lambda group: [entry for entry in entries if entry.group == group]
+        "gistkit.cli.plugins.brought", lambda group: [entry for entry in entries if entry.group == group]
     )
     assert cli.main(words.split()) == 2
     assert capsys.readouterr().err == f"gistkit: {message}\n"
@@ -35,7 +35,7 @@ def test_an_unknown_option_of_an_evaluation_says_what_is_missing(monkeypatch, ca
          "presses cannot be loaded: No module named 'nowhere'; protocols cannot be loaded: No module named 'nowhere'"),
     ):  # fmt: skip
         monkeypatch.setattr(
-            "gistkit.cli.plugins.entry_points",
+            "gistkit.cli.plugins.brought",
             lambda group, entries=entries: entries if group == "gistkit.evaluate" else [],
         )
         with pytest.raises(SystemExit) as stop:

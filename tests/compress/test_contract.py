@@ -136,14 +136,14 @@ def test_gradient_checkpointing_gives_the_same_gradients(name):
 def test_training_lowers_the_loss(name):
     compressor, ids = make(name, lora=CASES[name][1]["lora"] and 8).train(), tokens(4, 12)
     text = {"continuation_ids": ids[:, :6], "question_ids": ids[:, :2], "answer_ids": tokens(4, 6)}
-    optimizer, found = torch.optim.Adam(compressor.parameter_groups(1e-2)), []
-    for _ in range(40):
+    optimizer, found = torch.optim.Adam(compressor.parameter_groups(2e-2)), []
+    while len(found) < 40 and (not found or found[-1] > found[0] / 2):
         loss = compressor(ids, **text)["loss"]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         found.append(float(loss.detach()))
-    assert min(found[-5:]) < found[0] / 2, found
+    assert found[-1] < found[0] / 2, found
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 
 import emulation
 import pytest
@@ -39,27 +40,39 @@ FAULTS = {
     "mask without caller": "not in its mask",
     "shuffle from outside": "reads lane 20, which is not in the mask",
     "deadlock": "while lane",
+    "end of warp": "ends while|32 threads of the block have ended",
+    "copy in flight": "while an asynchronous copy .* is in flight",
+    "copy over reads": "asynchronous copy not ordered after a read|is in flight",
+    "copy bound": "of shared memory, of which there are",
     "too many threads": "at most 1024 threads, a multiple of 32, got 2048",
     "odd threads": "a multiple of 32, got 33",
     "empty grid": "0 x 1 x 1 blocks",
 }
 
 
+def is_right(fault: str, order: str, checked: bool) -> bool:
+    """Whether a kernel that does one thing wrong still turns each block's numbers around."""
+    given, out = torch.randn(128), torch.full((128,), float("nan"))
+    lib = emulation.build("probes", [SOURCE], checked=checked, structs=STRUCTS)
+    params = FaultParams(given.data_ptr(), out.data_ptr(), list(FAULTS).index(fault))
+    lib.run("gistkit::cuda::fault", params, inputs={"in": given}, outputs={"out": out}, order=order, seed=2)
+    return torch.equal(out, given.view(2, 64).flip(1).flatten())
+
+
 @pytest.mark.parametrize("order", emulation.ORDERS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_is_reported(fault: str, order: str) -> None:
-    given, out = torch.randn(128), torch.full((128,), float("nan"))
-    lib = emulation.build("probes", [SOURCE], checked=True, structs=STRUCTS)
-    params = FaultParams(given.data_ptr(), out.data_ptr(), list(FAULTS).index(fault))
-    arguments = {"inputs": {"in": given}, "outputs": {"out": out}, "order": order, "seed": 2}
     if fault == "none":
-        lib.run("gistkit::cuda::fault", params, **arguments)
-        assert torch.equal(out, given.view(2, 64).flip(1).flatten())
+        assert is_right(fault, order, True) and is_right(fault, order, False)
         return
     with pytest.raises(emulation.EmulatorError) as caught:
-        lib.run("gistkit::cuda::fault", params, **arguments)
-    assert FAULTS[fault] in str(caught.value)
-    assert "fault" in str(caught.value)
+        is_right(fault, order, True)
+    assert re.search(FAULTS[fault], str(caught.value)) and "fault" in str(caught.value)
+
+
+@pytest.mark.parametrize("fault", ["race of warps", "copy in flight", "copy over reads"])
+def test_fault_shows_in_the_results_of_a_plain_build(fault: str) -> None:
+    assert not all(is_right(fault, order, False) for order in emulation.ORDERS)
 
 
 @pytest.mark.parametrize("order", emulation.ORDERS)
@@ -105,6 +118,16 @@ def test_the_same_words_are_loaded_without_conflict(width: int, wavefronts: int)
     lib.run("gistkit::cuda::banks", BankParams(out.data_ptr(), 4, 0, width, 1, 0, ALL), outputs={"out": out})
     counts = emulation.statistics()
     assert (counts.shared_loads, counts.load_wavefronts) == (1, wavefronts)
+
+
+@pytest.mark.parametrize(("stride", "share"), [(4, 0.0), (36, 0.0), (32, 1.0)])
+def test_bank_conflicts_of_matrices(stride: int, share: float) -> None:
+    lib = emulation.build("probes", [SOURCE], structs=STRUCTS)
+    out = torch.full((32,), float("nan"))
+    emulation.statistics()
+    lib.run("gistkit::cuda::matrix_banks", BankParams(out.data_ptr(), stride), outputs={"out": out})
+    counts = emulation.statistics()
+    assert counts.matrix_loads == 4 and counts.conflicting_loads == 4 * share
 
 
 def test_an_unchecked_build_counts_no_shared_accesses() -> None:

@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from test_emulator import error_of, library
+from test_emulator_checks import is_right
 
-CASES = ["test_emulator.py::test_right_kernel_for_any_moment_of_copying", "test_rope_kernels.py::test_in_place"]
+CASES = ["test_emulator_checks.py::test_bank_conflicts_of_matrices", "test_rope_kernels.py::test_in_place"]
 CASES += ["test_rope_kernels.py::test_angle_gradients", "test_tile_lists.py::test_causal_and_full"]
 # Comes last: it writes out of bounds, so that the sanitizer ends the process.
 FATAL = "test_sanitized.py::test_out_of_bounds"
@@ -34,9 +33,9 @@ def test_kernels_under_the_address_sanitizer() -> None:
     )
     before, _, last = result.stdout.partition(FATAL)
     assert before.count("PASSED") >= len(CASES) and "ERROR" not in before, result.stdout
-    assert "AddressSanitizer" in last and "masked_product_kernel" in last, result.stdout
+    assert "AddressSanitizer" in last and "fault_kernel" in last, result.stdout
 
 
 @pytest.mark.skipif("GISTKIT_EMULATOR_SANITIZE" not in os.environ, reason="ends the process: run by the test above")
 def test_out_of_bounds() -> None:
-    error_of(library(False, "BREAK_BOUND"), 63, torch.bfloat16)
+    is_right("global bound", "forward", False)

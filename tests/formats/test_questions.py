@@ -356,6 +356,6 @@ def test_rows_are_read_as_files_are():
 def test_a_broken_reader_of_folders_is_named_and_the_files_are_read(tmp_path, monkeypatch):
     (tmp_path / "a.jsonl").write_text('{"context": "c", "question": "q", "answers": ["a"]}\n')
     broken = EntryPoint("folders", "nowhere.at.all", "gistkit.formats")
-    monkeypatch.setattr("gistkit.formats.sets.entry_points", lambda group: [broken])
+    monkeypatch.setattr("gistkit.formats.sets.brought", lambda group: [broken])
     with pytest.warns(UserWarning, match=r"nowhere\.at\.all: cannot be loaded: No module named 'nowhere'; .* ./lab"):
         assert [each.name for each in question_sets([tmp_path])] == ["a"]

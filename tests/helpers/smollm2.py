@@ -1,6 +1,8 @@
 """SmolLM2 and the trained compressors, for tests that answer with them."""
 
 import fcntl
+import functools
+import importlib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -35,7 +37,10 @@ def unpacked(folder, monkeypatch):
         fcntl.flock(lock, fcntl.LOCK_EX)
         if smollm2.cache_folder().is_dir():
             return
-        model, tokenizer = smollm2.load_smollm2()
+        # transformers reads the header thrice, 8 s each.
+        with monkeypatch.context() as patched:
+            patched.setattr("gguf.GGUFReader", functools.cache(importlib.import_module("gguf").GGUFReader))
+            model, tokenizer = smollm2.load_smollm2()
         again, same_tokenizer = smollm2.load_smollm2()
     assert again.config.to_dict() == model.config.to_dict()
     assert again.generation_config.eos_token_id == tokenizer.eos_token_id

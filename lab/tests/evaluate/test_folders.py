@@ -72,7 +72,7 @@ def test_race_and_stories_are_folders(tmp_path):
 
 
 def test_without_the_lab_they_are_refused_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr("gistkit.formats.sets.entry_points", lambda group: [])
+    monkeypatch.setattr("gistkit.formats.sets.brought", lambda group: [])
     written(tmp_path / "qaps.csv", "document_id,set,question,answer1,answer2\nd1,train,Who?,a,b\n")
     written(tmp_path / "race/high/1.txt", RACE)
     message = "NarrativeQA, FairytaleQA, RACE and CNN/DailyMail's stories are read with pip install ./lab"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from importlib.metadata import entry_points
 from typing import Any
 
 from gistkit.common.messages import one_line
+from gistkit.common.plugins import brought
 
 # {group of entry points: {name: the folder of this repository that provides it}}
 BROUGHT = {
@@ -23,7 +23,7 @@ BROUGHT = {
 
 def add_plugins(commands: Any, group: str) -> None:
     """Adds a group's commands by their function `add`; a missing one is listed with the reason."""
-    found = {entry.name: entry for entry in entry_points(group=group)}
+    found = {entry.name: entry for entry in brought(group)}
     for name in {**BROUGHT[group], **found}:
         if name not in found:
             folder = BROUGHT[group][name]
@@ -41,7 +41,7 @@ def add_plugins(commands: Any, group: str) -> None:
 
 def stores() -> Any:
     """The store functions of `gistkit compress` and `gistkit ask`; None if they are not installed."""
-    return next((entry.load() for entry in entry_points(group="gistkit.stores")), None)
+    return next((entry.load() for entry in brought("gistkit.stores")), None)
 
 
 def add_evaluations(parser: Any) -> list[Any]:
@@ -49,7 +49,7 @@ def add_evaluations(parser: Any) -> list[Any]:
 
     The error for an unknown option says what is missing.
     """
-    found = {entry.name: entry for entry in entry_points(group="gistkit.evaluate")}
+    found = {entry.name: entry for entry in brought("gistkit.evaluate")}
     commands, notes = [], []
     for name, folder in BROUGHT["gistkit.evaluate"].items():
         if name not in found:

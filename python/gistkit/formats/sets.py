@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gistkit.common.messages import one_line
+from gistkit.common.plugins import brought
 from gistkit.formats import files, hub, parquet
 from gistkit.formats.questions import Asked, file_questions, of_records
 
@@ -78,7 +78,7 @@ def question_sets(paths: Sequence[str | Path]) -> list[QuestionSet]:
 
 def _reader(folder: Path) -> Any:
     """The module of another distribution that reads a folder as one data set; None: there is none."""
-    for entry in entry_points(group="gistkit.formats"):
+    for entry in brought("gistkit.formats"):
         try:
             reader = entry.load()
         except Exception as error:

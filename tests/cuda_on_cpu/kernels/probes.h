@@ -22,6 +22,10 @@ enum class Fault : int {
   kMaskWithoutCaller,
   kShuffleFromOutside,
   kDeadlock,
+  kEndOfWarp,
+  kCopyInFlight,
+  kCopyOverReads,
+  kCopyBound,
   kTooManyThreads,
   kOddThreads,
   kEmptyGrid,
@@ -41,5 +45,7 @@ struct BankParams {
   uint32_t lanes;
 };
 cudaError_t banks(const BankParams& params, cudaStream_t stream);
+// Four 8x8 matrices, whose rows of 16 bytes begin `stride` words apart.
+cudaError_t matrix_banks(const BankParams& params, cudaStream_t stream);
 
 }  // namespace gistkit::cuda
