@@ -91,16 +91,16 @@ def live(serving):
 
 @pytest.fixture
 def gate(monkeypatch):
-    """Questions that join wait until this event is set; `gate.begun` is set when one waits."""
-    opened, part = threading.Event(), rows.Row.part
+    """Prompts wait until this event is set; `gate.begun` is set when one waits."""
+    opened, part = threading.Event(), rows.Rows.part
     opened.begun = threading.Event()
 
-    def gated(row):
+    def gated(block, reading):
         opened.begun.set()
         assert opened.wait(30)
-        return part(row)
+        return part(block, reading)
 
-    monkeypatch.setattr(rows.Row, "part", gated)
+    monkeypatch.setattr(rows.Rows, "part", gated)
     yield opened
     opened.set()
 

@@ -159,17 +159,17 @@ def joining(tokens, compressor=None):
 
         def join(length, count, memory=None):
             row = rows.Row(compressor, memory, [5] * length, count)
-            while row.part() is None:
-                pass
             block.join(row)
+            while block.reading:
+                block.part(block.reading)
+            return row
 
         yield block, join
 
 
 def test_a_block_that_one_long_answer_made_is_no_longer_than_the_next_need():
     with joining(2048) as (block, join):
-        join(20, 7000)
-        block.leave(0)
+        block.leave(join(20, 7000))
         for _ in range(9):
             join(20, 180)
         held = [layer.keys.untyped_storage().nbytes() / layer.keys[0, :, 0].nbytes for layer in block._layers]
@@ -193,17 +193,16 @@ def test_packed_memories_that_nobody_reads_are_counted_and_go_once_they_are_most
         def expected(*indices):
             return sum(memories[index].layers[0][0].numel() for index in indices), sum(sizes[i] for i in indices)
 
-        for index in (2, 0, 1, 2):
-            join(3, 20, memories[index])
+        joined = [join(3, 20, memories[index]) for index in (2, 0, 1, 2)]
         assert held() == expected(2, 0, 1)
-        for index in (1, 2, 1):
-            block.leave(index)
+        for row in joined[1:]:
+            block.leave(row)
         # The long one is most of it, and a short one that comes again is still there.
-        join(3, 20, memories[0])
+        last = join(3, 20, memories[0])
         assert held() == expected(2, 0, 1)
-        block.leave(0)
+        block.leave(joined[0])
         assert block.packed == sizes[0] and held() == expected(0)
-        block.leave(0)
+        block.leave(last)
         assert not block.packed
         join(3, 20)
         assert held() == (0, 0)
@@ -212,9 +211,9 @@ def test_packed_memories_that_nobody_reads_are_counted_and_go_once_they_are_most
 def test_questions_about_a_memory_of_another_dtype_read_the_same_tensors(tmp_path, gate, monkeypatch):
     seen, read = [], rows.Rows._memory
 
-    def recorded(self):
-        packed = read(self)
-        seen.append((len(self), packed.rows, len(packed.layers[0][0])))
+    def recorded(self, reading):
+        packed = read(self, reading)
+        seen.append((len(reading), packed.rows, len(packed.layers[0][0])))
         return packed
 
     monkeypatch.setattr(rows.Rows, "_memory", recorded)
@@ -247,8 +246,6 @@ def test_an_answer_for_which_there_is_no_memory_leaves_room_for_the_next(packed,
             join(20, 20, memory)
         before = block.read([5] * 2)
         row = rows.Row(compressor, memory, [5] * 20, 20)
-        while row.part() is None:
-            pass
         monkeypatch.setattr(place, name, fails)
         with pytest.raises(MemoryError):
             block.join(row)

@@ -47,6 +47,12 @@ class _Block(NamedTuple):
     size: tuple[int, int]
     text: int
 
+    def row_of(self, text: Tensor) -> int | None:
+        """The row with which a text [B, H, K, D] of this block begins; None: it is elsewhere."""
+        rows, room = self.size
+        first, odd = divmod(text.data_ptr() - self.text, text.shape[1] * room * text.shape[3] * text.element_size())
+        return first if not odd and 0 <= first <= rows - len(text) else None
+
 
 class PackedLayers:
     """A memory for `attach` whose heads keep different numbers of keys; a query sees all keys of its head.
@@ -78,8 +84,8 @@ class PackedLayers:
         self._most = [int((part[..., 1] - part[..., 0]).max()) if self.rows else 0 for part in parts]
         # [R, A, 1, 1, 2].
         self._spans = placed(spans.int(), self.layers[0][0].device)[:, :, None, None]
-        # The last pass: the plan of its text, B, the blocks' size, and the resulting plan of each layer.
-        self._pass: tuple[Plan, int, tuple[int, int], list[Plan]] | None = None
+        # The last pass: the plan of its text, its rows, the blocks' size, and the resulting plan of each layer.
+        self._pass: tuple[Plan, slice, tuple[int, int], list[Plan]] | None = None
         # The last number of queries over only the memory, and the plan of each layer for it.
         self._memory_only: tuple[int, list[Plan]] | None = None
 
@@ -184,25 +190,26 @@ class PackedLayers:
             )
         if plan.num_keys != key.shape[2]:
             raise ValueError(f"plan: expected one for the text's {key.shape[2]} keys, got one for {plan.num_keys}")
-        block, address = self._blocks[layer], (key if cached is None else cached).data_ptr()
-        if block is None or address != block.text or dropout or batch > self.rows:
+        block = self._blocks[layer]
+        first = None if block is None else block.row_of(key if cached is None else cached)
+        if block is None or first is None or dropout or batch > self.rows:
             return self._beside(layer, query, (key, value, plan), dropout, options)
-        rows_plan = self._plans(plan, batch, block.size)[layer]
+        rows_plan = self._plans(plan, slice(first, first + batch), block.size)[layer]
         flat = query.reshape(batch * heads, query_heads // heads, count, dim)
         keys, values = (_of_each(part.to(query.dtype), len(flat)) for part in (block.keys, block.values))
         out = cast(Tensor, ops.attention(flat, keys, values, rows_plan, key_bias=block.biases, **options))
         return out.reshape(batch, query_heads, count, -1)
 
-    def _plans(self, plan: Plan, batch: int, size: tuple[int, int]) -> list[Plan]:
-        """The plan of each layer for rows over blocks of a size."""
+    def _plans(self, plan: Plan, rows: slice, size: tuple[int, int]) -> list[Plan]:
+        """The plan of each layer for rows of blocks of a size."""
         known = self._pass
-        if known is None or known[0] is not plan or known[1:3] != (batch, size):
-            text = plan.spans[:, None] + self._starts_of(*size)[:batch]
+        if known is None or known[0] is not plan or known[1:3] != (rows, size):
+            text = plan.spans[:, None] + self._starts_of(*size)[rows]
             spans = torch.cat([self._spans.expand(-1, -1, plan.num_queries, -1, -1), text], 3)
             own, more = spans.split(self.heads, 1), size[0] * size[1]
             keys = [len(key) + heads * more for (key, _), heads in zip(self.layers, self.heads, strict=True)]
             plans = [Plan(part.flatten(0, 1), number) for part, number in zip(own, keys, strict=True)]
-            self._pass = known = plan, batch, size, plans
+            self._pass = known = plan, rows, size, plans
         return known[3]
 
     def _beside(

@@ -355,31 +355,35 @@ class Worker:
                         self._finish(job, error)
 
     def _answer_all(self) -> None:
-        """Answers questions until none waits: between two tokens others join, a part of a prompt at a time."""
-        rows, together, joining = Rows(self.compressor, self.limits.batch_tokens), list[_Answer](), None
+        """Answers questions until none waits: between two tokens others join, and parts of prompts are read."""
+        rows, answers = Rows(self.compressor, self.limits.batch_tokens), dict[Row, _Answer]()
         while True:
-            joining = joining or self._joining(rows)
-            if joining is not None and self._read(*joining, rows, together):
-                joining = None
-            self._step(rows, together)
-            if joining is None and not together and self._next is None and not self._questions:
+            self._join(rows, answers)
+            for row in [row for row, answer in answers.items() if answer.job.cancelled]:
+                self._leave(rows, answers, row)
+            if rows.reading:
+                self._read(rows, answers, rows.reading)
+            if rows.writing:
+                self._step(rows, answers)
+            if not answers and self._next is None and not self._questions:
                 return
 
-    def _joining(self, rows: Rows) -> tuple[_Answer, Row] | None:
-        """The question that joins next, if there is room for it."""
-        self._next = self._next or (self._ready() if len(rows) < self._batch else None)
-        answer = self._next
-        if answer is None or len(rows) >= self._batch:
-            return None
-        width, packed = max(rows.longest, answer.width), rows.packed + answer.packed
-        if len(rows) and (len(rows) + 1) * width + packed > self.limits.batch_tokens:
-            return None
-        self._next = None
-        try:
-            return answer, Row(self.compressor, answer.memory, answer.prompt, answer.job.new_tokens)
-        except BaseException as error:
-            self._finish(answer.job, error)
-        return None
+    def _join(self, rows: Rows, answers: dict[Row, _Answer]) -> None:
+        """The next questions join as long as there is room."""
+        while len(rows) < self._batch:
+            self._next = answer = self._next or self._ready()
+            if answer is None:
+                return
+            width, packed = max(rows.longest, answer.width), rows.packed + answer.packed
+            if len(rows) and (len(rows) + 1) * width + packed > self.limits.batch_tokens:
+                return
+            self._next = None
+            try:
+                row = Row(self.compressor, answer.memory, answer.prompt, answer.job.new_tokens)
+                rows.join(row)
+                answers[row] = answer
+            except BaseException as error:
+                self._finish(answer.job, error)
 
     def _ready(self) -> _Answer | None:
         """The next question with its memory and tokens; None: there is none."""
@@ -390,51 +394,43 @@ class Worker:
                 self._finish(job, error)
         return None
 
-    def _read(self, answer: _Answer, row: Row, rows: Rows, together: list[_Answer]) -> bool:
-        """Reads a part of a prompt; whether the question has joined, or is done with."""
+    def _read(self, rows: Rows, answers: dict[Row, _Answer], reading: Sequence[Row]) -> None:
+        """Reads a part of prompts; where that fails, each by itself."""
         try:
-            if not answer.job.cancelled:
-                if (logits := row.part()) is None:
-                    return False
-                self.tokens += 1
-                if not answer.over(answer.choose(logits), self._ends):
-                    rows.join(row)
-                    together.append(answer)
-                    return True
-            self._finish(answer.job)
+            read = rows.part(reading)
         except BaseException as error:
-            self._finish(answer.job, error)
-        return True
+            if len(reading) == 1:
+                self._leave(rows, answers, reading[0], error)
+            else:
+                for row in reading:
+                    self._read(rows, answers, [row])
+            return
+        self._write(rows, answers, read)
 
-    def _step(self, rows: Rows, together: list[_Answer]) -> None:
-        """One more token of each answer; those that have ended leave."""
-        for index in reversed(range(len(together))):
-            if together[index].job.cancelled:
-                self._leave(rows, together, index)
-        if not together:
-            return
+    def _step(self, rows: Rows, answers: dict[Row, _Answer]) -> None:
+        """One more token of each answer."""
+        writing = rows.writing
         try:
-            logits = rows.read([answer.writing.tokens[-1] for answer in together])
+            logits = rows.read([answers[row].writing.tokens[-1] for row in writing])
         except BaseException as error:
-            for index in reversed(range(len(together))):
-                self._leave(rows, together, index, error)
+            for row in writing:
+                self._leave(rows, answers, row, error)
             return
-        self.tokens += len(together)
-        for index in reversed(range(len(together))):
-            answer = together[index]
+        self._write(rows, answers, [*zip(writing, logits, strict=True)])
+
+    def _write(self, rows: Rows, answers: dict[Row, _Answer], read: Sequence[tuple[Row, Tensor]]) -> None:
+        """Chooses tokens by their logits [V]; answers that have ended leave."""
+        self.tokens += len(read)
+        for row, logits in read:
             try:
-                if answer.over(answer.choose(logits[index]), self._ends):
-                    self._leave(rows, together, index)
+                if answers[row].over(answers[row].choose(logits), self._ends):
+                    self._leave(rows, answers, row)
             except BaseException as error:
-                self._leave(rows, together, index, error)
+                self._leave(rows, answers, row, error)
 
-    def _leave(self, rows: Rows, together: list[_Answer], index: int, error: BaseException | None = None) -> None:
-        answer = together[index]
-        # As `Rows.leave` does.
-        together[index] = together[-1]
-        together.pop()
-        rows.leave(index)
-        self._finish(answer.job, error)
+    def _leave(self, rows: Rows, answers: dict[Row, _Answer], row: Row, error: BaseException | None = None) -> None:
+        rows.leave(row)
+        self._finish(answers.pop(row).job, error)
 
     def _prepared(self, job: Question) -> _Answer:
         """Finds the memory of a question and its token ids."""
