@@ -92,15 +92,16 @@ def live(serving):
 @pytest.fixture
 def gate(monkeypatch):
     """Prompts wait until this event is set; `gate.begun` is set when one waits."""
-    opened, part = threading.Event(), rows.Rows.part
+    opened, read = threading.Event(), rows.Rows.read
     opened.begun = threading.Event()
 
-    def gated(block, reading):
-        opened.begun.set()
-        assert opened.wait(30)
-        return part(block, reading)
+    def gated(block, tokens, reading):
+        if reading:
+            opened.begun.set()
+            assert opened.wait(30)
+        return read(block, tokens, reading)
 
-    monkeypatch.setattr(rows.Rows, "part", gated)
+    monkeypatch.setattr(rows.Rows, "read", gated)
     yield opened
     opened.set()
 
@@ -110,9 +111,10 @@ def sizes(monkeypatch):
     """How many answers each pass goes on with."""
     found, read = [], rows.Rows.read
 
-    def counted(self, tokens):
-        found.append(len(tokens))
-        return read(self, tokens)
+    def counted(self, tokens, reading):
+        if tokens:
+            found.append(len(tokens))
+        return read(self, tokens, reading)
 
     monkeypatch.setattr(rows.Rows, "read", counted)
     return found

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from gistkit.common.checks import POSITIONS
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.generation import Reading
 from gistkit.compress.memory import Memory
 from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.tokens import pad
+from gistkit.hf.attention import Part, Parts
 from gistkit.hf.packed import PackedLayers, Room, spans_of
 from gistkit.layouts import Plan
 
@@ -74,7 +75,7 @@ class Row:
         return max(len(self._lead) - self.read, 0)
 
     def part(self, most: int) -> Tensor:
-        """Embeddings [n, d] of the prompt's next tokens."""
+        """Embeddings [n, d] of the prompt's next tokens, at most so many."""
         return self._lead[self.read : self.read + most]
 
     def positions(self, count: int) -> Tensor:
@@ -91,33 +92,18 @@ class Row:
         return self._spans[width][self.read : self.read + count]
 
 
-class _Places(NamedTuple):
-    """Where a pass of rows [first, first + B) writes its keys.
-
-    Args:
-        seen: keys of a row that the pass may see.
-        rows, keys: of each token.
-        tokens: these among the B N of the pass, where some of it is padding.
-    """
-
-    first: int
-    seen: int
-    rows: Tensor
-    keys: Tensor
-    tokens: Tensor | None
-
-
 class _Layer(CacheLayerMixin):
-    """Keys and values of one layer, [B, H, room, D], in which consecutive rows read; made like the first that come."""
+    """Keys and values of one layer, [rows, H, room, D], made like the first that come."""
 
     is_sliding = False
     keys: Tensor | None
     values: Tensor | None
-    places: _Places
 
     def __init__(self) -> None:
         super().__init__()
         self.is_initialized = True
+        # Of each token of the pass.
+        self.rows = self.places = torch.zeros(0, dtype=torch.int64)
         self.size = 0, 0
         """Rows and keys that there is room for."""
         self._blocks: Room = _alone
@@ -152,21 +138,19 @@ class _Layer(CacheLayerMixin):
                 block[targets, :, :keys] = block[sources, :, :keys]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Writes those of the pass, [B, H, N, D], and returns the keys and values of its rows."""
-        first, seen, rows, keys, tokens = self.places
+        """Writes those of the tokens of a pass, [1, H, T, D], and returns all."""
         both = self.blocks(key_states, value_states)
         for block, states in zip(both, (key_states, value_states), strict=True):
-            flat = states.transpose(1, 2).flatten(0, 1)
-            block[rows, :, keys] = flat if tokens is None else flat[tokens]
-        return tuple(block[first : first + len(key_states), :, :seen] for block in both)  # type: ignore[return-value]
+            block[self.rows, :, self.places] = states[0].transpose(0, 1)
+        return both
 
     def get_seq_length(self) -> int:
         """A number without meaning: tokens stand where the plan says."""
-        return self.places.seen - 1
+        return 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Number of keys, and 0."""
-        return self.places.seen, 0
+        return self.size[1], 0
 
     def get_max_length(self) -> int:
         """-1, for no limit."""
@@ -275,58 +259,65 @@ class Rows:
         for target, row in zip(targets, rows, strict=True):
             self._rows[target] = row
 
-    def part(self, reading: Sequence[Row]) -> list[tuple[Row, Tensor]]:
-        """Reads the next part of the prompts of consecutive rows; those that write now, with logits [V]."""
-        lm = self._compressor.lm
-        # Frequencies that change depend on how long a pass is.
-        most = max(row.unread for row in reading) if lm.changing_rope else max(1, PART // len(reading))
-        parts = [row.part(most) for row in reading]
-        states = self._pass(self._rows.index(reading[0]), pad_sequence(parts, batch_first=True), [*map(len, parts)])
-        read = [index for index, row in enumerate(reading) if row.unread == len(parts[index])]
-        logits = lm.logits(states[read])
-        for row, part in zip(reading, parts, strict=True):
-            row.keys += len(part)
-        for index in read:
-            places = [self._count, self._rows.index(reading[index])]
-            if len({*places}) > 1:
-                self._place(places, places[::-1])
-            self._count += 1
-        self._changed()
-        return [(reading[index], own) for index, own in zip(read, logits, strict=True)]
+    def read(self, tokens: Mapping[Row, int], reading: Sequence[Row]) -> list[tuple[Row, Tensor]]:
+        """Reads the next tokens of rows in a pass; those of which a token follows, with its logits [V].
 
-    def read(self, tokens: Sequence[int]) -> Tensor:
-        """Reads the next token of each row that writes; the logits [B, V] of those that follow."""
-        compressor, lm = self._compressor, self._compressor.lm
+        Args:
+            tokens: of all rows that write, or of none.
+            reading: of which the next part of the prompt is read: all, or one without others.
+        """
+        lm, reader = self._compressor.lm, self._compressor.reader
         # Models may choose tokens for which they have no embedding.
-        ids = torch.tensor(tokens, device=lm.device)[:, None].clamp(0, lm.vocabulary - 1)
-        logits = lm.logits(self._pass(0, lm.embedded(compressor.reader, ids), [1] * len(tokens)))
-        for row in self.writing:
-            row.keys += 1
-        return logits
-
-    def _pass(self, first: int, inputs: Tensor, counts: Sequence[int]) -> Tensor:
-        """Reads the next tokens of consecutive rows, embeddings [B, N, d] padded at the end; the last states [B, d]."""
-        compressor, lm, (batch, width, _) = self._compressor, self._compressor.lm, inputs.shape
-        rows, sizes = self._rows[first : first + batch], torch.tensor(counts)
-        held = torch.arange(width) < sizes[:, None]
-        keys = torch.tensor([row.keys for row in rows])[:, None] + torch.arange(width)
-        own = torch.arange(first, first + batch)[:, None].expand_as(held)
-        seen = int(keys[held].max()) + 1
-        places = _Places(
-            first, seen, own[held].to(lm.device), keys[held].to(lm.device),
-            None if bool(held.all()) else held.flatten().nonzero()[:, 0].to(lm.device),
-        )  # fmt: skip
+        ids = torch.tensor([*tokens.values()], dtype=torch.int64, device=lm.device).clamp(0, lm.vocabulary - 1)
+        # Frequencies that change depend on how long a pass is.
+        most = POSITIONS if lm.changing_rope else max(1, PART // max(1, len(reading)))
+        inputs = [*lm.embedded(reader, ids[None])[0][:, None], *(row.part(most) for row in reading)]
+        rows, counts = [*tokens, *reading], [*map(len, inputs)]
+        first = self._rows.index(rows[0])
+        places = torch.cat([torch.arange(row.keys, row.keys + n) for row, n in zip(rows, counts, strict=True)])
+        own = torch.arange(first, first + len(rows)).repeat_interleave(torch.tensor(counts))
         for layer in self._layers:
-            layer.places = places
-        each = [*zip(rows, counts, strict=True)]
-        spans = {name: _padded([row.spans(name, n) for row, n in each], width) for name in rows[0].windows}
-        positions = pad_sequence([row.positions(n) for row, n in each], batch_first=True)
-        plan = Plan(spans.pop(0), seen, positions).with_windows(spans).to(lm.device)
+            layer.rows, layer.places = own.to(lm.device), places.to(lm.device)
+        positions = torch.cat([row.positions(n) for row, n in zip(rows, counts, strict=True)])
         out = lm.run(
-            compressor.reader, inputs_embeds=inputs, plan=plan, cache=cast(Any, Cache(layers=[*self._layers])),
-            memory=self._memory(rows), key_bias=self._biases(slice(first, first + batch), seen),
+            reader, inputs_embeds=torch.cat(inputs)[None], position_ids=positions[None].to(lm.device),
+            cache=cast(Any, Cache(layers=[*self._layers])), parts=self._parts(first, counts, len(tokens)),
         )  # fmt: skip
-        return cast(Tensor, out.last_hidden_state[torch.arange(batch), sizes - 1])
+        known = [index for index, row in enumerate(rows) if row.unread <= counts[index]]
+        ends = torch.tensor(counts).cumsum(0) - 1
+        logits = lm.logits(out.last_hidden_state[0, ends[known]])
+        for row, count in zip(rows, counts, strict=True):
+            row.keys += count
+        for index in known:
+            self._write(rows[index])
+        return [(rows[index], one) for index, one in zip(known, logits, strict=True)]
+
+    def _write(self, row: Row) -> None:
+        """Has a row among those that write."""
+        index, place = self._rows.index(row), self._count
+        if index >= place:
+            if index > place:
+                self._place([place, index], [index, place])
+            self._count += 1
+            self._changed()
+
+    def _parts(self, first: int, counts: Sequence[int], writing: int) -> Parts:
+        """How attention takes the next tokens of rows, `counts` of each, of which the first `writing` write."""
+        starts, device = torch.tensor([0, *counts]).cumsum(0), self._compressor.lm.device
+        parts, real = [], []
+        for begin, end in ((0, writing), (writing, len(counts))):
+            if begin == end:
+                continue
+            rows, sizes = slice(first + begin, first + end), counts[begin:end]
+            each = [*zip(self._rows[rows], sizes, strict=True)]
+            places, seen = torch.arange(max(sizes)), max(row.keys + n for row, n in each)
+            spans = {width: _padded([row.spans(width, n) for row, n in each]) for width in each[0][0].windows}
+            plan = Plan(spans.pop(0), seen).with_windows(spans).to(device)
+            tokens = (starts[begin:end, None] + places).clamp(max=int(starts[-1]) - 1).to(device)
+            parts.append(Part(tokens, rows, plan, self._memory(self._rows[rows]), self._biases(rows, seen)))
+            real.append((places < torch.tensor(sizes)[:, None]).flatten())
+        held = torch.cat(real)
+        return Parts(parts, None if bool(held.all()) else held.nonzero()[:, 0].to(device))
 
     def _memory(self, rows: Sequence[Row]) -> PackedLayers | None:
         """The packed memories of rows, of which some may be the same; None: there is none in the block."""
@@ -378,9 +369,9 @@ class Rows:
         return [bias[rows, :, :seen] for bias in self._bias]
 
 
-def _padded(spans: Sequence[Tensor], count: int) -> Tensor:
-    """int32 [B, count, S, 2] of spans [n, S, 2] of rows; what is added sees nothing."""
-    most = max(one.shape[1] for one in spans)
+def _padded(spans: Sequence[Tensor]) -> Tensor:
+    """int32 [B, N, S, 2] of spans [n, S, 2]; what is added sees nothing."""
+    count, most = (max(one.shape[dim] for one in spans) for dim in (0, 1))
     return torch.stack([F.pad(one, (0, 0, 0, most - one.shape[1], 0, count - len(one))) for one in spans])
 
 

@@ -361,10 +361,8 @@ class Worker:
             self._join(rows, answers)
             for row in [row for row, answer in answers.items() if answer.job.cancelled]:
                 self._leave(rows, answers, row)
-            if rows.reading:
-                self._read(rows, answers, rows.reading)
-            if rows.writing:
-                self._step(rows, answers)
+            if answers:
+                self._read(rows, answers, rows.writing, rows.reading)
             if not answers and self._next is None and not self._questions:
                 return
 
@@ -394,32 +392,17 @@ class Worker:
                 self._finish(job, error)
         return None
 
-    def _read(self, rows: Rows, answers: dict[Row, _Answer], reading: Sequence[Row]) -> None:
-        """Reads a part of prompts; where that fails, each by itself."""
+    def _read(self, rows: Rows, answers: dict[Row, _Answer], writing: Sequence[Row], reading: Sequence[Row]) -> None:
+        """One more token of answers, and a part of prompts; if that fails, each prompt is read by itself."""
         try:
-            read = rows.part(reading)
+            read = rows.read({row: answers[row].writing.tokens[-1] for row in writing}, reading)
         except BaseException as error:
-            if len(reading) == 1:
-                self._leave(rows, answers, reading[0], error)
-            else:
-                for row in reading:
-                    self._read(rows, answers, [row])
-            return
-        self._write(rows, answers, read)
-
-    def _step(self, rows: Rows, answers: dict[Row, _Answer]) -> None:
-        """One more token of each answer."""
-        writing = rows.writing
-        try:
-            logits = rows.read([answers[row].writing.tokens[-1] for row in writing])
-        except BaseException as error:
-            for row in writing:
+            parts = [*([(writing, [])] if writing else []), *(([], [row]) for row in reading)]
+            for part in parts if len(parts) > 1 else ():
+                self._read(rows, answers, *part)
+            for row in (*writing, *reading) if len(parts) == 1 else ():
                 self._leave(rows, answers, row, error)
             return
-        self._write(rows, answers, [*zip(writing, logits, strict=True)])
-
-    def _write(self, rows: Rows, answers: dict[Row, _Answer], read: Sequence[tuple[Row, Tensor]]) -> None:
-        """Chooses tokens by their logits [V]; answers that have ended leave."""
         self.tokens += len(read)
         for row, logits in read:
             try:
