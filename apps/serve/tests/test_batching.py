@@ -106,15 +106,65 @@ def test_a_question_joins_those_that_run_and_leaves_before_they_end(tmp_path, si
     assert sorted({*sizes}) == [1, 2] and sizes.count(2) == 2
 
 
-def test_a_question_that_fails_fails_by_itself(tmp_path, gate, monkeypatch):
-    begin, cases = rows.Row.__init__, [(number, "Who? " * number, 20 + number, Sampling()) for number in (1, 2, 3, 4)]
+def test_prompts_that_wait_are_read_in_one_pass_with_the_next_token_of_an_answer(tmp_path, gate, monkeypatch):
+    passes, read = [], rows.Rows.read
+    cases = [(number, "Who? " * number, 20 + number, Sampling()) for number in (1, 2, 3, 4)]
+
+    def counted(self, tokens, reading):
+        passes.append((len(tokens), len(reading)))
+        return read(self, tokens, reading)
+
+    monkeypatch.setattr(rows.Rows, "read", counted)
+    with Serving(make_compressor, tmp_path) as serving:
+        first = serving.ask(0, "Who?", 60)
+        assert gate.begun.wait(30)
+        answers = [serving.ask(*case) for case in cases]
+        gate.set()
+        told = [answer.get(timeout=30).text for answer in [first, *answers]]
+        assert told == [serving.alone(*case) for case in [(0, "Who?", 60, Sampling()), *cases]]
+    assert passes[:3] == [(0, 1), (1, 4), (5, 0)]
+
+
+def test_a_long_prompt_keeps_neither_running_answers_nor_shorter_prompts_waiting(tmp_path, gate, monkeypatch):
+    monkeypatch.setattr(rows, "PART", 128)
+    told, read, longest = queue.Queue(), rows.Rows.read, []
+    cases = {"runs": (0, "Who?", 60), "long": (1, "what " * 60, 3), "short": (2, "When?", 3)}
+
+    def measured(self, tokens, reading):
+        longest.append(sum(min(row.unread, rows.PART // len(reading)) for row in reading))
+        return read(self, tokens, reading)
+
+    monkeypatch.setattr(rows.Rows, "read", measured)
+    with Serving(make_compressor, tmp_path) as serving:
+        for name, (text, question, count) in cases.items():
+            tell = lambda answer, name=name: told.put((name, answer.text))  # noqa: E731
+            serving.worker.submit(Question(tell, [serving.ids[text]], [question], count, Sampling(), ()))
+            if name == "runs":
+                assert gate.begun.wait(30)
+        gate.set()
+        order = [told.get(timeout=30) for _ in cases]
+        assert dict(order) == {name: serving.alone(*case, Sampling()) for name, case in cases.items()}
+    assert [name for name, _ in order] == ["short", "long", "runs"] and max(longest) == rows.PART
+
+
+@pytest.mark.parametrize("fails", ["as it joins", "in a pass"])
+def test_a_question_that_fails_fails_by_itself(fails, tmp_path, gate, monkeypatch):
+    begin, read, failing = rows.Row.__init__, rows.Rows.read, set()
+    cases = [(number, "Who? " * number, 20 + number, Sampling()) for number in (1, 2, 3, 4)]
     bad = len(QUESTION.format(question=cases[2][1]))
 
     def begun(self, compressor, memory, prompt, count):
-        assert len(prompt) != bad
+        if len(prompt) == bad:
+            assert fails == "in a pass"
+            failing.add(self)
         begin(self, compressor, memory, prompt, count)
 
+    def reads(self, tokens, reading):
+        assert failing.isdisjoint(reading)
+        return read(self, tokens, reading)
+
     monkeypatch.setattr(rows.Row, "__init__", begun)
+    monkeypatch.setattr(rows.Rows, "read", reads)
     with Serving(make_compressor, tmp_path) as serving:
         first = serving.ask(0, "Who?", 60)
         assert gate.begun.wait(30)

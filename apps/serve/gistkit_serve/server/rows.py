@@ -239,13 +239,10 @@ class Rows:
 
     def leave(self, row: Row) -> None:
         """Lets a row go; the last one of its kind takes its place."""
-        index, last = self._rows.index(row), len(self) - 1
-        chain = [index, last]
-        if index < self._count:
-            self._count -= 1
-            chain = [index, self._count, last]
-        chain = [*dict.fromkeys(chain)]
-        self._place(chain[:-1], chain[1:])
+        index = self._rows.index(row)
+        self._count -= int(index < self._count)
+        places = sorted({index, max(index, self._count), len(self) - 1})
+        self._place(places[:-1], places[1:])
         self._rows.pop()
         self._changed()
         if 2 * _tokens(self._read_memories) < _tokens(self._memories):
@@ -253,11 +250,12 @@ class Rows:
 
     def _place(self, targets: Sequence[int], sources: Sequence[int]) -> None:
         """Puts rows into the places of others."""
-        rows = [self._rows[source] for source in sources]
-        for layer in self._layers if rows else ():
-            layer.place(targets, sources, max(row.keys for row in rows))
-        for target, row in zip(targets, rows, strict=True):
-            self._rows[target] = row
+        if targets != sources:
+            rows = [self._rows[source] for source in sources]
+            for layer in self._layers:
+                layer.place(targets, sources, max(row.keys for row in rows))
+            for target, row in zip(targets, rows, strict=True):
+                self._rows[target] = row
 
     def read(self, tokens: Mapping[Row, int], reading: Sequence[Row]) -> list[tuple[Row, Tensor]]:
         """Reads the next tokens of rows in a pass; those of which a token follows, with its logits [V].
@@ -275,9 +273,10 @@ class Rows:
         rows, counts = [*tokens, *reading], [*map(len, inputs)]
         first = self._rows.index(rows[0])
         places = torch.cat([torch.arange(row.keys, row.keys + n) for row, n in zip(rows, counts, strict=True)])
-        own = torch.arange(first, first + len(rows)).repeat_interleave(torch.tensor(counts))
+        own = torch.arange(first, first + len(rows)).repeat_interleave(torch.tensor(counts)).to(lm.device)
+        places = places.to(lm.device)
         for layer in self._layers:
-            layer.rows, layer.places = own.to(lm.device), places.to(lm.device)
+            layer.rows, layer.places = own, places
         positions = torch.cat([row.positions(n) for row, n in zip(rows, counts, strict=True)])
         out = lm.run(
             reader, inputs_embeds=torch.cat(inputs)[None], position_ids=positions[None].to(lm.device),
@@ -288,18 +287,13 @@ class Rows:
         logits = lm.logits(out.last_hidden_state[0, ends[known]])
         for row, count in zip(rows, counts, strict=True):
             row.keys += count
-        for index in known:
-            self._write(rows[index])
-        return [(rows[index], one) for index, one in zip(known, logits, strict=True)]
-
-    def _write(self, row: Row) -> None:
-        """Has a row among those that write."""
-        index, place = self._rows.index(row), self._count
-        if index >= place:
-            if index > place:
-                self._place([place, index], [index, place])
+        for row in [rows[index] for index in known if index >= len(tokens)]:
+            # It writes now.
+            places = [self._count, self._rows.index(row)]
+            self._place(places, places[::-1])
             self._count += 1
             self._changed()
+        return [(rows[index], one) for index, one in zip(known, logits, strict=True)]
 
     def _parts(self, first: int, counts: Sequence[int], writing: int) -> Parts:
         """How attention takes the next tokens of rows, `counts` of each, of which the first `writing` write."""

@@ -139,14 +139,13 @@ class _Answer:
         job: the question.
         memory: of all its memories, if it has some.
         prompt: token ids.
-        start: position of the answer.
         decode: token ids to a text.
     """
 
     def __init__(
-        self, job: Question, memory: Memory | None, prompt: list[int], start: int, decode: Callable[[list[int]], str]
+        self, job: Question, memory: Memory | None, prompt: list[int], decode: Callable[[list[int]], str]
     ) -> None:
-        self.job, self.memory, self.prompt, self.start = job, memory, prompt, start
+        self.job, self.memory, self.prompt = job, memory, prompt
         self.writing = Writing(decode, job.stops)
         sampling, self._processors = job.sampling, list[LogitsProcessor]()
         if sampling.temperature > 0:
@@ -397,11 +396,13 @@ class Worker:
         try:
             read = rows.read({row: answers[row].writing.tokens[-1] for row in writing}, reading)
         except BaseException as error:
-            parts = [*([(writing, [])] if writing else []), *(([], [row]) for row in reading)]
-            for part in parts if len(parts) > 1 else ():
-                self._read(rows, answers, *part)
-            for row in (*writing, *reading) if len(parts) == 1 else ():
-                self._leave(rows, answers, row, error)
+            apart = [part for part in ((writing, []), *(([], [row]) for row in reading)) if any(part)]
+            if len(apart) > 1:
+                for part in apart:
+                    self._read(rows, answers, *part)
+            else:
+                for row in (*writing, *reading):
+                    self._leave(rows, answers, row, error)
             return
         self.tokens += len(read)
         for row, logits in read:
@@ -420,11 +421,10 @@ class Worker:
         memory, prompt = self._found(job.memories), self._tokens(job.turns)
         if memory is None and self.tokenizer.bos_token_id is not None:
             prompt.insert(0, self.tokenizer.bos_token_id)
-        start = len(prompt)
+        end = len(prompt) + job.new_tokens
         if memory is not None:
             lead = self.compressor.task_embedding("qa", memory).shape[1]
-            start += memory.starts[0] + lead + len(memory.rest[0])
-        end = start + job.new_tokens
+            end += memory.starts[0] + lead + len(memory.rest[0])
         if end > self._positions:
             raise Refused(
                 400,
@@ -433,7 +433,7 @@ class Worker:
                 "messages",
                 code="context_length_exceeded",
             )
-        return _Answer(job, memory, prompt, start, self._decode)
+        return _Answer(job, memory, prompt, self._decode)
 
     def _found(self, names: Sequence[str]) -> Memory | None:
         """The memory of a question, of several one; None: it asks about none."""
