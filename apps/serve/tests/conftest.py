@@ -91,16 +91,17 @@ def live(serving):
 
 @pytest.fixture
 def gate(monkeypatch):
-    """Questions that join wait until this event is set; `gate.begun` is set when one waits."""
-    opened, part = threading.Event(), rows.Row.part
+    """Prompts wait until this event is set; `gate.begun` is set when one waits."""
+    opened, read = threading.Event(), rows.Rows.read
     opened.begun = threading.Event()
 
-    def gated(row):
-        opened.begun.set()
-        assert opened.wait(30)
-        return part(row)
+    def gated(block, tokens, reading):
+        if reading:
+            opened.begun.set()
+            assert opened.wait(30)
+        return read(block, tokens, reading)
 
-    monkeypatch.setattr(rows.Row, "part", gated)
+    monkeypatch.setattr(rows.Rows, "read", gated)
     yield opened
     opened.set()
 
@@ -110,9 +111,10 @@ def sizes(monkeypatch):
     """How many answers each pass goes on with."""
     found, read = [], rows.Rows.read
 
-    def counted(self, tokens):
-        found.append(len(tokens))
-        return read(self, tokens)
+    def counted(self, tokens, reading):
+        if tokens:
+            found.append(len(tokens))
+        return read(self, tokens, reading)
 
     monkeypatch.setattr(rows.Rows, "read", counted)
     return found

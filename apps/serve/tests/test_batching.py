@@ -113,15 +113,65 @@ def test_a_question_joins_those_that_run_and_leaves_before_they_end(tmp_path, si
     assert sorted({*sizes}) == [1, 2] and sizes.count(2) == 2
 
 
-def test_a_question_that_fails_fails_by_itself(tmp_path, gate, monkeypatch):
-    begin, cases = rows.Row.__init__, [(number, "Who? " * number, 20 + number, Sampling()) for number in (1, 2, 3, 4)]
+def test_prompts_that_wait_are_read_in_one_pass_with_the_next_token_of_an_answer(tmp_path, gate, monkeypatch):
+    passes, read = [], rows.Rows.read
+    cases = [(number, "Who? " * number, 20 + number, Sampling()) for number in (1, 2, 3, 4)]
+
+    def counted(self, tokens, reading):
+        passes.append((len(tokens), len(reading)))
+        return read(self, tokens, reading)
+
+    monkeypatch.setattr(rows.Rows, "read", counted)
+    with Serving(make_compressor, tmp_path) as serving:
+        first = serving.ask(0, "Who?", 60)
+        assert gate.begun.wait(30)
+        answers = [serving.ask(*case) for case in cases]
+        gate.set()
+        told = [answer.get(timeout=30).text for answer in [first, *answers]]
+        assert told == [serving.alone(*case) for case in [(0, "Who?", 60, Sampling()), *cases]]
+    assert passes[:3] == [(0, 1), (1, 4), (5, 0)]
+
+
+def test_a_long_prompt_keeps_neither_running_answers_nor_shorter_prompts_waiting(tmp_path, gate, monkeypatch):
+    monkeypatch.setattr(rows, "PART", 128)
+    told, read, longest = queue.Queue(), rows.Rows.read, []
+    cases = {"runs": (0, "Who?", 60), "long": (1, "what " * 60, 3), "short": (2, "When?", 3)}
+
+    def measured(self, tokens, reading):
+        longest.append(sum(min(row.unread, rows.PART // len(reading)) for row in reading))
+        return read(self, tokens, reading)
+
+    monkeypatch.setattr(rows.Rows, "read", measured)
+    with Serving(make_compressor, tmp_path) as serving:
+        for name, (text, question, count) in cases.items():
+            tell = lambda answer, name=name: told.put((name, answer.text))  # noqa: E731
+            serving.worker.submit(Question(tell, [serving.ids[text]], [question], count, Sampling(), ()))
+            if name == "runs":
+                assert gate.begun.wait(30)
+        gate.set()
+        order = [told.get(timeout=30) for _ in cases]
+        assert dict(order) == {name: serving.alone(*case, Sampling()) for name, case in cases.items()}
+    assert [name for name, _ in order] == ["short", "long", "runs"] and max(longest) == rows.PART
+
+
+@pytest.mark.parametrize("fails", ["as it joins", "in a pass"])
+def test_a_question_that_fails_fails_by_itself(fails, tmp_path, gate, monkeypatch):
+    begin, read, failing = rows.Row.__init__, rows.Rows.read, set()
+    cases = [(number, "Who? " * number, 20 + number, Sampling()) for number in (1, 2, 3, 4)]
     bad = len(QUESTION.format(question=cases[2][1]))
 
     def begun(self, compressor, memory, prompt, count):
-        assert len(prompt) != bad
+        if len(prompt) == bad:
+            assert fails == "in a pass"
+            failing.add(self)
         begin(self, compressor, memory, prompt, count)
 
+    def reads(self, tokens, reading):
+        assert failing.isdisjoint(reading)
+        return read(self, tokens, reading)
+
     monkeypatch.setattr(rows.Row, "__init__", begun)
+    monkeypatch.setattr(rows.Rows, "read", reads)
     with Serving(make_compressor, tmp_path) as serving:
         first = serving.ask(0, "Who?", 60)
         assert gate.begun.wait(30)
@@ -157,6 +207,11 @@ def test_questions_of_many_lengths_without_a_memory_get_the_answers_that_each_ge
     assert told[0] == told[1] and len({*told[0]}) == len(turns)
 
 
+def step(block):
+    """One more token of each row that writes; the logits of those that follow."""
+    return torch.stack([logits for _, logits in block.read(dict.fromkeys(block.writing, 5), [])])
+
+
 @contextmanager
 def joining(tokens, compressor=None):
     """Rows of a compressor, and a function that has a question of some tokens join them."""
@@ -166,22 +221,22 @@ def joining(tokens, compressor=None):
 
         def join(length, count, memory=None):
             row = rows.Row(compressor, memory, [5] * length, count)
-            while row.part() is None:
-                pass
             block.join(row)
+            while row in block.reading:
+                block.read({}, [row])
+            return row
 
         yield block, join
 
 
 def test_a_block_that_one_long_answer_made_is_no_longer_than_the_next_need():
     with joining(2048) as (block, join):
-        join(20, 7000)
-        block.leave(0)
+        block.leave(join(20, 7000))
         for _ in range(9):
             join(20, 180)
         held = [layer.keys.untyped_storage().nbytes() / layer.keys[0, :, 0].nbytes for layer in block._layers]
         assert max(held) <= 2048
-        assert block.read([5] * 9).isfinite().all()
+        assert step(block).isfinite().all()
 
 
 def test_packed_memories_that_nobody_reads_are_counted_and_go_once_they_are_most():
@@ -192,7 +247,7 @@ def test_packed_memories_that_nobody_reads_are_counted_and_go_once_they_are_most
     with joining(2048, compressor) as (block, join):
 
         def held():
-            block.read([5] * len(block))
+            step(block)
             keys = block._layers[0].keys
             beside = keys.untyped_storage().nbytes() // keys.element_size() - keys.numel()
             return beside, block.packed
@@ -200,17 +255,16 @@ def test_packed_memories_that_nobody_reads_are_counted_and_go_once_they_are_most
         def expected(*indices):
             return sum(memories[index].layers[0][0].numel() for index in indices), sum(sizes[i] for i in indices)
 
-        for index in (2, 0, 1, 2):
-            join(3, 20, memories[index])
+        joined = [join(3, 20, memories[index]) for index in (2, 0, 1, 2)]
         assert held() == expected(2, 0, 1)
-        for index in (1, 2, 1):
-            block.leave(index)
+        for row in joined[1:]:
+            block.leave(row)
         # The long one is most of it, and a short one that comes again is still there.
-        join(3, 20, memories[0])
+        last = join(3, 20, memories[0])
         assert held() == expected(2, 0, 1)
-        block.leave(0)
+        block.leave(joined[0])
         assert block.packed == sizes[0] and held() == expected(0)
-        block.leave(0)
+        block.leave(last)
         assert not block.packed
         join(3, 20)
         assert held() == (0, 0)
@@ -219,9 +273,9 @@ def test_packed_memories_that_nobody_reads_are_counted_and_go_once_they_are_most
 def test_questions_about_a_memory_of_another_dtype_read_the_same_tensors(tmp_path, gate, monkeypatch):
     seen, read = [], rows.Rows._memory
 
-    def recorded(self):
-        packed = read(self)
-        seen.append((len(self), packed.rows, len(packed.layers[0][0])))
+    def recorded(self, reading):
+        packed = read(self, reading)
+        seen.append((len(reading), packed.rows, len(packed.layers[0][0])))
         return packed
 
     monkeypatch.setattr(rows.Rows, "_memory", recorded)
@@ -252,10 +306,8 @@ def test_an_answer_for_which_there_is_no_memory_leaves_room_for_the_next(packed,
     with joining(2**16, compressor) as (block, join):
         for _ in range(2):
             join(20, 20, memory)
-        before = block.read([5] * 2)
+        before = step(block)
         row = rows.Row(compressor, memory, [5] * 20, 20)
-        while row.part() is None:
-            pass
         monkeypatch.setattr(place, name, fails)
         with pytest.raises(MemoryError):
             block.join(row)
@@ -263,7 +315,7 @@ def test_an_answer_for_which_there_is_no_memory_leaves_room_for_the_next(packed,
         join(20, 20, memory)
         assert len(block) == 3
         # Rows whose layers have moved or not read on, and the new one reads as they did.
-        torch.testing.assert_close(block.read([5] * 3)[2], before[0])
+        torch.testing.assert_close(step(block)[2], before[0])
 
 
 def test_questions_are_answered_while_a_text_is_compressed(tmp_path, monkeypatch):

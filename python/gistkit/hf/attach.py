@@ -212,6 +212,8 @@ def attach(model: Model) -> Iterator[Model]:
       [B, Hk, N, D], which returns those that attention runs over; num_keys of the plan counts them. Its method
       `enter`, if it has one, gets (layer index, layer, the layer's input [B, N, d], `hf.keep.Rope`) before. Gradient
       checkpointing calls `extend` again, and `enter` where it runs a layer's hooks again.
+    - parts: instead of these, `hf.attention.Parts` for tokens of several rows of a cache, one after another in a pass
+      of one row; `position_ids` are given.
 
     Args:
         model: a transformers decoder, with or without its language model head, or a module with one in it, such as a

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -122,7 +122,7 @@ def attention_forward(family: Family) -> Callable[..., tuple[Tensor, None]]:
 
 
 # The arguments of `model(...)` under `attach`. Transformers passes any other name on without an error.
-ARGUMENTS = ("plan", "memory", "keep", "key_bias", "extend")
+ARGUMENTS = ("plan", "memory", "keep", "key_bias", "extend", "parts")
 # Arguments of other families' attention that gistkit's does not have.
 _REFUSED = {
     "s_aux": "attention sinks",
@@ -132,6 +132,44 @@ _REFUSED = {
 }
 
 Extend = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+class Part(NamedTuple):
+    """Tokens of a pass of one row [1, T, d] that attention takes as B rows of N.
+
+    Args:
+        tokens: int64 [B, N], which of the T they are; any at the end of a shorter row.
+        rows: B rows of the keys and values that the cache gives.
+        plan, memory, key_bias: as in a pass of these rows.
+    """
+
+    tokens: Tensor
+    rows: slice
+    plan: Plan
+    memory: PackedLayers | None
+    key_bias: Sequence[Tensor] | None
+
+
+class Parts(NamedTuple):
+    """A pass of one row whose attention is that of several rows, all other maps being of tokens.
+
+    Args:
+        each: parts that have all the tokens, in their order.
+        real: int64 [T], which of the tokens of all parts are not the end of a shorter row; None: all.
+    """
+
+    each: Sequence[Part]
+    real: Tensor | None
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Callable[..., tuple[Tensor, None]]) -> Tensor:
+        """[1, T, Hq, D], by a call of `attention` for each part."""
+        outs = []
+        for tokens, rows, plan, memory, key_bias in self.each:
+            own = (tensor[rows, :, : plan.num_keys] for tensor in (key, value))
+            out, _ = call(query[0, :, tokens].transpose(0, 1), *own, plan=plan, memory=memory, key_bias=key_bias)
+            outs.append(out.flatten(0, 1))
+        out = torch.cat(outs)
+        return (out if self.real is None else out[self.real])[None]
 
 
 def attention(
@@ -149,6 +187,7 @@ def attention(
     keep: Keeper | None = None,
     key_bias: Tensor | Sequence[Tensor] | None = None,
     extend: Extend | None = None,
+    parts: Parts | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention under `plan`, in transformers' calling convention; without a plan, plain causal attention.
@@ -158,7 +197,7 @@ def attention(
         attention_mask: what `mask` returned; only the plan decides visibility.
         sliding_window: the layer's width; the plan is then `plan.windowed[sliding_window]`.
         dropout: of the weights; above 0 `ops.attention_with_dropout` runs, which is dense and slower.
-        plan, memory, keep, key_bias, extend: the keyword arguments of `model(...)`, see `attach`.
+        plan, memory, keep, key_bias, extend, parts: the keyword arguments of `model(...)`, see `attach`.
 
     Returns:
         The output as [B, Nq, Hq, D], and None instead of attention weights.
@@ -171,6 +210,12 @@ def attention(
         kwargs |= attention_mask.arguments
         inner = attention_mask.mask
         return attention(module, query, key, value, inner, scaling, dropout, softcap, sliding_window, **kwargs)
+    if parts is not None:
+        call = partial(
+            attention, module, attention_mask=attention_mask, scaling=scaling, dropout=dropout, softcap=softcap,
+            sliding_window=sliding_window, **kwargs,
+        )  # fmt: skip
+        return parts.attend(query, key, value, call), None
     if dropout and softcap is not None:
         raise ValueError(f"attention_dropout: expected 0 where a model caps attention's logits, got {dropout}")
     if isinstance(attention_mask, int):

@@ -47,6 +47,12 @@ class _Block(NamedTuple):
     size: tuple[int, int]
     text: int
 
+    def row_of(self, text: Tensor) -> int | None:
+        """The row with which a text [B, H, K, D] of this block begins; None: it is elsewhere."""
+        rows, room = self.size
+        first, odd = divmod(text.data_ptr() - self.text, text.shape[1] * room * text.shape[3] * text.element_size())
+        return first if not odd and 0 <= first <= rows - len(text) else None
+
 
 class PackedLayers:
     """A memory for `attach` whose heads keep different numbers of keys.
@@ -209,10 +215,11 @@ class PackedLayers:
                 "sliding_window: expected none over a memory whose heads keep different numbers of keys, unless it has "
                 f"their places and the plan position IDs, got {window}"
             )
-        block, address = self._blocks[layer], (key if cached is None else cached).data_ptr()
-        if block is None or address != block.text or dropout or batch > self.rows:
+        block = self._blocks[layer]
+        first = None if block is None else block.row_of(key if cached is None else cached)
+        if block is None or first is None or dropout or batch > self.rows:
             return self._beside(layer, query, (key, value, plan), window, dropout, options)
-        rows_plan = self._plans(plan, window, 1, block.size)[layer]
+        rows_plan = self._plans(plan, window, 1, block.size, first)[layer]
         flat = query.reshape(batch * heads, query_heads // heads, count, dim)
         keys, values = (_of_each(part.to(query.dtype), len(flat)) for part in (block.keys, block.values))
         out = cast(Tensor, ops.attention(flat, keys, values, rows_plan, key_bias=block.biases, **options))
@@ -230,20 +237,23 @@ class PackedLayers:
         start, end = spans.unbind(-1)
         return torch.stack([torch.minimum(start + before[:, None, :, None], end), end], -1)
 
-    def _plans(self, plan: Plan, window: int | None, copies: int, size: tuple[int, int] | None) -> list[Plan]:
+    def _plans(
+        self, plan: Plan, window: int | None, copies: int, size: tuple[int, int] | None, first: int = 0
+    ) -> list[Plan]:
         """The plan of each layer, with a window or without, over the memory and blocks of a size; None: over it alone.
 
         Args:
             plan: of a text of rows of which `copies` share a memory.
+            first: of these rows in the blocks.
         """
         # All queries see the same of a memory alone.
         any_text = size is None and window is None
-        made_for = copies * plan.num_queries, size, None if any_text else plan
+        made_for = copies * plan.num_queries, size, first, None if any_text else plan
         known = self._known.get((window, size is None))
         if known is None or known[0] != made_for:
             spans, more = self._seen_spans(plan, window, copies), 0
             if size is not None:
-                text = plan.spans[:, None] + self._starts_of(*size)[: self.rows]
+                text = plan.spans[:, None] + self._starts_of(*size)[first : first + self.rows]
                 spans, more = torch.cat([spans, text], 3), size[0] * size[1]
             keys = [len(key) + heads * more for (key, _), heads in zip(self.layers, self.heads, strict=True)]
             own = (part.flatten(0, 1).contiguous() for part in spans.split(self.heads, 1))

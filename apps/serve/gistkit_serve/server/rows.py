@@ -1,4 +1,4 @@
-"""Rows: answers that are written together, a token each in a pass; one joins or leaves between two passes."""
+"""Rows: answers that are written together; prompts are read in parts, and one joins or leaves between two passes."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from gistkit import hf
 from gistkit.common.checks import POSITIONS, padded
 from gistkit.compress.compressor import Compressor
-from gistkit.compress.generation import Passes, Reading
+from gistkit.compress.generation import Reading
 from gistkit.compress.memory import Memory
 from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.tokens import pad
+from gistkit.hf.attention import Part, Parts
 from gistkit.hf.packed import PackedLayers, Room, spans_of
 from gistkit.layouts import Plan
 
 # Tokens of prompts that are read between two passes of the others.
 PART = 256
 # Keys that a block of rows grows by.
-_STEP = 256
+_STEP = 64
 
 
 class Row:
-    """An answer: its prompt is read some tokens in a pass, and it then goes on in `Rows`.
+    """An answer: what its prompt and its own tokens are and see, of which some are read.
 
     Args:
         compressor: reads, inside `generation.answering`.
@@ -38,114 +39,119 @@ class Row:
     """
 
     def __init__(self, compressor: Compressor, memory: Memory | None, prompt: Sequence[int], count: int) -> None:
-        lm = self._lm = compressor.lm
-        text = pad([prompt], lm.device)
+        lm, text = compressor.lm, pad([prompt], compressor.lm.device)
+        self.memory = None if memory is None or memory.counts is None else memory
+        """What is read beside the block's keys, if it is packed."""
+        self.layers: list[tuple[Tensor, ...]] = []
+        """Keys and values [H, keys, D] of each layer before the prompt, until `Rows` has them."""
+        self.biases: list[Tensor] | None = None
         if memory is None:
-            self._lead = lm.embedded(compressor.reader, text.ids)
+            self._lead = lm.embedded(compressor.reader, text.ids)[0]
             widths = len(prompt), count
             rows = (ReadingRow(0, b"", b"", 0, 0, widths),)
-            self._plan = decoder_plan(rows, 0, widths, False, lm.windows, str(lm.device))
-            self._cache = hf.empty_cache(lm.config.num_hidden_layers, 0)
+            plan = decoder_plan(rows, 0, widths, False, lm.windows, str(lm.device))
         else:
             reading = Reading(compressor, memory, text, "qa", count)
-            self._lead, self._plan, self._cache = reading.lead, reading.plan, reading.cache
-        self._passes, self._read = Passes(compressor, self._cache), 0
-        self.end = self._plan.num_keys
+            self._lead, plan, cache = reading.lead[0], reading.plan, reading.cache
+            if memory.layers is not None and self.memory is None:
+                self.layers = [tuple(tensor[0] for tensor in layer) for layer in cache.held]
+            if cache.key_biases is not None:
+                self.biases = [bias[0] for bias in cache.key_biases]
+        self.end = plan.num_keys
         """Keys of the whole answer."""
-        self._first = self.end - self._plan.num_queries
-        self._spans = {width: one.spans[0].cpu() for width, one in {0: self._plan, **self._plan.windowed}.items()}
-        self._positions = torch.atleast_2d(cast(Tensor, self._plan.positions))[0].cpu()
-        self.memory = None if memory is None or memory.counts is None else memory
-        """What is read beside `layers`, if it is packed."""
-        biases = self._cache.key_biases
-        self.biases = None if biases is None else [bias[0] for bias in biases]
-
-    def part(self) -> Tensor | None:
-        """Reads the next part of the prompt; at its end the logits [V] of the answer's first token."""
-        # Frequencies that change depend on how long a pass is.
-        size = self._lead.shape[1] if self._lm.changing_rope else PART
-        lead = self._lead[:, self._read : self._read + size]
-        nothing = torch.zeros(1, 0, dtype=torch.int64, device=lead.device)
-        states = self._passes.read(nothing, self._plan, self._read, lead)
-        self._read += lead.shape[1]
-        return self._lm.logits(states[:, -1])[0] if self._read == self._lead.shape[1] else None
-
-    @property
-    def layers(self) -> list[tuple[Tensor, ...]]:
-        """Keys and values [H, keys, D] of each layer, until `Rows` has them."""
-        return [tuple(tensor[0] for tensor in layer) for layer in self._cache.held]
-
-    def joined(self) -> None:
-        """`Rows` has all keys and values."""
-        del self._cache, self._passes, self._lead, self._plan
-
-    @property
-    def keys(self) -> int:
+        self.keys = self.end - plan.num_queries
         """Keys that are read."""
-        return self._first + self._read
+        self._first = self.keys
+        self._spans = {width: one.spans[0].cpu() for width, one in {0: plan, **plan.windowed}.items()}
+        self._positions = torch.atleast_2d(cast(Tensor, plan.positions))[0].cpu()
 
     @property
-    def position(self) -> Tensor:
-        """Of the next token."""
-        return self._positions[self._read]
+    def read(self) -> int:
+        """Tokens that are read, of the prompt and then of the answer."""
+        return self.keys - self._first
+
+    @property
+    def unread(self) -> int:
+        """Tokens of the prompt that are not."""
+        return max(len(self._lead) - self.read, 0)
+
+    def part(self, most: int) -> Tensor:
+        """Embeddings [n, d] of the prompt's next tokens, at most so many."""
+        return self._lead[self.read : self.read + most]
+
+    def positions(self, count: int) -> Tensor:
+        """[count], of the next tokens."""
+        return self._positions[self.read : self.read + count]
 
     @property
     def windows(self) -> Sequence[int]:
         """Widths of sliding windows, and 0 for layers without."""
         return list(self._spans)
 
-    def spans(self, width: int) -> Tensor:
-        """[S, 2], the keys that the next token sees in layers with a window of `width`, or 0 for none."""
-        return self._spans[width][self._read]
-
-    def step(self) -> None:
-        """One more token is read."""
-        self._read += 1
+    def spans(self, width: int, count: int) -> Tensor:
+        """[count, S, 2], the keys that the next tokens see in layers with a window of `width`, or 0 for none."""
+        return self._spans[width][self.read : self.read + count]
 
 
 class _Layer(CacheLayerMixin):
-    """Keys and values of one layer, [B, H, room, D]; a pass of one token writes each row's at its own place."""
+    """Keys and values of one layer, [rows, H, room, D], made like the first that come."""
 
     is_sliding = False
-    keys: Tensor
-    values: Tensor
+    keys: Tensor | None
+    values: Tensor | None
 
-    def __init__(self, key: Tensor, value: Tensor) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.is_initialized = True
-        self.keys, self.values = (tensor.new_zeros(0, len(tensor), 0, tensor.shape[2]) for tensor in (key, value))
-        self.places = torch.zeros(0, dtype=torch.int64)
-        self.seen = 0
+        # Of each token of the pass.
+        self.rows = self.places = torch.zeros(0, dtype=torch.int64)
+        self.size = 0, 0
+        """Rows and keys that there is room for."""
+        self._blocks: Room = _alone
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing: there are rows."""
 
+    def blocks(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values."""
+        if self.keys is None or self.values is None:
+            self.keys, self.values = self._blocks(*self.size, key, value)
+        return self.keys, self.values
+
     def move(self, rows: int, room: int, blocks: Room) -> None:
         """Moves to blocks of as many rows and keys; what is beyond them goes."""
-        both = blocks(rows, room, self.keys, self.values)
-        for block, old in zip(both, (self.keys, self.values), strict=True):
-            block[: len(old), :, : old.shape[2]] = old[:rows, :, :room]
-        self.keys, self.values = both
+        if self.keys is not None and self.values is not None:
+            both = blocks(rows, room, self.keys, self.values)
+            for block, old in zip(both, (self.keys, self.values), strict=True):
+                block[: len(old), :, : old.shape[2]] = old[:rows, :, :room]
+            self.keys, self.values = both
+        self.size, self._blocks = (rows, room), blocks
 
-    def put(self, row: int, key: Tensor, value: Tensor) -> None:
-        """Writes [H, keys, D] at the beginning of a row."""
-        self.keys[row, :, : key.shape[1]], self.values[row, :, : value.shape[1]] = key, value
+    def put(self, row: int, parts: Sequence[Tensor]) -> None:
+        """Writes keys and values [H, keys, D] at the beginning of a row."""
+        for block, part in zip(self.blocks(*(part[None] for part in parts)), parts, strict=True):
+            block[row, :, : part.shape[1]] = part
+
+    def place(self, targets: Sequence[int], sources: Sequence[int], keys: int) -> None:
+        """Puts the first keys and values of some rows into the places of others."""
+        for block in (self.keys, self.values):
+            if block is not None:
+                block[targets, :, :keys] = block[sources, :, :keys]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Writes [B, H, 1, D] and returns the keys and values of these rows."""
-        count = len(key_states)
-        rows = torch.arange(count, device=key_states.device)
-        self.keys[rows, :, self.places] = key_states[:, :, 0]
-        self.values[rows, :, self.places] = value_states[:, :, 0]
-        return self.keys[:count, :, : self.seen], self.values[:count, :, : self.seen]
+        """Writes those of the tokens of a pass, [1, H, T, D], and returns all."""
+        both = self.blocks(key_states, value_states)
+        for block, states in zip(both, (key_states, value_states), strict=True):
+            block[self.rows, :, self.places] = states[0].transpose(0, 1)
+        return both
 
     def get_seq_length(self) -> int:
         """A number without meaning: tokens stand where the plan says."""
-        return self.seen - 1
+        return 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Number of keys, and 0."""
-        return self.seen, 0
+        return self.size[1], 0
 
     def get_max_length(self) -> int:
         """-1, for no limit."""
@@ -153,7 +159,7 @@ class _Layer(CacheLayerMixin):
 
 
 class Rows:
-    """The rows that write, in one block of keys and values.
+    """The rows that write, then those whose prompts are read, in one block of keys and values.
 
     Args:
         compressor: reads, inside `generation.answering`.
@@ -163,17 +169,32 @@ class Rows:
     def __init__(self, compressor: Compressor, tokens: int) -> None:
         self._compressor, self._tokens = compressor, tokens
         self._rows: list[Row] = []
-        self._layers: list[_Layer] = []
-        # Until a row comes or goes.
+        # How many of them write.
+        self._count = 0
+        self._layers = [_Layer() for _ in range(compressor.lm.config.num_hidden_layers)]
+        # Until a row comes or goes, of those that a pass reads for.
         self._bias: list[Tensor] | None = None
-        self._packed: PackedLayers | None = None
-        # By identity those whose keys and values are held one after another, before the block's. What no row reads any
-        # more goes with the next one that comes, or when it is more than half.
-        self._memories: dict[int, Memory] = {}
+        self._packed: dict[tuple[int, ...], PackedLayers] = {}
+        # By identity those whose keys and values are held one after another, before the block's, and where their heads
+        # are. What no row reads any more goes with the next one that comes, or when it is more than half.
+        self._memories: Mapping[int, Memory] = {}
+        self._spans: dict[int, Tensor] = {}
+        # Where they stand in layers with a sliding window.
+        self._seen: dict[int, list[int]] = {}
         self._held: PackedLayers | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    @property
+    def writing(self) -> Sequence[Row]:
+        """The rows whose prompts are read."""
+        return self._rows[: self._count]
+
+    @property
+    def reading(self) -> Sequence[Row]:
+        """The others."""
+        return self._rows[self._count :]
 
     @property
     def longest(self) -> int:
@@ -183,7 +204,7 @@ class Rows:
     @property
     def packed(self) -> int:
         """Tokens of memories beside those, which rows may share."""
-        return _tokens(self._memories | self._read_memories)
+        return _tokens({**self._memories, **self._read_memories})
 
     @property
     def _read_memories(self) -> dict[int, Memory]:
@@ -191,115 +212,166 @@ class Rows:
         return {id(row.memory): row.memory for row in self._rows if row.memory is not None}
 
     def join(self, row: Row) -> None:
-        """Takes a row whose first token is known."""
-        layers = row.layers
-        self._layers = self._layers or [_Layer(*layer) for layer in layers]
+        """Takes a row of which nothing is read yet."""
         self._make_room(len(self) + 1, max(self.longest, row.end))
-        for layer, (key, value) in zip(self._layers, layers, strict=True):
-            layer.put(len(self), key, value)
-        row.joined()
+        for layer, parts in zip(self._layers, row.layers, strict=bool(row.layers)):
+            layer.put(len(self), parts)
+        row.layers = []
         self._rows.append(row)
-        self._bias = self._packed = None
+        self._changed()
+
+    def _changed(self) -> None:
+        self._bias, self._packed = None, {}
 
     def _make_room(self, count: int, longest: int) -> None:
         """Has room for as many rows and keys, and for more only within `tokens`."""
         # A failure between two layers leaves them of two shapes.
         for index, layer in enumerate(self._layers):
-            rows, _, room, _ = layer.keys.shape
+            rows, room = layer.size
             if count > rows:
                 rows = 1 << (count - 1).bit_length()
             if longest > room:
                 room = -(-longest // _STEP) * _STEP
             if rows * room > self._tokens:
                 rows, room = count, longest
-            if (rows, room) != (len(layer.keys), layer.keys.shape[2]):
+            if (rows, room) != layer.size:
                 layer.move(rows, room, self._blocks(index))
 
     def _blocks(self, layer: int) -> Room:
         return _alone if self._held is None else partial(self._held.room, layer)
 
-    def leave(self, index: int) -> None:
-        """Lets a row go; the last one takes its place."""
-        last = len(self) - 1
-        if index < last:
-            keys = self._rows[last].keys
-            for layer in self._layers:
-                layer.put(index, layer.keys[last, :, :keys].clone(), layer.values[last, :, :keys].clone())
-        self._rows[index] = self._rows[last]
+    def leave(self, row: Row) -> None:
+        """Lets a row go; the last one of its kind takes its place."""
+        index = self._rows.index(row)
+        self._count -= int(index < self._count)
+        places = sorted({index, max(index, self._count), len(self) - 1})
+        self._place(places[:-1], places[1:])
         self._rows.pop()
-        self._bias = self._packed = None
+        self._changed()
         if 2 * _tokens(self._read_memories) < _tokens(self._memories):
-            self._hold(None)
+            self._hold({})
 
-    def _hold(self, packed: PackedLayers | None) -> None:
-        """Has the block behind these, or by itself."""
-        self._held, self._memories = packed, {}
-        for index, layer in enumerate(self._layers):
-            layer.move(len(layer.keys), layer.keys.shape[2], self._blocks(index))
+    def _place(self, targets: Sequence[int], sources: Sequence[int]) -> None:
+        """Puts rows into the places of others."""
+        if targets != sources:
+            rows = [self._rows[source] for source in sources]
+            for layer in self._layers:
+                layer.place(targets, sources, max(row.keys for row in rows))
+            for target, row in zip(targets, rows, strict=True):
+                self._rows[target] = row
 
-    def read(self, tokens: Sequence[int]) -> Tensor:
-        """Reads the next token of each row; the logits [B, V] of those that follow."""
-        compressor, lm, rows = self._compressor, self._compressor.lm, self._rows
-        places = torch.tensor([row.keys for row in rows])
-        seen = int(places.max()) + 1
-        for layer in self._layers:
-            layer.places, layer.seen = places.to(lm.device), seen
-        plan = Plan(self._spans(0), seen, torch.stack([row.position for row in rows])[:, None])
-        plan = plan.with_windows({width: self._spans(width) for width in rows[0].windows if width}).to(lm.device)
+    def read(self, tokens: Mapping[Row, int], reading: Sequence[Row]) -> list[tuple[Row, Tensor]]:
+        """Reads the next tokens of rows in a pass; those of which a token follows, with its logits [V].
+
+        Args:
+            tokens: of all rows that write, or of none.
+            reading: of which the next part of the prompt is read: all, or one without others.
+        """
+        lm, reader = self._compressor.lm, self._compressor.reader
         # Models may choose tokens for which they have no embedding.
-        ids = torch.tensor(tokens, device=lm.device)[:, None].clamp(0, lm.vocabulary - 1)
+        ids = torch.tensor([*tokens.values()], dtype=torch.int64, device=lm.device).clamp(0, lm.vocabulary - 1)
+        # Frequencies that change depend on how long a pass is.
+        most = POSITIONS if lm.changing_rope else max(1, PART // max(1, len(reading)))
+        inputs = [*lm.embedded(reader, ids[None])[0][:, None], *(row.part(most) for row in reading)]
+        rows, counts = [*tokens, *reading], [*map(len, inputs)]
+        first = self._rows.index(rows[0])
+        places = torch.cat([torch.arange(row.keys, row.keys + n) for row, n in zip(rows, counts, strict=True)])
+        own = torch.arange(first, first + len(rows)).repeat_interleave(torch.tensor(counts)).to(lm.device)
+        places = places.to(lm.device)
+        for layer in self._layers:
+            layer.rows, layer.places = own, places
+        positions = torch.cat([row.positions(n) for row, n in zip(rows, counts, strict=True)])
         out = lm.run(
-            compressor.reader, inputs_embeds=lm.embedded(compressor.reader, ids), plan=plan,
-            cache=cast(Any, Cache(layers=[*self._layers])), memory=self._memory(), key_bias=self._biases(),
+            reader, inputs_embeds=torch.cat(inputs)[None], position_ids=positions[None].to(lm.device),
+            cache=cast(Any, Cache(layers=[*self._layers])), parts=self._parts(first, counts, len(tokens)),
         )  # fmt: skip
-        for row in rows:
-            row.step()
-        return lm.logits(out.last_hidden_state[:, 0])
+        known = [index for index, row in enumerate(rows) if row.unread <= counts[index]]
+        ends = torch.tensor(counts).cumsum(0) - 1
+        logits = lm.logits(out.last_hidden_state[0, ends[known]])
+        for row, count in zip(rows, counts, strict=True):
+            row.keys += count
+        for row in [rows[index] for index in known if index >= len(tokens)]:
+            # It writes now.
+            places = [self._count, self._rows.index(row)]
+            self._place(places, places[::-1])
+            self._count += 1
+            self._changed()
+        return [(rows[index], one) for index, one in zip(known, logits, strict=True)]
 
-    def _spans(self, width: int) -> Tensor:
-        """int32 [B, 1, S, 2] of the next tokens."""
-        spans = [row.spans(width) for row in self._rows]
-        most = max(map(len, spans))
-        return torch.stack([F.pad(one, (0, 0, 0, most - len(one))) for one in spans])[:, None]
+    def _parts(self, first: int, counts: Sequence[int], writing: int) -> Parts:
+        """How attention takes the next tokens of rows, `counts` of each, of which the first `writing` write."""
+        starts, device = torch.tensor([0, *counts]).cumsum(0), self._compressor.lm.device
+        parts, real = [], []
+        for begin, end in ((0, writing), (writing, len(counts))):
+            if begin == end:
+                continue
+            rows, sizes = slice(first + begin, first + end), counts[begin:end]
+            each = [*zip(self._rows[rows], sizes, strict=True)]
+            places, seen = torch.arange(max(sizes)), max(row.keys + n for row, n in each)
+            spans = {width: _padded([row.spans(width, n) for row, n in each]) for width in each[0][0].windows}
+            positions = pad_sequence([row.positions(n) for row, n in each], batch_first=True)
+            plan = Plan(spans.pop(0), seen, positions).with_windows(spans).to(device)
+            tokens = (starts[begin:end, None] + places).clamp(max=int(starts[-1]) - 1).to(device)
+            parts.append(Part(tokens, rows, plan, self._memory(self._rows[rows]), self._biases(rows, seen)))
+            real.append((places < torch.tensor(sizes)[:, None]).flatten())
+        held = torch.cat(real)
+        return Parts(parts, None if bool(held.all()) else held.nonzero()[:, 0].to(device))
 
-    def _memory(self) -> PackedLayers | None:
-        """The packed memories of the rows, of which some may be the same; None: there is none."""
-        if self._packed is None and (memories := self._read_memories):
-            if memories.keys() - self._memories.keys():
-                # What is held goes first, and stays away if there is no room.
-                self._hold(None)
-                self._hold(_together([*memories.values()]))
-                self._memories = memories
+    def _memory(self, rows: Sequence[Row]) -> PackedLayers | None:
+        """The packed memories of rows, of which some may be the same; None: there is none in the block."""
+        if not (memories := self._read_memories):
+            return None
+        if memories.keys() - self._memories.keys():
+            # What is held goes first, and stays away if there is no room.
+            self._hold({})
+            self._hold(memories)
+        ids = tuple(0 if row.memory is None else id(row.memory) for row in rows)
+        # One that all rows read is read once.
+        ids = ids if len({*ids}) > 1 else ids[:1]
+        if ids not in self._packed:
             held = cast(PackedLayers, self._held)
-            first = torch.zeros(sum(held.heads), 1, dtype=torch.int64)
-            spans, places = {0: first.expand(1, -1, 2)}, {0: [0][:0]}
-            for key, memory in self._memories.items():
-                counts, places[key] = memory.counts or (), memory.places[0].tolist()
-                spans[key] = spans_of(counts) + first
-                sizes = torch.tensor([int(own.sum()) for own in counts])
-                first = first + sizes.repeat_interleave(torch.tensor(held.heads))[:, None]
-            ids = [0 if row.memory is None else id(row.memory) for row in self._rows]
-            # One that all rows read is read once.
-            ids = ids if len({*ids}) > 1 else ids[:1]
-            seen = padded([places[key] for key in ids], POSITIONS)
-            self._packed = held.seen(torch.cat([spans[key] for key in ids]), seen)
-        return self._packed
+            seen = padded([self._seen[each] for each in ids], POSITIONS)
+            self._packed[ids] = held.seen(torch.cat([self._spans[each] for each in ids]), seen)
+        return self._packed[ids]
 
-    def _biases(self) -> list[Tensor] | None:
+    def _hold(self, memories: Mapping[int, Memory]) -> None:
+        """Has the block behind these, or by itself."""
+        self._held = held = _together([*memories.values()]) if memories else None
+        self._memories, self._packed = {}, {}
+        for index, layer in enumerate(self._layers):
+            layer.move(*layer.size, self._blocks(index))
+        if held is None:
+            return
+        first = torch.zeros(sum(held.heads), 1, dtype=torch.int64)
+        self._spans, self._seen = {0: first.expand(1, -1, 2)}, {0: []}
+        for key, memory in memories.items():
+            counts, self._seen[key] = memory.counts or (), memory.places[0].tolist()
+            self._spans[key] = spans_of(counts) + first
+            sizes = torch.tensor([int(own.sum()) for own in counts])
+            first = first + sizes.repeat_interleave(torch.tensor(held.heads))[:, None]
+        self._memories = memories
+
+    def _biases(self, rows: slice, seen: int) -> list[Tensor] | None:
         """For each layer what is added to the logits of keys, [B, H, keys]; None: nothing."""
         if all(row.biases is None for row in self._rows):
             return None
         if self._bias is None:
             self._bias = []
             for index, layer in enumerate(self._layers):
-                bias = layer.keys.new_zeros(len(self), layer.keys.shape[1], self.longest, dtype=torch.float32)
+                keys = cast(Tensor, layer.keys)
+                bias = keys.new_zeros(len(self), keys.shape[1], self.longest, dtype=torch.float32)
                 for place, row in enumerate(self._rows):
                     if row.biases is not None:
                         own = row.biases[index]
                         bias[place, :, : own.shape[-1]] = own
                 self._bias.append(bias)
-        most = max(row.keys for row in self._rows)
-        return [bias[..., :most] for bias in self._bias]
+        return [bias[rows, :, :seen] for bias in self._bias]
+
+
+def _padded(spans: Sequence[Tensor]) -> Tensor:
+    """int32 [B, N, S, 2] of spans [n, S, 2]; what is added sees nothing."""
+    count, most = (max(one.shape[dim] for one in spans) for dim in (0, 1))
+    return torch.stack([F.pad(one, (0, 0, 0, most - one.shape[1], 0, count - len(one))) for one in spans])
 
 
 def _tokens(memories: Mapping[int, Memory]) -> int:

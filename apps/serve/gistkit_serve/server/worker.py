@@ -139,14 +139,13 @@ class _Answer:
         job: the question.
         memory: of all its memories, if it has some.
         prompt: token ids.
-        start: position of the answer.
         decode: token ids to a text.
     """
 
     def __init__(
-        self, job: Question, memory: Memory | None, prompt: list[int], start: int, decode: Callable[[list[int]], str]
+        self, job: Question, memory: Memory | None, prompt: list[int], decode: Callable[[list[int]], str]
     ) -> None:
-        self.job, self.memory, self.prompt, self.start = job, memory, prompt, start
+        self.job, self.memory, self.prompt = job, memory, prompt
         self.writing = Writing(decode, job.stops)
         sampling, self._processors = job.sampling, list[LogitsProcessor]()
         if sampling.temperature > 0:
@@ -355,31 +354,33 @@ class Worker:
                         self._finish(job, error)
 
     def _answer_all(self) -> None:
-        """Answers questions until none waits: between two tokens others join, a part of a prompt at a time."""
-        rows, together, joining = Rows(self.compressor, self.limits.batch_tokens), list[_Answer](), None
+        """Answers questions until none waits: between two tokens others join, and parts of prompts are read."""
+        rows, answers = Rows(self.compressor, self.limits.batch_tokens), dict[Row, _Answer]()
         while True:
-            joining = joining or self._joining(rows)
-            if joining is not None and self._read(*joining, rows, together):
-                joining = None
-            self._step(rows, together)
-            if joining is None and not together and self._next is None and not self._questions:
+            self._join(rows, answers)
+            for row in [row for row, answer in answers.items() if answer.job.cancelled]:
+                self._leave(rows, answers, row)
+            if answers:
+                self._read(rows, answers, rows.writing, rows.reading)
+            if not answers and self._next is None and not self._questions:
                 return
 
-    def _joining(self, rows: Rows) -> tuple[_Answer, Row] | None:
-        """The question that joins next, if there is room for it."""
-        self._next = self._next or (self._ready() if len(rows) < self._batch else None)
-        answer = self._next
-        if answer is None or len(rows) >= self._batch:
-            return None
-        width, packed = max(rows.longest, answer.width), rows.packed + answer.packed
-        if len(rows) and (len(rows) + 1) * width + packed > self.limits.batch_tokens:
-            return None
-        self._next = None
-        try:
-            return answer, Row(self.compressor, answer.memory, answer.prompt, answer.job.new_tokens)
-        except BaseException as error:
-            self._finish(answer.job, error)
-        return None
+    def _join(self, rows: Rows, answers: dict[Row, _Answer]) -> None:
+        """The next questions join as long as there is room."""
+        while len(rows) < self._batch:
+            self._next = answer = self._next or self._ready()
+            if answer is None:
+                return
+            width, packed = max(rows.longest, answer.width), rows.packed + answer.packed
+            if len(rows) and (len(rows) + 1) * width + packed > self.limits.batch_tokens:
+                return
+            self._next = None
+            try:
+                row = Row(self.compressor, answer.memory, answer.prompt, answer.job.new_tokens)
+                rows.join(row)
+                answers[row] = answer
+            except BaseException as error:
+                self._finish(answer.job, error)
 
     def _ready(self) -> _Answer | None:
         """The next question with its memory and tokens; None: there is none."""
@@ -390,62 +391,40 @@ class Worker:
                 self._finish(job, error)
         return None
 
-    def _read(self, answer: _Answer, row: Row, rows: Rows, together: list[_Answer]) -> bool:
-        """Reads a part of a prompt; whether the question has joined, or is done with."""
+    def _read(self, rows: Rows, answers: dict[Row, _Answer], writing: Sequence[Row], reading: Sequence[Row]) -> None:
+        """One more token of answers, and a part of prompts; if that fails, each prompt is read by itself."""
         try:
-            if not answer.job.cancelled:
-                if (logits := row.part()) is None:
-                    return False
-                self.tokens += 1
-                if not answer.over(answer.choose(logits), self._ends):
-                    rows.join(row)
-                    together.append(answer)
-                    return True
-            self._finish(answer.job)
+            read = rows.read({row: answers[row].writing.tokens[-1] for row in writing}, reading)
         except BaseException as error:
-            self._finish(answer.job, error)
-        return True
-
-    def _step(self, rows: Rows, together: list[_Answer]) -> None:
-        """One more token of each answer; those that have ended leave."""
-        for index in reversed(range(len(together))):
-            if together[index].job.cancelled:
-                self._leave(rows, together, index)
-        if not together:
+            apart = [part for part in ((writing, []), *(([], [row]) for row in reading)) if any(part)]
+            if len(apart) > 1:
+                for part in apart:
+                    self._read(rows, answers, *part)
+            else:
+                for row in (*writing, *reading):
+                    self._leave(rows, answers, row, error)
             return
-        try:
-            logits = rows.read([answer.writing.tokens[-1] for answer in together])
-        except BaseException as error:
-            for index in reversed(range(len(together))):
-                self._leave(rows, together, index, error)
-            return
-        self.tokens += len(together)
-        for index in reversed(range(len(together))):
-            answer = together[index]
+        self.tokens += len(read)
+        for row, logits in read:
             try:
-                if answer.over(answer.choose(logits[index]), self._ends):
-                    self._leave(rows, together, index)
+                if answers[row].over(answers[row].choose(logits), self._ends):
+                    self._leave(rows, answers, row)
             except BaseException as error:
-                self._leave(rows, together, index, error)
+                self._leave(rows, answers, row, error)
 
-    def _leave(self, rows: Rows, together: list[_Answer], index: int, error: BaseException | None = None) -> None:
-        answer = together[index]
-        # As `Rows.leave` does.
-        together[index] = together[-1]
-        together.pop()
-        rows.leave(index)
-        self._finish(answer.job, error)
+    def _leave(self, rows: Rows, answers: dict[Row, _Answer], row: Row, error: BaseException | None = None) -> None:
+        rows.leave(row)
+        self._finish(answers.pop(row).job, error)
 
     def _prepared(self, job: Question) -> _Answer:
         """Finds the memory of a question and its token ids."""
         memory, prompt = self._found(job.memories), self._tokens(job.turns)
         if memory is None and self.tokenizer.bos_token_id is not None:
             prompt.insert(0, self.tokenizer.bos_token_id)
-        start = len(prompt)
+        end = len(prompt) + job.new_tokens
         if memory is not None:
             lead = self.compressor.task_embedding("qa", memory).shape[1]
-            start += memory.starts[0] + lead + len(memory.rest[0])
-        end = start + job.new_tokens
+            end += memory.starts[0] + lead + len(memory.rest[0])
         if end > self._positions:
             raise Refused(
                 400,
@@ -454,7 +433,7 @@ class Worker:
                 "messages",
                 code="context_length_exceeded",
             )
-        return _Answer(job, memory, prompt, start, self._decode)
+        return _Answer(job, memory, prompt, self._decode)
 
     def _found(self, names: Sequence[str]) -> Memory | None:
         """The memory of a question, of several one; None: it asks about none."""
