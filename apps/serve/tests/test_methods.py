@@ -8,9 +8,11 @@ from clients import GIGA, Letters
 
 from gistkit.ask import Turns
 from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, Select
+from gistkit.compress.generation import answering
 from gistkit.compress.tokens import QUESTION
-from gistkit_serve.server import Limits, MemoryRepository
+from gistkit_serve.server import Limits, MemoryRepository, rows
 from gistkit_serve.server.worker import Question, Sampling, Text, Worker
+from tests.helpers.families import tiny_of
 from tests.helpers.models import tiny_llama
 
 METHODS = {
@@ -58,3 +60,25 @@ def test_memories_of_a_method_are_answered_together_as_each_is_alone(name, tmp_p
     ]
     # They join one after another, and a short answer may end before the last comes.
     assert max(sizes) >= len(answers) - 1
+
+
+@pytest.mark.parametrize("name", ["DeepseekV3ForCausalLM", "GPT2LMHeadModel", "GPTBigCodeForCausalLM"])
+def test_prompts_and_answers_of_one_pass_have_the_logits_that_the_model_gives_each(name, monkeypatch):
+    # Keys unlike values, a table of positions, one key head.
+    monkeypatch.setattr(rows, "PART", 12)
+    compressor = ICAE(tiny_of(name), chunk=6, ratio=3, lora=None).eval()
+    lm, known = compressor.lm, {}
+    with torch.no_grad(), answering(compressor, 4):
+        block = rows.Rows(compressor, 4096)
+        for length in (5, 9, 3, 14):
+            prompt = torch.arange(3, 3 + length).tolist()
+            row = rows.Row(compressor, None, prompt, 20)
+            block.join(row)
+            known[row] = prompt
+            for own, logits in block.read({row: known[row][-1] for row in block.writing}, block.reading):
+                plan = lm.causal_plan(len(known[own]))
+                embedded = lm.embedded(compressor.reader, torch.tensor([known[own]]))
+                alone = lm.run(compressor.reader, inputs_embeds=embedded, plan=plan).last_hidden_state
+                torch.testing.assert_close(logits, lm.logits(alone[0, -1]), rtol=1e-4, atol=1e-4)
+                known[own].append(int(logits.argmax()))
+        assert len(block.writing) == 3 and len(block.reading) == 1
