@@ -292,8 +292,8 @@ class Rows:
             row.keys += count
         for row in [rows[index] for index in known if index >= len(tokens)]:
             # It writes now.
-            places = [self._count, self._rows.index(row)]
-            self._place(places, places[::-1])
+            swapped = [self._count, self._rows.index(row)]
+            self._place(swapped, swapped[::-1])
             self._count += 1
             self._changed()
         return [(rows[index], one) for index, one in zip(known, logits, strict=True)]
