@@ -180,6 +180,18 @@ def test_results_are_rows_of_the_page_and_a_missing_one_is_refused(monkeypatch):
             results.choose(page, name, first, "", rows, columns)
 
 
+def test_the_table_of_methods_has_what_their_pages_say(monkeypatch, tmp_path):
+    methods = extension("methods", monkeypatch)
+    monkeypatch.setattr(methods, "FOLDER", tmp_path)
+    (tmp_path / "icae.md").write_text("---\nreads: outputs\nlearns: slowly\n---\n\n# ICAE: chunks\n")
+    (tmp_path / "gist.md").write_text("---\nreads: gists\nlearns: yes\n---\n\n# Gist\n")
+    gist, icae = methods.rows()
+    assert gist == ("[Gist](gist.md)", "gists", "yes", "yes") and icae == ("[ICAE](icae.md)", "outputs", "slowly", "no")
+    (tmp_path / "dodo.md").write_text("# Dodo\n")
+    with pytest.raises(ValueError, match=r"dodo\.md: expected lines `reads` and `learns` before its title, got none"):
+        methods.rows()
+
+
 def test_a_link_that_leads_nowhere_is_found(tmp_path):
     (tmp_path / "index.html").write_text('<a href="sub/a.html#here">a</a> <a href="https://example.org/x">b</a>')
     (tmp_path / "sub").mkdir()
