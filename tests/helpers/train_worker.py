@@ -231,9 +231,8 @@ def processes(out):
     train(out / "accumulated", accumulate=2)
     train(out / "questions", make_compressor(("ae", "qa")), make_questions())
     interrupted(out / "interrupted", state.process_index == 1)
-    for run in (short_run, stopping_run):
-        for name in ("x500", "reader"):
-            run(out / run.__name__ / name, name)
+    for name in ("x500", "reader"):
+        stopping_run(out / "ending" / name, name)
     train(out / "reader", make_reader(), accumulate=2)
     sharded(out / "sharded", make_compressor)
     sharded(out / "sharded-gistpool", make_gistpool)

@@ -3,6 +3,7 @@
 import signal
 
 import pytest
+import torch
 
 from gistkit.common.signals import Interrupted
 from gistkit.train import checkpoints, read_metrics
@@ -32,16 +33,23 @@ def test_so_does_one_that_reaches_its_last_step(tmp_path):
     same_weights(tmp_path / "a", tmp_path / "two")
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """(folder, result) of a run that nothing interrupts."""
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp("undisturbed")
+    return out, stopping_run(out)
+
+
 @pytest.mark.parametrize("step", mostly_slow(range(4), 2))
-def test_a_paused_run_ends_as_an_undisturbed_one(step, tmp_path):
+def test_a_paused_run_ends_as_an_undisturbed_one(step, undisturbed, tmp_path):
     """A signal in any step, after which an evaluation is due."""
 
     def pause(at):
         if at == step:
             signal.raise_signal(signal.SIGTERM)
 
-    run, whole = tmp_path / "run", tmp_path / "whole"
-    result = stopping_run(whole)
+    run, (whole, result) = tmp_path / "run", undisturbed
     with pytest.raises(Interrupted):
         stopping_run(run, callbacks=[Before(pause)])
     again = stopping_run(run, resume=True)

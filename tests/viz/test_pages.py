@@ -383,11 +383,9 @@ def test_pixels_of_many_pairs_show_how_many_are_seen(show):
     roles = np.where(np.arange(1024) % 4 == 0, Role.MEMORY, Role.CONTEXT)
     layout = Layout(roles=roles, sees={role: {Role.MEMORY: layouts.ALL} for role in (Role.MEMORY, Role.CONTEXT)})
     page = show(layout_page(layout))
-    fine, coarse = (
-        np.array(cells) for cells in page.page.evaluate("view.copies.slice(0, 2).map(copy => Array.from(copy.cells))")
-    )
-    assert set(fine.tolist()) == {0, 3 * SHADES}
-    assert set(coarse.tolist()) == {0, 2 * SHADES + SHADES // 2}
+    fine, coarse = page.page.evaluate("view.copies.slice(0, 2).map(copy => [...new Set(copy.cells)])")
+    assert set(fine) == {0, 3 * SHADES}
+    assert set(coarse) == {0, 2 * SHADES + SHADES // 2}
 
 
 def test_what_pages_refuse():
