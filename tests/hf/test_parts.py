@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from gistkit.hf import PackedLayers
+from gistkit.hf import PackedLayers, attach
 from gistkit.hf.attention import Part, Parts, attention
 from gistkit.hf.packed import spans_of
-from gistkit.layouts import Plan
+from gistkit.layouts import Plan, causal_plan
+from tests.helpers.models import tiny_llama
 
 HEADS, GROUP, DIM, ROOM = 2, 2, 12, 9
 # Of each row the first token's keys, and how many tokens; rows 0 and 1 have one token each.
@@ -76,3 +77,9 @@ def test_each_token_sees_what_it_sees_alone(kind):
                 logits[len(own[0][index]) :] += bias[row, head // GROUP, :end]
                 torch.testing.assert_close(out[0, place, head], logits.softmax(0) @ values)
             place += 1
+
+
+def test_other_arguments_beside_parts_are_refused():
+    plan = causal_plan(3, 3, torch.device("cpu"))
+    with attach(tiny_llama()) as model, pytest.raises(ValueError, match="plan: expected none with parts"):
+        model(torch.tensor([[3, 4, 5]]), plan=plan, parts=Parts([], None))

@@ -336,6 +336,9 @@ def _check_and_place(
             "output_attentions: expected False under gistkit.hf.attach, which stores no attention weights, got True; "
             "gistkit.inspect.AttentionRecorder records attention maps"
         )
+    given = [name for name in ARGUMENTS if kwargs.get(name) is not None]
+    if "parts" in given and len(given) > 1:
+        raise ValueError(f"{given[0]}: expected none with parts, which have their own, got one")
     plan, memory, cache = kwargs.get("plan"), kwargs.get("memory"), cache_of(kwargs)
     layers = decoder.config.num_hidden_layers
     if memory is not None and len(memory) != layers:
