@@ -14,6 +14,8 @@ def encoding(name: str, *, heads: int, key_heads: int, head_dim: int, layers: in
     axes = 2 if "extra_tokens" in options else 1
     if name.startswith("seqpe"):
         options = {"std": 0.3, "key_heads": key_heads} | options
+    if name == "pope":
+        options = {"spread": 6.0, "key_heads": key_heads} | options
     encoder = SeqPE(16, digits=3, axes=axes, layers=2, heads=2, std=0.3)
     sizes = {"length": 200, "grid": (3, 4), "encoder": encoder}
     its = position_encoding(name, heads=heads, head_dim=head_dim, layers=layers, **sizes, **options)
@@ -59,6 +61,15 @@ def integrated(
         sizes = float(name.removeprefix("rope-")) ** (-torch.arange(0, query.shape[-1], 2).double() / query.shape[-1])
         angles = (positions[..., None] * sizes)[:, None]
         return turned(query, angles), turned(key, angles), 0.0
+    if name == "pope":
+        angles = (positions[..., None] * 10000.0 ** (-torch.arange(query.shape[-1]).double() / query.shape[-1]))[
+            :, None
+        ]
+        moved = []
+        for x, phases in ((query, 0.0), (key, position.phases[layer])):
+            lengths, own = torch.log1p(x.exp()), angles + phases
+            moved.append(torch.cat([lengths * own.cos(), lengths * own.sin()], -1))
+        return moved[0], moved[1], 0.0
     if name == "alibi":
         heads = query.shape[1]
         # Of four heads, as the paper lists them.

@@ -416,6 +416,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "odd": (lambda: RoPE(7), ValueError, "head_dim: expected an even number, got 7"),
     "four": (lambda: RoPE2D(6), ValueError, "head_dim: expected a multiple of 4, got 6"),
     "four mixed": (lambda: RoPE2DMix(2, 6, 1), ValueError, "head_dim: expected a multiple of 4, got 6"),
+    "key heads": (lambda: PoPE(3, 8, 1, key_heads=2), ValueError, "key_heads: expected a divisor of 3 heads, got 2"),
     "spread": (lambda: PoPE(1, 8, 1, spread=7.0), ValueError, "spread: expected 0 to 2 pi, got 7.0"),
     "base": (lambda: RoPE(8, base=1.0), ValueError, "base: expected above 1"),
     "channels": (lambda: Sinusoidal(6, axes=2), ValueError, "dim: expected a multiple of 4 for 2 axes, got 6"),

@@ -104,7 +104,7 @@ def position_encoding(
         encoder: of the SeqPE forms.
         extra_tokens: see `PositionEncoding`; 1 for a vision transformer with [CLS].
         options: further arguments of the encoding's class, such as `projection`, `mul_start` or, where queries share
-            keys, `key_heads` of `SeqPEPositions`.
+            keys, `key_heads` of `SeqPEPositions` and `PoPE`.
 
     Raises:
         ValueError: the name is unknown, or an argument that the encoding needs is None.

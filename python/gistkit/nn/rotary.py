@@ -71,9 +71,10 @@ class PoPE(RoPE):
     Queries and keys become twice as wide; the scale of attention stays that of D.
 
     Args:
-        heads: of keys.
+        heads: of queries.
         head_dim: D.
-        layers: layers of the model, each with its own phases [heads, D], which are learned within [-2 pi, 0].
+        layers: layers of the model, each with its own phases [Hk, D], which are learned within [-2 pi, 0].
+        key_heads: Hk, heads of keys, where queries share them; None: heads.
         base: of the wavelengths.
         spread: phases begin evenly distributed in [-spread, 0], 0 .. 2 pi; at 0 texts may be longer than in training.
         extra_tokens: see `PositionEncoding`; they are not rotated.
@@ -85,6 +86,7 @@ class PoPE(RoPE):
         head_dim: int,
         layers: int,
         *,
+        key_heads: int | None = None,
         base: float = 10000.0,
         spread: float = 0.0,
         extra_tokens: int = 0,
@@ -92,8 +94,12 @@ class PoPE(RoPE):
         super().__init__(2 * head_dim, base=base, extra_tokens=extra_tokens)
         if not 0 <= spread <= 2 * math.pi:
             raise ValueError(f"spread: expected 0 to 2 pi, got {spread}")
+        key_heads = heads if key_heads is None else key_heads
+        if key_heads < 1 or heads % key_heads:
+            raise ValueError(f"key_heads: expected a divisor of {heads} heads, got {key_heads}")
         self.heads, self.head_dim, self.layers, self.spread = heads, head_dim, layers, spread
-        self.phases = nn.Parameter(torch.empty(layers, heads, 1, head_dim).uniform_(-spread, 0))
+        self.key_heads = key_heads
+        self.phases = nn.Parameter(torch.empty(layers, key_heads, 1, head_dim).uniform_(-spread, 0))
 
     def forward(self, query: Tensor, key: Tensor, prepared: Rotation, layer: int) -> tuple[Tensor, Tensor]:
         phases, lengths = self.phases[layer].clamp(-2 * math.pi, 0).to(key.dtype), F.softplus(key)
