@@ -270,6 +270,19 @@ def test_packed_memories_that_nobody_reads_are_counted_and_go_once_they_are_most
         assert held() == (0, 0)
 
 
+def test_plans_over_a_memory_that_rows_write_and_read_with_are_made_once_a_pass(monkeypatch):
+    compressor, made, plan = shared(), [], hf.packed.Plan
+    compressor.tokenizer = Letters()
+    memory = compressor.compress("word " * 9)
+    with joining(2048, compressor) as (block, join):
+        join(3, 20, memory)
+        waits = rows.Row(compressor, memory, [5] * 300, 20)
+        block.join(waits)
+        monkeypatch.setattr(hf.packed, "Plan", lambda *arguments: made.append(arguments) or plan(*arguments))
+        block.read(dict.fromkeys(block.writing, 5), [waits])
+    assert len(made) == 2 * compressor.config.num_hidden_layers
+
+
 def test_questions_about_a_memory_of_another_dtype_read_the_same_tensors(tmp_path, gate, monkeypatch):
     seen, read = [], rows.Rows._memory
 

@@ -174,7 +174,7 @@ class Rows:
         self._layers = [_Layer() for _ in range(compressor.lm.config.num_hidden_layers)]
         # Until a row comes or goes, of those that a pass reads for.
         self._bias: list[Tensor] | None = None
-        self._packed: dict[tuple[int, ...], PackedLayers] = {}
+        self._packed: dict[tuple[Row, ...], PackedLayers] = {}
         # By identity those whose keys and values are held one after another, before the block's, and where their heads
         # are. What no row reads any more goes with the next one that comes, or when it is more than half.
         self._memories: Mapping[int, Memory] = {}
@@ -325,14 +325,15 @@ class Rows:
             # What is held goes first, and stays away if there is no room.
             self._hold({})
             self._hold(memories)
-        ids = tuple(0 if row.memory is None else id(row.memory) for row in rows)
-        # One that all rows read is read once.
-        ids = ids if len({*ids}) > 1 else ids[:1]
-        if ids not in self._packed:
+        # Rows that write and those that are read have plans of their own, which all layers share.
+        if (known := (*rows,)) not in self._packed:
+            ids = [0 if row.memory is None else id(row.memory) for row in rows]
+            # One that all rows read is read once.
+            ids = ids if len({*ids}) > 1 else ids[:1]
             held = cast(PackedLayers, self._held)
             seen = padded([self._seen[each] for each in ids], POSITIONS)
-            self._packed[ids] = held.seen(torch.cat([self._spans[each] for each in ids]), seen)
-        return self._packed[ids]
+            self._packed[known] = held.seen(torch.cat([self._spans[each] for each in ids]), seen)
+        return self._packed[known]
 
     def _hold(self, memories: Mapping[int, Memory]) -> None:
         """Has the block behind these, or by itself."""
