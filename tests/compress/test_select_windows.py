@@ -277,6 +277,15 @@ def test_each_score_and_a_question_share_the_same_bytes(by, shares):
         check_answers(compressor, memory[row], [text[:3]])
 
 
+@pytest.mark.parametrize("shares", SHARES)
+def test_evenly_spaced_tokens_are_so_where_layers_with_a_window_leave_more(shares):
+    memory = made(model_of(), "even", shares=shares).at(4).encode([IDS])
+    for places in memory.in_columns(memory.positions)[0].mT[2:4]:
+        places = places[places > 0] - 1
+        thirds = places.bincount(minlength=91).split([30, 31, 30])
+        assert len(places) > 91 // 4 and max(map(sum, thirds)) - min(map(sum, thirds)) <= 2
+
+
 def test_fits_leave_layers_with_a_window_as_they_are():
     model = model_of()
     plain, compressor = (made(model, "kvzip", shares="all", fit=fit) for fit in (False, True))

@@ -56,10 +56,11 @@ class Even(Score):
     name = "even"
 
     def __call__(self, heads: Heads) -> Tensor:
-        """1 for the kept tokens."""
-        score = torch.zeros(heads.key.shape[:2], device=heads.key.device)
-        score[:, torch.linspace(0, heads.key.shape[1] - 1, heads.count).round().long()] = 1
-        return score
+        """Above 1 for the kept tokens; where more or fewer are kept, these are spread by the golden ratio."""
+        length, count = heads.key.shape[1], heads.count
+        score = torch.arange(length, dtype=torch.float64) * (5**0.5 / 2 - 0.5) % 1
+        score[torch.linspace(0, length - 1, count).round().long()] = 1 + score[:count]
+        return score.to(heads.key.device).expand(heads.key.shape[0], -1)
 
 
 @dataclass(frozen=True)

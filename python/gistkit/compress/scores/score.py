@@ -21,7 +21,7 @@ class Heads:
         key, value: [Hk, n, D] and [Hk, n, Dv], keys rotated; query head h reads key head h // (Hq / Hk).
         scale: factor of query key^T.
         inv_freq: frequencies [R/2] of the layer's RoPE; None: gistkit does not know it.
-        count: how many keys of each head are kept.
+        count: how many keys of each head are kept; of equal shares where layers with a sliding window leave more.
         question: how many of the n tokens, at their end, are a question about the text, whose keys are not kept.
     """
 
