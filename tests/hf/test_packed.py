@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from gistkit.common.checks import POSITIONS, padded
 from gistkit.hf import CACHE, PackedLayers, attach, empty_cache
+from gistkit.hf.attention import attention
 from gistkit.inspect.recorder import ATTENTION
 from gistkit.layouts import Plan, causal, causal_plan
 from tests.helpers.models import tiny, tiny_llama
@@ -202,6 +203,17 @@ def test_a_pass_without_a_cache_or_gradients_copies_no_memory():
         with torch.no_grad(), Sizes() as sizes, Calls() as calls:
             memory.attend(0, query, text, text, causal_plan(2, 2, torch.device("cpu")))
         assert max(sizes.made) <= query.numel() and sorted(calls.made) == sorted([(2, 900), (batch, 2)])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_outputs_are_contiguous_as_layers_of_some_families_view_them(dropout):
+    memory = PackedLayers.of([(numbers(9, DIM), numbers(9, DIM))], [torch.tensor([[4, 5]])])
+    query, text, module = numbers(1, 4, 3, DIM), numbers(1, 2, 3, DIM), torch.nn.Module()
+    module.layer_idx, plan = 0, causal_plan(3, 3, query.device)
+    for both in ([text, text], lying(memory, text, text, 8)):
+        for packed in (None, memory):
+            out, _ = attention(module, query, *both, None, plan=plan, memory=packed, dropout=dropout)
+            assert out.is_contiguous()
 
 
 def test_a_backward_pass_repeats_no_memory_for_rows_that_share_it():

@@ -259,7 +259,8 @@ def attention(
         out = ops.attention_with_dropout(*tensors, dropout=dropout, scale=scaling, key_bias=key_bias)
     else:
         out = cast(Tensor, ops.attention(*tensors, scale=scaling, softcap=softcap, key_bias=key_bias))
-    return out.transpose(1, 2), None
+    # Layers of some families view it.
+    return out.transpose(1, 2).contiguous(), None
 
 
 def _with_memory(memory: Layers, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
