@@ -113,6 +113,17 @@ def test_a_question_joins_those_that_run_and_leaves_before_they_end(tmp_path, si
     assert sorted({*sizes}) == [1, 2] and sizes.count(2) == 2
 
 
+def test_a_cancelled_question_that_waits_for_room_keeps_no_other_waiting(tmp_path):
+    with Serving(make_compressor, tmp_path, batch_tokens=600) as serving:
+        long, waits = serving.ask(0, "Who?", 200), Question(print, [serving.ids[1]], ["Who?"], 400, Sampling(), ())
+        serving.worker.submit(waits)
+        while waits not in serving.worker.running:
+            time.sleep(0.001)
+        waits.cancelled = True
+        assert serving.ask(2, "When?", 3).get(timeout=30).new_tokens == 3
+        assert long.empty() and waits not in serving.worker.running
+
+
 def test_prompts_that_wait_are_read_in_one_pass_with_the_next_token_of_an_answer(tmp_path, gate, monkeypatch):
     passes, read = [], rows.Rows.read
     cases = [(number, "Who? " * number, 20 + number, Sampling()) for number in (1, 2, 3, 4)]

@@ -371,6 +371,10 @@ class Worker:
             self._next = answer = self._next or self._ready()
             if answer is None:
                 return
+            if answer.job.cancelled:
+                self._next = None
+                self._finish(answer.job)
+                continue
             width, packed = max(rows.longest, answer.width), rows.packed + answer.packed
             if len(rows) and (len(rows) + 1) * width + packed > self.limits.batch_tokens:
                 return
