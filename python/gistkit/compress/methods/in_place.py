@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,9 +21,6 @@ from gistkit.compress.plans import InPlacePass, check_text, in_place_pass
 from gistkit.compress.tokens import Rows, join_rows
 from gistkit.hf.lora import Maps
 from gistkit.layouts import Layout, Role
-
-if TYPE_CHECKING:
-    pass
 
 TEXT, GISTS = "text", "memory"
 
