@@ -418,6 +418,16 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "four mixed": (lambda: RoPE2DMix(2, 6, 1), ValueError, "head_dim: expected a multiple of 4, got 6"),
     "key heads": (lambda: PoPE(3, 8, 1, key_heads=2), ValueError, "key_heads: expected a divisor of 3 heads, got 2"),
     "spread": (lambda: PoPE(1, 8, 1, spread=7.0), ValueError, "spread: expected 0 to 2 pi, got 7.0"),
+    "queries": (
+        lambda: logits(PoPE(2, DIM, 1), *heads(5), TEXT),
+        ValueError,
+        r"query: expected \[B, 2, 5, 8\], got shape \(2, 3, 5, 8\)",
+    ),
+    "shared keys": (
+        lambda: logits(PoPE(3, DIM, 1), heads(5)[0], heads(5)[1][:, :1], TEXT),
+        ValueError,
+        r"key: expected \[B, 3, 5, 8\], got shape \(2, 1, 5, 8\)",
+    ),
     "base": (lambda: RoPE(8, base=1.0), ValueError, "base: expected above 1"),
     "channels": (lambda: Sinusoidal(6, axes=2), ValueError, "dim: expected a multiple of 4 for 2 axes, got 6"),
     "length": (lambda: Learned(0, 4), ValueError, "length: expected at least 1, got 0"),

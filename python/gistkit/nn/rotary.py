@@ -102,6 +102,10 @@ class PoPE(RoPE):
         self.phases = nn.Parameter(torch.empty(layers, key_heads, 1, head_dim).uniform_(-spread, 0))
 
     def forward(self, query: Tensor, key: Tensor, prepared: Rotation, layer: int) -> tuple[Tensor, Tensor]:
+        for name, given, heads in (("query", query, self.heads), ("key", key, self.key_heads)):
+            if (given.shape[1], given.shape[3]) != (heads, self.head_dim):
+                size = f"[B, {heads}, {given.shape[2]}, {self.head_dim}]"
+                raise ValueError(f"{name}: expected {size}, got shape {tuple(given.shape)}")
         phases, lengths = self.phases[layer].clamp(-2 * math.pi, 0).to(key.dtype), F.softplus(key)
         query = F.pad(F.softplus(query), (0, query.shape[-1]))
         key = torch.cat([lengths * phases.cos(), lengths * phases.sin()], -1)
