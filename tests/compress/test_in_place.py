@@ -3,6 +3,7 @@
 import gc
 import json
 import weakref
+from dataclasses import make_dataclass
 
 import pytest
 import torch
@@ -346,6 +347,11 @@ def test_odd_models_and_contexts_say_what_was_expected():
     memory = compressor.encode(tokens(1, 6))
     with pytest.raises(ValueError, match="memory: expected one made with"):
         make("gistpool, one window").decode(memory, "qa", tokens(1, 2))
+
+
+def test_a_layout_of_a_users_own_is_no_choice_for_a_title():
+    own = make_dataclass("Own", [("layout", str, "own")], bases=(AvgPoolConfig,), frozen=True, kw_only=True)
+    assert own().title == "AvgPool 5x"
 
 
 def test_gist_needs_no_rope_without_offset():

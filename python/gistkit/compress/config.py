@@ -173,7 +173,7 @@ class Config:
     @property
     def title(self) -> str:
         """The compressor's title in tables, such as FiveHundredX EPL 5x: the position layout too, if it was chosen."""
-        choices = next((each.metadata["among"] for each in fields(self) if each.name == "layout"), ())
+        choices = next((each.metadata.get("among", ()) for each in fields(self) if each.name == "layout"), ())
         layout = f" {getattr(self, 'layout', '').upper()}" if len(choices) > 1 else ""
         return f"{self.compressor.__name__}{layout} {self.chunk / self.memory_tokens:g}x"
 
