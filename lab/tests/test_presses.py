@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gistkit.compress import AvgPool, FiveHundredX, Select
+from gistkit.compress.methods.select import SHARES
 from gistkit.compress.scores import SCORES
 from gistkit.evaluate import QUESTION, Example, compare
 from gistkit.evaluate.runner import evaluating
@@ -281,6 +282,7 @@ def test_tables_have_intervals_and_differences_over_the_same_questions(made_up):
     assert plain["kvzip, heads share"] == [pytest.approx((3 / 305, 50, 50, 50))]
     assert "| kvzip 2x, heads share " in presses_table(made_up)
     assert shown(Entry(PLAIN, "kvzip", 2, shares="heads")) == "kvzip 2x, heads of a layer share"
+    assert len({shown(Entry(PLAIN, "kvzip", 2, shares=shares)) for shares in SHARES}) == len(SHARES)
 
 
 def test_facts_are_in_their_passages_and_what_is_not_asked_is_not():

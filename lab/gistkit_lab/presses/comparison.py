@@ -39,6 +39,8 @@ FULL, NONE, NEWEST, OLDEST, POOLED = (
     "oldest tokens",
     "AvgPool, untrained",
 )
+# How heads share what is kept, as of `Select`, with what a row says of it.
+SHARED = {"equal": "", "heads": ", heads of a layer share", "all": ", heads share", "pyramid": ", as a pyramid"}
 # Rows of a batch of answers, and memory tokens that they may have in all.
 ROWS, TOKENS = 32, 32768
 
@@ -258,9 +260,8 @@ def against_presses(
 def shown(entry: Entry) -> str:
     """What a table calls a memory."""
     times = "" if entry.ratio is None or entry.memory == FULL else f" {entry.ratio:g}x"
-    shares = {"equal": "", "heads": ", heads of a layer share"}.get(entry.shares, ", heads share")
     fitted = ", fitted" if entry.fit else ""
-    return f"{entry.memory}{times}{shares}{fitted}{', question known' if entry.aware else ''}"
+    return f"{entry.memory}{times}{SHARED[entry.shares]}{fitted}{', question known' if entry.aware else ''}"
 
 
 def _check_same(done: Comparison, now: Comparison) -> None:
