@@ -46,7 +46,7 @@ class ViT(nn.Module):
         drop_path: float = 0.0,
     ) -> None:
         super().__init__()
-        check_position(position, axes=2, extra_tokens=1)
+        check_position(position, axes=2, extra_tokens=1, layers=layers)
         self.patch, self.channels = patch, channels
         self.patches = nn.Linear(channels * patch * patch, dim)
         self.cls = nn.Parameter(0.02 * torch.randn(dim))

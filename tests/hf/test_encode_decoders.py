@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 
 from gistkit import hf
-from gistkit.nn import TEXT_ENCODINGS, NoPE, PositionEncoding, RoPE2D, SeqPE, SeqPEPositions
+from gistkit.nn import TEXT_ENCODINGS, NoPE, PoPE, PositionEncoding, RoPE2D, SeqPE, SeqPEPositions
 from tests.helpers import encodings
 from tests.helpers.models import checkpoint, double_angles, tiny
 from tests.helpers.tiers import mostly_slow
@@ -259,6 +259,15 @@ def test_what_is_refused() -> None:
         inside(model)
     with pytest.raises(ValueError, match="position: expected one with axes=1 and extra_tokens=0, got RoPE2D"):
         inside(model, RoPE2D(HEAD_DIM))
+    own: dict[str, int] = {"key_heads": KEY_HEADS, "layers": 1}
+    for position in (
+        PoPE(HEADS, HEAD_DIM, **own),
+        SeqPEPositions(SeqPE(8), HEADS, HEAD_DIM, projection="layer", **own),
+    ):
+        with pytest.raises(
+            ValueError, match=r"position: expected (SeqPEPositions|PoPE) of the model's \d layers, got 1"
+        ):
+            inside(model, position)
     with pytest.raises(ValueError, match=r"keep: expected none that makes keys of its own .* got Leaves"):
         inside(model, keep=Leaves(slice(None)))
     with pytest.raises(ValueError, match=r"key: expected \[B, 4, 9, 12\], got shape \(2, 2, 9, 12\)"):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from gistkit import hf
-from gistkit.nn import IMAGE_ENCODINGS, NoPE, PositionEncoding, RoPE, SeqPEPositions, grid_positions
+from gistkit.nn import IMAGE_ENCODINGS, NoPE, PositionEncoding, RoPE, RoPE2DMix, SeqPEPositions, grid_positions
 from tests.helpers import encodings
 from tests.helpers.models import checkpoint
 from tests.helpers.tiers import mostly_slow
@@ -163,6 +163,8 @@ def test_what_is_refused() -> None:
 
     with pytest.raises(ValueError, match="position: expected one with axes=2 and extra_tokens=1, got RoPE with axes=1"):
         inside(RoPE(HEAD_DIM))
+    with pytest.raises(ValueError, match=r"position: expected RoPE2DMix of the model's \d layers, got 1"):
+        inside(RoPE2DMix(HEADS, HEAD_DIM, 1, extra_tokens=1))
     with pytest.raises(ValueError, match="extra_tokens=1, got NoPE with axes=None and extra_tokens=0"):
         inside(NoPE())
     with pytest.raises(TypeError, match="position: expected a PositionEncoding, got str"):

@@ -80,12 +80,14 @@ def encode_positions(model: Model, position: PositionEncoding, *, rope: bool = F
 
     Raises:
         TypeError: if the model is of another family, or `position` not a position encoding.
-        ValueError: if `position` has other axes or extra tokens than the model, or `rope` asks for one that it lacks.
+        ValueError: if `position` has other axes, extra tokens or layers than the model, or `rope` asks for one that it
+            lacks.
     """
     base = cast(PreTrainedModel, pretrained(model).base_model)
     with ExitStack() as undo:
         if base.config.model_type in IMAGES:
-            check_position(position, axes=2, extra_tokens=IMAGES[base.config.model_type](base.config))
+            extra_tokens = IMAGES[base.config.model_type](base.config)
+            check_position(position, axes=2, extra_tokens=extra_tokens, layers=base.config.num_hidden_layers)
             _refuse_rope(base, rope)
             undo.enter_context(_encoded_images(base, position))
         else:
@@ -125,7 +127,7 @@ def _encoded_decoder(model: nn.Module, position: PositionEncoding, rope: bool) -
     gpt2 = decoder.config.model_type == "gpt2"
     if not gpt2:
         _check_family(decoder, attentions)
-    check_position(position, axes=1, extra_tokens=0)
+    check_position(position, axes=1, extra_tokens=0, layers=decoder.config.num_hidden_layers)
     with ExitStack() as undo:
         undo.enter_context(attach(model))
         # After attach's own hook, which gives a plan's position IDs.

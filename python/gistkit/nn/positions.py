@@ -25,6 +25,9 @@ class PositionEncoding(nn.Module):
     on_host = False
     """Whether positions are read on the CPU: a model makes those that it is not given there, and nothing is copied."""
 
+    own_layers: int | None = None
+    """Layers of the model, if each has parameters of its own."""
+
     def __init__(self, axes: int | None = 1, extra_tokens: int = 0) -> None:
         super().__init__()
         if axes is not None and axes < 1:

@@ -98,7 +98,7 @@ class PoPE(RoPE):
         if key_heads < 1 or heads % key_heads:
             raise ValueError(f"key_heads: expected a divisor of {heads} heads, got {key_heads}")
         self.heads, self.head_dim, self.layers, self.spread = heads, head_dim, layers, spread
-        self.key_heads = key_heads
+        self.key_heads, self.own_layers = key_heads, layers
         self.phases = nn.Parameter(torch.empty(layers, key_heads, 1, head_dim).uniform_(-spread, 0))
 
     def forward(self, query: Tensor, key: Tensor, prepared: Rotation, layer: int) -> tuple[Tensor, Tensor]:
@@ -155,6 +155,7 @@ class RoPE2DMix(Rotary):
         if head_dim < 4 or head_dim % 4:
             raise ValueError(f"head_dim: expected a multiple of 4, got {head_dim}")
         self.heads, self.head_dim, self.layers, self.base = heads, head_dim, layers, base
+        self.own_layers = layers
         sizes = base ** (-torch.arange(0, head_dim, 4) / head_dim)
         directions = 2 * math.pi * torch.rand(layers, heads, 1)
         turned = torch.cat([directions.expand(-1, -1, len(sizes)), directions + math.pi / 2 + 0 * sizes], -1)

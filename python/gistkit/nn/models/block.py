@@ -150,12 +150,16 @@ def bias_dtype(hidden: Tensor) -> torch.dtype:
     return torch.float64 if hidden.dtype == torch.float64 else torch.float32
 
 
-def check_position(position: PositionEncoding, axes: int, extra_tokens: int) -> None:
-    """Refuses an encoding whose axes or extra tokens are not the model's."""
+def check_position(position: PositionEncoding, axes: int, extra_tokens: int, layers: int) -> None:
+    """Refuses an encoding whose axes, extra tokens or layers are not the model's."""
     if not isinstance(position, PositionEncoding):
         raise TypeError(f"position: expected a PositionEncoding, got {type(position).__name__}")
     if position.axes not in (None, axes) or position.extra_tokens != extra_tokens:
         raise ValueError(
             f"position: expected one with axes={axes} and extra_tokens={extra_tokens}, got {type(position).__name__} "
             f"with axes={position.axes} and extra_tokens={position.extra_tokens}"
+        )
+    if position.own_layers not in (None, layers):
+        raise ValueError(
+            f"position: expected {type(position).__name__} of the model's {layers} layers, got {position.own_layers}"
         )

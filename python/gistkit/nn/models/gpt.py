@@ -47,7 +47,7 @@ class GPT(nn.Module):
         std: float = 0.02,
     ) -> None:
         super().__init__()
-        check_position(position, axes=1, extra_tokens=0)
+        check_position(position, axes=1, extra_tokens=0, layers=layers)
         self.tokens = nn.Embedding(vocab_size, dim)
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(

@@ -74,6 +74,7 @@ class SeqPEPositions(PositionEncoding):
         self.encoder = encoder
         self.heads, self.key_heads, self.head_dim = heads, key_heads, head_dim
         self.layers, self.integration, self.projection, self.mul_start = layers, integration, projection, mul_start
+        self.own_layers = layers if projection == "layer" else None
         maps = {"shared": 1, "layer": layers, "none": 0}[projection]
         width = (heads + key_heads) * head_dim
         self.projections = nn.ModuleList(nn.Linear(encoder.out_dim, width) for _ in range(maps))
