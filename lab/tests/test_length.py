@@ -122,7 +122,7 @@ def test_the_learning_rate_warms_up_and_falls():
 def test_positions_are_clipped_by_themselves_and_do_not_decay(corpus, tmp_path, monkeypatch):
     seen = {}
 
-    def watch(recipe, named, *rest, optimizer, **options):
+    def watch(own, named, *rest, optimizer, **options):
         seen.update(options, groups=optimizer.param_groups, named=dict(named))
         return Progress([], 0.0)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -184,7 +183,7 @@ def train(session: Session) -> Run:
     if not session.resume:
         # Those of all stages: a later stage must not go on from an earlier run.
         for stage in (PRETRAINING, *TASKS):
-            shutil.rmtree(_state(session, stage), ignore_errors=True)
+            shutil.rmtree(_of_stage(session, stage).state, ignore_errors=True)
     _run_stage(session, run, PRETRAINING, pretrained, texts)
     for task in TASKS:
         compressor = build_compressor(recipe, setting, seed).to(session.device)
@@ -194,19 +193,19 @@ def train(session: Session) -> Run:
     return run
 
 
-def _state(session: Session, stage: str) -> Path:
-    suffix = "" if stage == PRETRAINING else f"-{stage}"
-    return session.state.with_name(f"{session.state.name}{suffix}")
+def _of_stage(session: Session, stage: str) -> Session:
+    if stage == PRETRAINING:
+        return replace(session, resume=True)
+    return replace(session, recipe=session.recipe.tuning, stage=stage, resume=True)
 
 
 def _run_stage(session: Session, run: Run, stage: str, compressor: Compressor, texts: Texts) -> None:
-    recipe, loss = session.recipe, texts.loss(stage)
+    loss = texts.loss(stage)
     identity = session.decides("final_chunks", "final_questions", corpus=session.source.digest, stage=stage)
     with attach(compressor.model):
         progress = optimise(
-            recipe if stage == PRETRAINING else recipe.tuning, list(compressor.trainable()),
-            lambda step: loss(compressor, step), lambda: texts.figures(stage, compressor), _state(session, stage),
-            identity, resume=True, bar=session.bar,
+            _of_stage(session, stage), list(compressor.trainable()), lambda step: loss(compressor, step),
+            lambda: texts.figures(stage, compressor), identity,
         )  # fmt: skip
         before = run.seconds[PRETRAINING][-1] if stage in TASKS else 0.0
         run.curves[stage] = progress.curve

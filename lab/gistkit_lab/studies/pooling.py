@@ -371,7 +371,6 @@ def train(session: Session) -> Run:
     parameters = [parameter for _, parameter in layer.trainable()]
     inputs = make_inputs(setting.inputs, recipe.width).to(session.device)
     run = Run(setting, parameters=sum(parameter.numel() for parameter in parameters))
-    out = session.out / setting.name
 
     def loss(step: int) -> Tensor:
         # Each step has a seed of its own: a resumed run draws what the whole one would have.
@@ -380,12 +379,12 @@ def train(session: Session) -> Run:
 
     with attach(layer.model):
         progress = optimise(
-            recipe, list(layer.trainable()), loss,
-            lambda: evaluate(layer, inputs, recipe.batch, _seeds(1, recipe.eval_batches)), out,
+            session, list(layer.trainable()), loss,
+            lambda: evaluate(layer, inputs, recipe.batch, _seeds(1, recipe.eval_batches)),
             {"recipe": asdict(recipe), "setting": asdict(setting)},
             optimizer=torch.optim.Adam(parameters, lr=setting.learning_rate),
             learning_rate=lambda step: warmed_up(setting.learning_rate, step, recipe.warmup),
-            resume=session.resume, bar=session.bar, enough=lambda figures: figures[1] >= recipe.enough,
+            enough=lambda figures: figures[1] >= recipe.enough,
         )  # fmt: skip
         run.curve, run.seconds = progress.curve, progress.seconds
         run.error, run.share = evaluate(layer, inputs, recipe.batch, _seeds(2, recipe.final_batches))
@@ -393,7 +392,7 @@ def train(session: Session) -> Run:
         attention = attention_of_gists(layer, draw(inputs, longest, recipe.batch, _seeds(2, 1)[0]))
     run.in_window = share_in_window(attention, setting.ratio)
     run.attention = [[round(float(weight), 5) for weight in row] for row in attention]
-    shutil.rmtree(out, ignore_errors=True)
+    shutil.rmtree(session.state, ignore_errors=True)
     return run
 
 

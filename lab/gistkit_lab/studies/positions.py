@@ -6,7 +6,7 @@ import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -245,10 +245,9 @@ class Learner(Generic[Model]):
         # Dropout, where a model has it.
         torch.manual_seed(self.seed + 100_003 * self.processes.index)
         return optimise(
-            self.schedule, parameters, loss, figures, session.state,
-            {"recipe": asdict(self.schedule), "seed": self.seed} | identity,
+            replace(session, recipe=self.schedule), parameters, loss, figures,
+            {"recipe": asdict(self.schedule), "seed": self.seed} | identity, optimizer=optimizer,
             clips=[(model_parameters, self.schedule.clip), (positions, self.schedule.position_clip)],
-            optimizer=optimizer, resume=session.resume, bar=session.bar,
         )  # fmt: skip
 
     def precision(self) -> AbstractContextManager[Any]:

@@ -384,9 +384,7 @@ def _fit(
     figures: Callable[[], tuple[float, ...]],
 ) -> Progress:  # fmt: skip
     identity = session.decides("test_mosaics", images=session.source.digest)
-    return optimise(
-        session.recipe, parameters, loss, figures, session.state, identity, resume=session.resume, bar=session.bar
-    )
+    return optimise(session, parameters, loss, figures, identity)
 
 
 def _base(session: Session, mosaics: Mosaics) -> LlavaForConditionalGeneration:
