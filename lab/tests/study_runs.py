@@ -43,7 +43,7 @@ def session(recipe, arm, out, source=None, *, seed=0, bar=None, **options):
 def with_positions(learner, drawn, task):
     """The loss of a step: that of its task, and SeqPE's two of the positions that were drawn, which have one each."""
     of = lambda index: learner.encoder(drawn.positions[index])  # noqa: E731
-    name = learner.arm.name
+    name = learner.arm
     assert (drawn.pivots is None) == ("no-delta" in name) and (drawn.teacher is None) == name.endswith("no-ood")
     if drawn.pivots is not None:
         task = task + 0.1 * contrastive_loss(of(drawn.pivots), of(drawn.candidates), drawn.positive)

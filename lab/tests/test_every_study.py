@@ -29,9 +29,7 @@ from gistkit_lab.studies.images import load_images
 from gistkit_lab.studies.in_place import Arm as InPlaceArm
 from gistkit_lab.studies.nuggets import Arm as NuggetArm
 from gistkit_lab.studies.pooling import Setting
-from gistkit_lab.studies.positions import Arm
 from gistkit_lab.studies.registry import STUDIES, find, read
-from gistkit_lab.studies.resolution import Arm as GridArm
 from gistkit_lab.studies.voco import Arm as VoCoArm
 from tests.helpers.tiers import mostly_slow
 
@@ -68,7 +66,7 @@ def questions(folder):
 nothing = lambda folder: None  # noqa: E731
 curves = lambda run: getattr(run, "curves", None) or {"": run.curve}  # noqa: E731
 drawn = lambda path: path.read_bytes().startswith(b"\x89PNG")  # noqa: E731
-GISTPOOL, SEQPE = InPlaceArm("gistpool", 5), Arm("seqpe-bias")
+GISTPOOL, SEQPE = InPlaceArm("gistpool", 5), "seqpe-bias"
 CASES = {
     # Pretraining, at its end, in either fine-tuning, and behind an evaluation.
     "compression-loss": Case(
@@ -92,7 +90,7 @@ CASES = {
     "retrieval, documents": Case(test_retrieval.DOCUMENTS, SEQPE, (1, 4, 3), "--encodings seqpe-bias"),
     "retrieval, squad": Case(test_squad.RECIPE, SEQPE, (1, 3, 3), source=questions),
     "resolution": Case(
-        test_resolution.RECIPE, GridArm("seqpe-mul"), (1, 3), "--encodings seqpe-mul --data SOURCE", images
+        test_resolution.RECIPE, "seqpe-mul", (1, 3), "--encodings seqpe-mul --data SOURCE", images
     ),
     # The tower, the whole model, and the arm.
     "voco": Case(

@@ -17,7 +17,7 @@ from gistkit_lab.studies import resolution, shown
 from gistkit_lab.studies.images import PARTS, load_images, on_canvas, random_crops, resize
 from gistkit_lab.studies.pages import committed
 from gistkit_lab.studies.registry import find, read
-from gistkit_lab.studies.resolution import ABLATIONS, ARMS, PAPER, PAPER_GRIDS, STUDY, TITLES, Arm, Classifier
+from gistkit_lab.studies.resolution import ABLATIONS, ARMS, PAPER, PAPER_GRIDS, STUDY, TITLES, Classifier
 from tests.helpers.tiers import mostly_slow
 
 RECIPE = resolution.Recipe(
@@ -180,7 +180,7 @@ def test_images_keep_their_size_where_they_are_put():
 
 
 def classifier(images, name, seed=0, **changes):
-    return Classifier(dataclasses.replace(RECIPE, **changes), Arm(name), images, seed)
+    return Classifier(dataclasses.replace(RECIPE, **changes), name, images, seed)
 
 
 def test_batches_are_of_their_seed_and_step(images):
@@ -300,7 +300,7 @@ def test_arms_of_a_seed_start_from_the_same_model(images):
 
 def train(images, out, name="seqpe-mul", **changes):
     recipe = dataclasses.replace(RECIPE, **changes)
-    return STUDY.train(session(recipe, Arm(name), out, images))
+    return STUDY.train(session(recipe, name, out, images))
 
 
 @pytest.mark.parametrize("name", mostly_slow(["rope-2d-mix", "learned-2d", "seqpe-mul"], "seqpe-mul"))
@@ -329,7 +329,7 @@ def test_a_patch_fits_the_images(images, tmp_path):
         (lambda: dataclasses.replace(RECIPE, digits=1, grids=(3, 11)), r"grids: expected at most 10 patches"),
         (lambda: dataclasses.replace(RECIPE, object_grid=4), r"object_grid: expected at most 3 patches .*, got 4"),
         (lambda: dataclasses.replace(RECIPE, crop=0.0), r"crop: expected above 0 and at most 1, got 0.0"),
-        (lambda: Arm("seqpe"), r"name: expected one of nope, .*seqpe-mul-no-delta-no-ood, got 'seqpe'"),
+        (lambda: resolution.build_position(RECIPE, "seqpe"), r"name: expected one of nope, .*seqpe-mul, .*got 'seqpe'"),
     ],
 )
 def test_bad_recipes_and_arms_are_named(call, message):
@@ -382,5 +382,5 @@ def test_a_canvas_is_another_table_of_the_same_file_without_the_papers(tmp_path,
 
 
 def test_every_arm_has_a_title():
-    assert set(TITLES) == set(PAPER) == set(ARMS)
+    assert tuple(TITLES) == ARMS and set(PAPER) == set(ARMS)
     assert {len(row) for row in PAPER.values()} <= {4, len(PAPER_GRIDS)}

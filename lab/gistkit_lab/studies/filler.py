@@ -5,7 +5,7 @@ A longer context has as many facts, farther apart in more filler. A small model 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from gistkit.common.checks import IGNORE
 from gistkit_lab.studies.fitting import Session
-from gistkit_lab.studies.positions import Run, Sizes, Student
+from gistkit_lab.studies.positions import Run, Sizes, Student, measured
 
 SPLITS = {"train": 0, "held_out": 1, "test": 2}
 
@@ -161,19 +161,12 @@ def train(session: Session) -> Run:
 
 def train_and_measure(session: Session, student: Student, data: Any, **identity: Any) -> Run:
     """Trains a student on sequences, and measures it at each length. `identity`: what determines the sequences."""
-    recipe, run = session.recipe, Run(session.name, session.seed, parameters=student.parameters)
+    recipe = session.recipe
 
     def figures() -> tuple[float, float]:
         held_out = measure(student, data, "held_out", recipe.length, recipe.eval_rows)
         return held_out["loss"], held_out["exact"]
 
     progress = student.train(session, data, figures, **identity)
-    run.curve, run.seconds = progress.curve, progress.seconds
-    measure_all(run, recipe, lambda split, length: measure(student, data, split, length, recipe.test_rows))
-    return run
-
-
-def measure_all(run: Run, recipe: Any, figures: Callable[[str, int], dict[str, float]]) -> None:
-    """Gives a run the figures of both splits at each length."""
-    for split in ("held_out", "test"):
-        setattr(run, split, {str(length): figures(split, length) for length in recipe.lengths})
+    figure = lambda split, length: measure(student, data, split, length, recipe.test_rows)  # noqa: E731
+    return measured(session, student, progress, recipe.lengths, figure)
