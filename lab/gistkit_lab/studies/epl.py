@@ -112,10 +112,6 @@ class Epl(Study):
     def train(self, session: Session) -> Run:
         return reconstruction.train(session, self.build)
 
-    def by_arm(self, runs: Sequence[Run]) -> dict[str, list[Run]]:
-        layouts = dict.fromkeys(run.layout for run in runs)
-        return {layout: [run for run in runs if run.layout == layout] for layout in layouts}
-
     def rows(self, runs: Sequence[Run], recipe: Any, split: str = "test", method: str = "icae") -> Rows:
         """`method`: whose figures of the paper come last."""
         columns: dict[str, Cell] = {

@@ -273,6 +273,7 @@ class FactsStudy(Study):
     lists: ClassVar[Mapping[str, Names]] = {"selections": Names(SELECTIONS, SELECTIONS)}
     presets = PRESETS
     sizes = "quick: contexts of 64 tokens with 8 keys and values, some 25 minutes of a core a seed"
+    measured = ()
     train = staticmethod(train)
 
     def about(self, recipe: Recipe, arms: Sequence[str], source: None) -> str:
@@ -313,9 +314,6 @@ class FactsStudy(Study):
             ]
             rows.append([step, f"{ratio}x", *cells, str(len(signed))])
         return [rows]
-
-    def report(self, runs: Sequence[Run], plan: Any) -> str:
-        return self.table(runs, plan.recipe)
 
     def captions(self, group: Sequence[SavedRun]) -> Sequence[str]:
         recipe: Recipe = group[0].recipe

@@ -36,7 +36,7 @@ from gistkit_lab.studies.fitting import Session, optimise
 from gistkit_lab.studies.options import seeds_of
 from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.pages import runs as runs_of
-from gistkit_lab.studies.rows import Cell, Rows, joined, name_of, tabulate
+from gistkit_lab.studies.rows import Cell, Rows, name_of, tabulate
 from gistkit_lab.studies.study import Job, SavedRun, Study, StudyPlan
 
 if TYPE_CHECKING:
@@ -443,6 +443,8 @@ class PoolingStudy(Study):
     name = "pooling"
     run_type = Run
     recipe_type = Recipe
+    measured = ()
+    legend = CAPTION
     train = staticmethod(train)
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
@@ -556,12 +558,6 @@ class PoolingStudy(Study):
         inputs = [name for name in dict.fromkeys(run.setting.inputs for run in runs) if name in SAID]
         said = [[f"paper: {name}", "", "", "", *(SAID[name][cell] for cell in cells), "", ""] for name in inputs]
         return [header, *said, *rows]
-
-    def table(self, runs: Sequence[Run], recipe: Recipe) -> str:
-        return f"{joined([self.rows(runs, recipe)])}\n\n{CAPTION}"
-
-    def report(self, runs: Sequence[Run], plan: StudyPlan) -> str:
-        return self.table(runs, plan.recipe)
 
     def page(self, groups: Sequence[Sequence[SavedRun]]) -> str:
         saved = [run for part in groups for run in part]

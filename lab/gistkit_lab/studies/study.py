@@ -97,7 +97,8 @@ class Study(ABC):
         notes: by preset, what it follows and what its paper leaves open.
         kind: of the source, "text" or "images".
         shared: whether the processes of a launcher can train a run together.
-        measured: what the tables of held-out data and of the test split are called.
+        measured: what the tables of held-out data and of the test split are called; (): the latter stands alone.
+        legend: what stands below the tables.
     """
 
     name: ClassVar[str]
@@ -115,7 +116,8 @@ class Study(ABC):
     notes: ClassVar[Mapping[str, str]] = {}
     kind: ClassVar[str] = "text"
     shared: ClassVar[bool] = False
-    measured: ClassVar[tuple[str, str]] = ("Held-out", "Test")
+    measured: ClassVar[tuple[str, ...]] = ("Held-out", "Test")
+    legend: ClassVar[str] = ""
 
     # What a command line asks for.
 
@@ -252,10 +254,13 @@ class Study(ABC):
 
     def table(self, runs: Sequence[Any], recipe: Any) -> str:
         """The results of the runs of one recipe, beside the paper's figures."""
-        return joined([self.rows(runs, recipe), *self.more_rows(runs, recipe), *self.paper_rows(recipe)])
+        tables = joined([self.rows(runs, recipe), *self.more_rows(runs, recipe), *self.paper_rows(recipe)])
+        return "\n\n".join(filter(None, [tables, self.legend]))
 
     def report(self, runs: Sequence[Any], plan: StudyPlan) -> str:
         """The text that the command prints at the end."""
+        if not self.measured:
+            return self.table(runs, plan.recipe)
         held_out, test = self.measured
         return (
             f"{held_out}:\n{format_table(self.rows(runs, plan.recipe, 'held_out'))}\n\n"
