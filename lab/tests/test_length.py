@@ -169,20 +169,6 @@ def test_bfloat16_changes_figures_a_little(corpus, tmp_path, name):
     assert rounded.test != exact.test and rounded.test == pytest.approx(exact.test, rel=5e-3)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: dataclasses.replace(RECIPE, longest=3), r"longest: expected a power of two, got 3"),
-        (lambda: dataclasses.replace(RECIPE, longest=8), r"longest: expected at most 60 positions, got 8 x 8"),
-        (lambda: dataclasses.replace(RECIPE, digits=1), r"longest: expected at most 10 positions, got 4 x 8"),
-        (lambda: student("seqpe"), r"name: expected one of nope, .*seqpe-bias, .*got 'seqpe'"),
-    ],
-)
-def test_bad_recipes_and_arms_are_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 @pytest.mark.slow
 def test_the_papers_preset_takes_its_text_and_says_what_it_follows(corpus, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(length.PRESETS, "seqpe-wikitext", dataclasses.replace(RECIPE, steps=1))

@@ -320,23 +320,6 @@ def test_a_patch_fits_the_images(images, tmp_path):
     assert (small.patch, small.size, small.image_size(8), small.image_size(10)) == (3, 24, 6, 6)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: dataclasses.replace(RECIPE, grids=(3, 3)), r"grids: expected ascending sizes .*, got \(3, 3\)"),
-        (lambda: dataclasses.replace(RECIPE, grids=()), r"grids: expected ascending sizes .*, got \(\)"),
-        (lambda: dataclasses.replace(RECIPE, grids=(3, 13)), r"grids: expected at most 12 patches on a side, got 13"),
-        (lambda: dataclasses.replace(RECIPE, digits=1, grids=(3, 11)), r"grids: expected at most 10 patches"),
-        (lambda: dataclasses.replace(RECIPE, object_grid=4), r"object_grid: expected at most 3 patches .*, got 4"),
-        (lambda: dataclasses.replace(RECIPE, crop=0.0), r"crop: expected above 0 and at most 1, got 0.0"),
-        (lambda: resolution.build_position(RECIPE, "seqpe"), r"name: expected one of nope, .*seqpe-mul, .*got 'seqpe'"),
-    ],
-)
-def test_bad_recipes_and_arms_are_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 @pytest.mark.slow
 def test_embeddings_are_those_of_the_trained_weights(images, tmp_path, monkeypatch):
     from gistkit_lab.viz import grids

@@ -195,28 +195,6 @@ def test_the_models_that_are_fine_tuned_are_those_of_the_study_length(corpus, tm
     assert (alone.curve, alone.test) == (run.curve, run.test)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "changes", "message"),
-    [
-        (RECIPE, {"facts": 7}, r"facts: expected at least 3 questions and at most 6 keys, got 7"),
-        (RECIPE, {"facts": 2}, r"facts: expected at least 3 questions and at most 6 keys, got 2"),
-        (RECIPE, {"length": 9, "longest": 1}, r"length: expected at least 10 tokens, .* got 9"),
-        (RECIPE, {"questions": 0}, r"questions: expected at least 1, got 0"),
-        (DOCUMENTS, {"facts": 6}, r"facts: expected at least 3 questions and at most 5 letters, got 6"),
-        (DOCUMENTS, {"letters": 13}, r"letters: expected at most 12, got 13"),
-        (DOCUMENTS, {"shortest": 5}, r"shortest: expected room for a fact, and for 4 in the 48 bytes of model, got 5"),
-        (
-            DOCUMENTS,
-            {"letters": 12, "facts": 12},
-            r"shortest: expected room .*, and for 12 in the 48 bytes of model, got 16",
-        ),
-    ],
-)
-def test_bad_recipes_are_named(recipe, changes, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(recipe, **changes)
-
-
 @pytest.mark.slow
 def test_documents_are_another_table_of_the_same_file(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(find("retrieval").presets, "short", dataclasses.replace(RECIPE, steps=1))
