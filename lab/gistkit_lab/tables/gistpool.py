@@ -46,10 +46,6 @@ MATRIX = ("drop", "fairytaleqa", "narrativeqa", "race", "squad")
 MIXED = ("drop", "narrativeqa", "race", "squad")
 
 
-def _published(loss: float, wrong: float) -> dict[str, float]:
-    return {"loss": loss, "wrong": wrong}
-
-
 def _settings(title: str, ratio: int) -> list[str]:
     """The options of a method at a ratio; but for ONE each gist has an embedding of its own."""
     method, *options = _METHODS[title]
@@ -91,7 +87,7 @@ def _set_table(name: str, figures: str, sets: Sequence[str], follows: str, folde
         loss, wrong = losses[column], wrongs[column]
         if loss is not None and wrong is not None:
             stages = {"train": training(name, _settings(title, ratio), "{train}"), "answers": evaluating("{test}")}
-            arms.append(Arm(_title(title, ratio), _folder(name, title, ratio), stages, _published(loss, wrong)))
+            arms.append(Arm(_title(title, ratio), _folder(name, title, ratio), stages, {"loss": loss, "wrong": wrong}))
     data = {"train": f"{name}'s training set", "test": f"{name}'s evaluation split"}
     return Table(f"{PAPER}, {follows}, {name}", folder, model, data, COLUMNS, arms, OPEN + MASK)
 
@@ -130,7 +126,7 @@ def _mixture_table(number: int, method: str) -> Table:
                         f"{name} {ratio}x, trained on {source}",
                         _folder(folder, method, ratio),
                         {"train": train, "answers": answers},
-                        _published(loss, wrong),
+                        {"loss": loss, "wrong": wrong},
                     )
                 )
     return Table(
