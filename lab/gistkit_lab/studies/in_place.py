@@ -387,7 +387,10 @@ class InPlaceStudy(Study):
         return tabulate(self.by_arm(runs), columns)
 
     def report(self, runs: Sequence[Run], plan: StudyPlan) -> str:
-        return f"{super().report(runs, plan)}\n\nHeld-out questions, as they were answered:\n{self.examples(runs)}"
+        report = super().report(runs, plan)
+        if not any(run.examples for run in runs):
+            return report
+        return f"{report}\n\nHeld-out questions, as they were answered:\n{self.examples(runs)}"
 
     def examples(self, runs: Sequence[Run], ratio: int = 5) -> str:
         """The answers to one held-out question of each kind, as each method gives them at `ratio` (first seed)."""

@@ -347,10 +347,8 @@ def _train_reader(session: Session, compressor: Any, run: Run) -> None:
         calibrate(0, 8)
         return continue_texts(reader, recipe, arm, splits["held_out"][: recipe.eval_texts])
 
-    def resume_threshold(value: float) -> None:
-        compressor.threshold = value
-
-    carried = None if scored is None else Carried(lambda: compressor.threshold, resume_threshold)
+    threshold = Carried(lambda: compressor.threshold, lambda value: setattr(compressor, "threshold", value))
+    carried = None if scored is None else threshold
     progress = _fit(session, compressor, loss, evaluate, carried)
     run.curve, run.seconds = progress.curve, progress.seconds
     compressor.eval()

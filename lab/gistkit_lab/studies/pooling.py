@@ -429,12 +429,8 @@ CAPTION = (
     "Share of predicted vectors whose nearest window mean is their own: the best of the runs over seeds and learning "
     "rates (their median).\nChance: of a guess, fixed / variable length. Words: what the paper says of its own runs."
 )
+# What a row is about: inputs, heads, key heads, ratio and length.
 Group = tuple[str, int, int, int, int]
-
-
-def group_of(setting: Setting) -> Group:
-    """What the row of a setting is about: inputs, heads, key heads, ratio and length."""
-    return setting.inputs, setting.heads, setting.kv_heads, setting.ratio, setting.length
 
 
 class PoolingStudy(Study):
@@ -522,7 +518,8 @@ class PoolingStudy(Study):
         """The runs of each row."""
         found: dict[Group, list[Run]] = {}
         for run in runs:
-            found.setdefault(group_of(run.setting), []).append(run)
+            one = run.setting
+            found.setdefault((one.inputs, one.heads, one.kv_heads, one.ratio, one.length), []).append(run)
         return found
 
     def rows(self, runs: Sequence[Run], recipe: Recipe, split: str = "test") -> Rows:

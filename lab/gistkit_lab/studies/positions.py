@@ -317,15 +317,19 @@ class Student(Learner[GPT]):
         """
         self.model.train()
         positions, embeddings, loss = self.place(len(input_ids), step)
-        part = self.processes.part(len(input_ids))
-        weight = _weight(labels, part, self.processes.count)
+        part, weight = self.processes.part(len(input_ids)), 1.0
+        if self.processes.count > 1:
+            # The mean of the parts' means is that of the batch.
+            counted = labels != IGNORE
+            weight = float(counted[part].sum()) * self.processes.count / float(counted.sum())
         input_ids, labels = input_ids[part].to(self.device), labels[part].to(self.device)
         if positions is not None and embeddings is not None:
             count = input_ids.shape[1]
             positions, embeddings = positions[..., :count], embeddings[..., :count, :]
         with self.precision():
             logits = self.model(input_ids, positions, embeddings=embeddings)
-        return _cross_entropy(logits, labels) * weight + loss
+        task = cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
+        return task * weight + loss
 
     @torch.no_grad()
     def logits(self, input_ids: Tensor, *, last: int | None = None, where: Tensor | None = None) -> Tensor:
@@ -373,16 +377,6 @@ def _position(sizes: Sizes, arm: str) -> PositionEncoding:
     return position_encoding(
         encoding, heads=sizes.heads, head_dim=sizes.dim // sizes.heads, layers=sizes.layers, **options
     )
-
-
-def _weight(labels: Tensor, part: slice, parts: int) -> float:
-    """What the mean over one of several parts of a batch counts in the mean of the parts' means."""
-    counted = labels != IGNORE
-    return float(counted[part].sum()) * parts / float(counted.sum()) if parts > 1 else 1.0
-
-
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    return cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
 
 
 # The paper's text, and what made its tokens.

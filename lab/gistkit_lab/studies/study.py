@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from gistkit.evaluate.report import format_table
+from gistkit.options.arguments import existing, positive
 from gistkit.train.data import load_corpus
-from gistkit_lab.studies.options import add_fields, add_names, add_runs, add_text
+from gistkit_lab.studies.options import add_fields, add_names, seeds_of
 from gistkit_lab.studies.results import DataSource
 from gistkit_lab.studies.rows import Rows, drop_column, joined
 
@@ -130,10 +131,14 @@ class Study(ABC):
         for option, each in self.lists.items():
             add_names(parser, f"--{option}", *each)
         if self.text:
-            add_text(parser, self.text)
+            parser.add_argument("--text", type=existing, help=f"{self.text} (default: the standard library's topics)")
         self.add_own(parser)
         add_fields(parser, self.recipe_type, self.changes, self.choices)
-        add_runs(parser, None if self.presets else self.recipe_type.steps)
+        parser.add_argument(
+            "--seeds", type=seeds_of, default=1, metavar="N", help="seeds 0 to N-1 (default: %(default)s)"
+        )
+        steps, default = (None, "the preset's") if self.presets else (self.recipe_type.steps, "%(default)s")
+        parser.add_argument("--steps", type=positive, default=steps, help=f"training steps a run (default: {default})")
 
     def add_own(self, parser: argparse.ArgumentParser) -> None:
         """Adds the options that are the study's alone."""
