@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -126,18 +126,9 @@ def _seed(numbers: Sequence[int]) -> int:
     return int(np.random.SeedSequence(list(numbers)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-class Sequences(Protocol):
-    """Sequences by split, with a question and its answer in each last two tokens of `recipe.questions`."""
-
-    @property
-    def recipe(self) -> Any: ...
-
-    def split(self, name: str, length: int, rows: int) -> tuple[Tensor, Tensor]: ...
-
-
 @torch.no_grad()
-def measure(student: Student, data: Sequences, split: str, length: int, rows: int) -> dict[str, float]:
-    """{"loss", "exact"} of the answers in `rows` sequences of a split at a length."""
+def measure(student: Student, data: Any, split: str, length: int, rows: int) -> dict[str, float]:
+    """{"loss", "exact"} of the answers in `rows` sequences of a split of `Facts` or `Documents` at a length."""
     inputs, labels = data.split(split, length, rows)
     last = 2 * data.recipe.questions - 1
     loss = exact = 0.0
