@@ -24,7 +24,7 @@ from gistkit_lab.studies.fitting import Session, optimise
 from gistkit_lab.studies.needles import Needles
 from gistkit_lab.studies.pages import machine_caption, runs, seeds
 from gistkit_lab.studies.reconstruction import evaluate, held_out_losses
-from gistkit_lab.studies.rows import SEEDS, Cell, Rows, figure_of, name_of, spread, tabulate
+from gistkit_lab.studies.rows import SEEDS, Cell, Rows, name_of, of_split, spread, tabulate
 from gistkit_lab.studies.study import Names, SavedRun, Study, StudyPlan
 
 if TYPE_CHECKING:
@@ -274,15 +274,12 @@ class CompressionLoss(Study):
             if run.setting == WITH_AE and (timed is None or run.seed in timed)
         }
 
-        def of(stage: str, figure: str) -> Cell:
-            return figure_of(lambda run: getattr(run, split)[stage][figure])
-
         def compression(setting: str, runs: Sequence[Run]) -> str:
             shown = "compression" in SETTINGS[setting].losses
-            return of(PRETRAINING, "compression")(setting, runs) if shown else "-"
+            return of_split(split, PRETRAINING, "compression")(setting, runs) if shown else "-"
 
         def ae(setting: str, runs: Sequence[Run]) -> str:
-            cell = of(PRETRAINING, "loss")(setting, runs)
+            cell = of_split(split, PRETRAINING, "loss")(setting, runs)
             return cell if "ae" in SETTINGS[setting].losses else f"({cell})"
 
         def time(setting: str, runs: Sequence[Run]) -> str:
@@ -293,16 +290,15 @@ class CompressionLoss(Study):
             "setting": name_of(lambda setting: SETTINGS[setting].title),
             "CL loss": compression,
             "AE loss": ae,
-            "LM loss": of(PRETRAINING, "lm"),
-            "tuned: AE loss": of("ae", "loss"),
-            "AE accuracy": of("ae", "share"),
-            "tuned: question loss": of("qa", "loss"),
+            "LM loss": of_split(split, PRETRAINING, "lm"),
+            "tuned: AE loss": of_split(split, "ae", "loss"),
+            "AE accuracy": of_split(split, "ae", "share"),
+            "tuned: question loss": of_split(split, "qa", "loss"),
             "pretraining time": time,
             "seeds": SEEDS,
         }
         for index, heading in enumerate(PAPER_HEADER):
-            paper = {setting: figures[index] for setting, figures in PAPER.items()}
-            columns[heading] = name_of(lambda setting, paper=paper: paper.get(setting, "-"))  # type: ignore[misc]
+            columns[heading] = name_of({setting: figures[index] for setting, figures in PAPER.items()})
         return tabulate(self.by_arm(runs), columns)
 
     def more_rows(self, runs: Sequence[Run], recipe: Any) -> Sequence[Rows]:

@@ -123,8 +123,7 @@ class Epl(Study):
             "training": SECONDS,
         }
         for index, heading in enumerate(("paper: AE BLEU-4", "LM PPL", "QA F1")):
-            paper = {layout: f"{figures[index]:.2f}" for layout, figures in PAPER[method].items()}
-            columns[heading] = name_of(lambda layout, paper=paper: paper.get(layout, "-"))  # type: ignore[misc]
+            columns[heading] = name_of({layout: f"{paper[index]:.2f}" for layout, paper in PAPER[method].items()})
         return tabulate(self.by_arm(runs), columns)
 
     def report(self, runs: Sequence[Run], plan: StudyPlan) -> str:

@@ -29,7 +29,7 @@ from gistkit_lab.studies import pairs as lookups
 from gistkit_lab.studies.fitting import Carried, Session
 from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.pairs import Pairs, draw, fit, fresh_model, groups, logits
-from gistkit_lab.studies.rows import SEEDS, Rows, figure_of, name_of, spread, tabulate
+from gistkit_lab.studies.rows import SEEDS, Rows, name_of, of_split, spread, tabulate
 from gistkit_lab.studies.study import Names, SavedRun, Study
 
 if TYPE_CHECKING:
@@ -291,10 +291,10 @@ class FactsStudy(Study):
             self.by_arm(runs),
             {
                 "nuggets": name_of(TITLES),
-                "held-out loss": figure_of(lambda run: run.held_out["loss"]),
-                "test loss": figure_of(lambda run: run.test["loss"]),
-                "test: right answers": figure_of(lambda run: run.test["exact"]),
-                "values kept": figure_of(lambda run: run.test["kept"]),
+                "held-out loss": of_split("held_out", "loss"),
+                "test loss": of_split("test", "loss"),
+                "test: right answers": of_split("test", "exact"),
+                "values kept": of_split("test", "kept"),
                 "seeds": SEEDS,
             },
         )

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from gistkit.common.checks import IGNORE
 from gistkit_lab.studies.fitting import Session
-from gistkit_lab.studies.positions import Run, Sizes, Student, measured
+from gistkit_lab.studies.positions import Run, Sizes, Student, finished
 
 SPLITS = {"train": 0, "held_out": 1, "test": 2}
 
@@ -160,4 +160,4 @@ def train_and_measure(session: Session, student: Student, data: Any, **identity:
 
     progress = student.train(session, data, figures, **identity)
     figure = lambda split, length: measure(student, data, split, length, recipe.test_rows)  # noqa: E731
-    return measured(session, student, progress, recipe.lengths, figure)
+    return finished(session, student, progress, recipe.lengths, figure)

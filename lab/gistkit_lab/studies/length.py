@@ -30,8 +30,8 @@ from gistkit_lab.studies.positions import (
     Sizes,
     Student,
     draw_lengths,
+    finished,
     load_part,
-    measured,
     number,
 )
 from gistkit_lab.studies.rows import Rows
@@ -147,7 +147,7 @@ def train(session: Session) -> Run:
         split: losses(student, text, recipe.lengths, recipe.test_tokens)
         for split, text in session.source.splits().items()
     }
-    return measured(session, student, progress, recipe.lengths, lambda split, length: found[split][length])
+    return finished(session, student, progress, recipe.lengths, lambda split, length: found[split][length])
 
 
 def pretrained(session: Session, recipe: Recipe, corpus: Corpus) -> Student:

@@ -126,7 +126,7 @@ class Run:
     parameters: int = 0
 
 
-def measured(
+def finished(
     session: Session, learner: Learner[Any], progress: Progress, sizes: Sequence[int], figure: Callable[[str, int], Any]
 ) -> Run:
     """The run of a trained model, with `figure(split, size)` of both splits at each size."""

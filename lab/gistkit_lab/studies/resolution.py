@@ -43,8 +43,8 @@ from gistkit_lab.studies.positions import (
     PositionStudy,
     Run,
     draw_lengths,
+    finished,
     load_part,
-    measured,
     without_losses,
 )
 from gistkit_lab.studies.rows import Rows
@@ -341,7 +341,7 @@ def train(session: Session) -> Run:
         return learner.measure(getattr(images, split)[: recipe.test_images], grid)[1]
 
     progress = learner.fit(session, learner.loss, figures, {"images": images.digest, "arm": session.name})
-    return measured(session, learner, progress, recipe.grids, accuracy)
+    return finished(session, learner, progress, recipe.grids, accuracy)
 
 
 TITLES = {

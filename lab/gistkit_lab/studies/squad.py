@@ -26,7 +26,7 @@ from gistkit.train.streams import token_ids
 from gistkit_lab.studies import length as language_models
 from gistkit_lab.studies.filler import SPLITS
 from gistkit_lab.studies.fitting import Session, StudyRecipe
-from gistkit_lab.studies.positions import Run, Student, measured
+from gistkit_lab.studies.positions import Run, Student, finished
 
 # SeqPE, Figure 4; ANSWER stands behind the last colon and a space.
 _INSTRUCTION = (
@@ -361,7 +361,7 @@ def train(session: Session) -> Run:
     progress = student.train(session, data, figures, questions=questions.digest, model=recipe.model.steps)
     load_best(student, best)
     figure = lambda split, length: measure(student, data, split, length, recipe.test_rows)  # noqa: E731
-    return measured(session, student, progress, recipe.lengths, figure)
+    return finished(session, student, progress, recipe.lengths, figure)
 
 
 def start_from(student: Student, base: Student) -> None:
