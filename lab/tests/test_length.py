@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from study_runs import TINY, session, with_positions
+from study_runs import TINY, check_arms_share_their_model, check_step, session
 from torch.nn.functional import cross_entropy
 
 from gistkit import cli
@@ -81,33 +81,18 @@ LEARNERS = ["rope-1e4", "seqpe-mul", *ABLATIONS]
 @pytest.mark.parametrize("name", mostly_slow(LEARNERS, "rope-1e4", "seqpe-mul", *[*ABLATIONS][-1:]))
 def test_the_loss_of_a_step_is_that_of_the_task_and_of_its_positions(corpus, name):
     one = student(name, shift_rate=0.6)
-    inputs, labels = length.LengthTexts(corpus, RECIPE, 0)(1)
-    shifted = (step for step in range(50) if one.regularizer.draw(3, step).shifted.sum() == 2)
-    step = 1 if one.regularizer is None else next(shifted)
-    found = float(one.loss(step, inputs, labels).detach())
-    assert found == float(one.loss(step, inputs, labels).detach())
-    if one.regularizer is None:
-        logits = one.model(inputs).detach()
-        assert found == pytest.approx(float(cross_entropy(logits.flatten(0, 1), labels.flatten())), rel=LOGITS)
-        return
-    drawn = one.regularizer.draw(3, step)
-    main = drawn.positions[drawn.main]
-    assert main.shape == (3, 8) and len({int(row[0]) for row in main}) > 1
-    logits = torch.stack([one.model(ids[None], row)[0] for ids, row in zip(inputs, main, strict=True)])
-    expected = with_positions(one, drawn, cross_entropy(logits.flatten(0, 1), labels.flatten()))
-    assert found == pytest.approx(expected, rel=LOGITS)
+    batch = length.LengthTexts(corpus, RECIPE, 0)(1)
+    task = lambda logits, labels: cross_entropy(logits.flatten(0, 1), labels.flatten())  # noqa: E731
+    main = check_step(one, lambda step: one.loss(step, *batch), lambda step: batch, task, rel=LOGITS)
+    if one.regularizer is not None:
+        assert main.shape == (3, 8) and len({int(row[0]) for row in main}) > 1
 
 
 def test_arms_of_a_seed_start_from_the_same_model():
     models = {name: student(name).model for name in ARMS}
-    own = {name: dict(model.position.named_parameters(prefix="position")) for name, model in models.items()}
-    first = {key: value for key, value in models["nope"].state_dict().items()}
+    own = {name: [*model.position.parameters()] for name, model in models.items()}
     assert not own["nope"] and own["learned"] and own["seqpe-sum"]
-    for name, model in models.items():
-        rest = {key: value for key, value in model.state_dict().items() if key not in own[name]}
-        rest = {key: value for key, value in rest.items() if key in first}
-        assert rest.keys() == first.keys() and all(torch.equal(rest[key], value) for key, value in first.items())
-    assert not torch.equal(student("nope", 1).model.tokens.weight, first["tokens.weight"])
+    check_arms_share_their_model(models, student("nope", 1).model)
 
 
 def test_the_learning_rate_warms_up_and_falls():

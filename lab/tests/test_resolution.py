@@ -3,11 +3,12 @@
 import dataclasses
 import gzip
 import struct
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from study_runs import TINY, session, with_positions
+from study_runs import TINY, check_arms_share_their_model, check_step, session
 from torch.nn.functional import cross_entropy, interpolate
 
 from gistkit import cli
@@ -270,32 +271,16 @@ LEARNERS = ["rope-2d", "seqpe-bias", *ABLATIONS]
 @pytest.mark.parametrize("name", mostly_slow(LEARNERS, "rope-2d", "seqpe-bias", *[*ABLATIONS][-1:]))
 def test_the_loss_of_a_step_is_that_of_the_classes_and_of_its_positions(images, name):
     one = classifier(images, name, shift_rate=0.5, smoothing=0.1)
-    shifted = (step for step in range(50) if one.regularizer.draw(6, step).shifted.sum() == 2)
-    step = 1 if one.regularizer is None else next(shifted)
-    found = float(one.loss(step).detach())
-    assert found == float(one.loss(step).detach())
-    pixels, labels = one.batch(step)
-    if one.regularizer is None:
-        expected = cross_entropy(one.model(pixels), labels, label_smoothing=0.1)
-        assert found == pytest.approx(float(expected.detach()), abs=1e-5)
-        return
-    drawn = one.regularizer.draw(6, step)
-    main = drawn.positions[drawn.main]
-    corners = {tuple(rows[0].tolist()) for rows in main}
-    assert main.shape == (6, 9, 2) and len(corners) == 3 and (0, 0) in corners
-    assert all(torch.equal(rows - rows[0], grid_positions(3, 3)) for rows in main)
-    logits = torch.stack([one.model(picture[None], rows)[0] for picture, rows in zip(pixels, main, strict=True)])
-    expected = with_positions(one, drawn, cross_entropy(logits, labels, label_smoothing=0.1))
-    assert found == pytest.approx(expected, abs=1e-5)
+    main = check_step(one, one.loss, one.batch, partial(cross_entropy, label_smoothing=0.1), abs=1e-5)
+    if one.regularizer is not None:
+        corners = {tuple(rows[0].tolist()) for rows in main}
+        assert main.shape == (6, 9, 2) and len(corners) == 3 and (0, 0) in corners
+        assert all(torch.equal(rows - rows[0], grid_positions(3, 3)) for rows in main)
 
 
 def test_arms_of_a_seed_start_from_the_same_model(images):
-    first = classifier(images, "nope").model.state_dict()
-    for name in ARMS:
-        state = classifier(images, name).model.state_dict()
-        rest = {key: value for key, value in state.items() if not key.startswith("position.")}
-        assert rest.keys() == first.keys() and all(torch.equal(rest[key], value) for key, value in first.items())
-    assert not torch.equal(classifier(images, "nope", 1).model.cls, first["cls"])
+    models = {name: classifier(images, name).model for name in ARMS}
+    check_arms_share_their_model(models, classifier(images, "nope", 1).model)
 
 
 def train(images, out, name="seqpe-mul", **changes):
