@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gistkit.nn import GPT, SeqPE, SeqPEPositions
 from gistkit.nn.seqpe.positions import Integration
@@ -126,14 +126,17 @@ def reference_model(
             )  # fmt: skip
         else:
             model = GPT(len(tokens), dim, layers, heads, position, hidden_dim=hidden_dim, style="gpt2")
+    _load(model.to(next(iter(weights.values())).dtype), weights, f"dim {dim} and {heads} heads")
+    return model.eval()
+
+
+def _load(model: nn.Module, weights: Mapping[str, Tensor], sizes: str) -> None:
+    """Gives a model its weights; `sizes`: what their shapes follow from."""
     for name, parameter in model.named_parameters():
         if parameter.shape != weights[name].shape:
-            raise ValueError(
-                f"state: expected {list(parameter.shape)} for {name}, as dim {dim} and {heads} heads imply, got "
-                f"{list(weights[name].shape)}"
-            )
-    model.to(next(iter(weights.values())).dtype).load_state_dict(weights)
-    return model.eval()
+            shapes = list(parameter.shape), list(weights[name].shape)
+            raise ValueError(f"state: expected {shapes[0]} for {name}, as {sizes} imply, got {shapes[1]}")
+    model.load_state_dict(weights)
 
 
 def reference_encoder(state: Mapping[str, Tensor], *, prefix: str = "", heads: int | None = None) -> SeqPE:
@@ -171,11 +174,5 @@ def reference_encoder(state: Mapping[str, Tensor], *, prefix: str = "", heads: i
         weights[f"{local}.bias"] = weight(f"{released}.bias")
     sizes: dict[str, Any] = {"base": len(tokens), "digits": len(places) // axes, "axes": axes, "layers": layers}
     encoder = SeqPE(tokens.shape[1], out_dim=len(out), heads=heads, shared_places=False, **sizes).to(tokens.dtype)
-    for name, parameter in encoder.named_parameters():
-        if parameter.shape != weights[name].shape:
-            raise ValueError(
-                f"state: expected {list(parameter.shape)} for {name}, as dim {encoder.dim}, {axes} axes and "
-                f"{encoder.digits} digits imply, got {list(weights[name].shape)}"
-            )
-    encoder.load_state_dict(weights)
+    _load(encoder, weights, f"dim {encoder.dim}, {axes} axes and {encoder.digits} digits")
     return encoder

@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 from make import lora_of
-from manual_questions import together
-from reader import FILE, HAND, HELD_OUT, Asked, facts_about, losses, new_optimizer, pair_of, update
+from reader import HELD_OUT, Asked, by_hand, facts_about, losses, new_optimizer, update
 from texts import manuals
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -39,15 +38,6 @@ def folder_of(model: Path, out: Path) -> Path:
     unpacked(model).save_pretrained(folder := out / "model")
     AutoTokenizer.from_pretrained(model.parent, gguf_file=model.name).save_pretrained(folder)
     return folder
-
-
-def by_hand(tokenizer: Any) -> list[tuple[list[int], list[Asked]]]:
-    """Contexts of each of `LENGTHS`, with their questions by hand."""
-    return [
-        (one.context, [Asked(HAND, *pair_of(tokenizer, each.question, each.answer)) for each in one.asked])
-        for length in LENGTHS
-        for one in together(tokenizer, length, FILE)
-    ]
 
 
 def train(
@@ -103,7 +93,8 @@ def main() -> int:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     schedule = {"steps": options.steps, "size": options.size, "most": options.most, "rate": options.rate}
-    train(model, tokenizer, by_hand(tokenizer), **schedule).save_pretrained(options.out / "adapter")
+    known = [one for length in LENGTHS for one in by_hand(tokenizer, length)]
+    train(model, tokenizer, known, **schedule).save_pretrained(options.out / "adapter")
     return 0
 
 

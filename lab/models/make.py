@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +35,7 @@ from gistkit.compress import METHODS, Compressor
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.info import machine
 from gistkit.train import Recipe, Trainer, read_metrics
+from gistkit_lab.studies.results import commit
 
 FOLDER = Path(__file__).resolve().parents[2] / "models"
 RUNS = FOLDER.parent / "runs" / "models"
@@ -170,15 +170,6 @@ def save(compressor: Compressor, folder: Path) -> None:
         save_file(half, path, metadata={"format": "pt"})
 
 
-def commit() -> str:
-    """The commit of the sources, with a mark if they differ from it."""
-    run = lambda *words: subprocess.run(  # noqa: E731
-        ["git", *words], cwd=FOLDER, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    changed = "+changes" if run("status", "--porcelain", "--", "../csrc", "../python", "*.py") else ""
-    return (run("rev-parse", "--short=10", "HEAD") or "unknown") + changed
-
-
 def parts(stages: Sequence[Stage], first: int, until: int) -> list[tuple[Stage, int]]:
     """The stages of the steps [first, until), each with its number of them."""
     found, start = [], 0
@@ -216,7 +207,7 @@ def sit(name: str, steps: int, contexts: int, *, batch: int | None = None, deadl
     corpus = manuals()
     start = folder if before else None
     compressor = new_compressor(model) if start is None else Compressor.from_pretrained(start, load_smollm2()[0])
-    now.machine = {**machine(), "commit": commit()}
+    now.machine = {**machine(), "commit": commit(FOLDER)}
     now.tokens, now.seconds = 0, 0.0
     interrupted, paused = None, False
     sections = parts(model.stages, now.first, now.until)

@@ -6,9 +6,9 @@ passage tells the answer.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
+
+from gistkit_lab.presses.facts import MONTHS, Fact
 
 NAMES = (
     "Ada", "Adam", "Alice", "Amir", "Anna", "Ben", "Carla", "Chen", "Clara", "Dana", "David", "Elena", "Emil", "Eva",
@@ -37,19 +37,7 @@ PROJECTS = (
     "survey", "bridge project", "summer course", "winter course", "pilot study", "annual report", "safety review",
     "network upgrade", "new catalog", "field trip", "spring festival", "training program", "archive move", "audit",
 )  # fmt: skip
-MONTHS = (
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
-    "December",
-)  # fmt: skip
 COLOURS = ["red", "blue", "green", "yellow", "black", "white", "orange", "purple", "brown", "grey", "silver", "pink"]
-
-
-class Fact(NamedTuple):
-    """A sentence, a question about it, and the answer."""
-
-    sentence: str
-    question: str
-    answer: str
 
 
 def draw_fact(random: np.random.Generator) -> Fact:

@@ -137,6 +137,14 @@ def pair_of(tokenizer: Any, question: str, answer: str) -> tuple[list[int], list
     return ids_of(tokenizer, QUESTION.format(question=question)), [*ids_of(tokenizer, answer), tokenizer.eos_token_id]
 
 
+def by_hand(tokenizer: Any, length: int) -> list[tuple[list[int], list[Asked]]]:
+    """The questions by hand, those about up to `length` tokens of a page together."""
+    return [
+        (one.context, [Asked(HAND, *pair_of(tokenizer, each.question, each.answer)) for each in one.asked])
+        for one in together(tokenizer, length, FILE)
+    ]
+
+
 def answer_states(select: Select, memory: Memory, asked: Sequence[Asked]) -> list[Tensor]:
     """The outputs [len(answer), d] that predict each answer after its question."""
     inputs = pad([[*one.question, *one.answer[:-1]] for one in asked], select.device)
@@ -281,16 +289,13 @@ def write_texts(name: str, minutes: float, first: int, stride: int) -> None:
     """Reads texts for so many minutes, each `stride`-th from the `first` on; several processes may share them."""
     made, presses, tokenizer = new_reader(name)
     corpus, folder = manuals(), RUNS / name / "texts"
-    by_hand = [
-        (one.context, [Asked(HAND, *pair_of(tokenizer, each.question, each.answer)) for each in one.asked])
-        for one in together(tokenizer, LONGEST, FILE)
-    ]
+    known = by_hand(tokenizer, LONGEST)
     deadline, seed = time.monotonic() + 60 * minutes, first
     with made.lm.folded(TEXT, made.identity.versions()), made.folded():
         while time.monotonic() < deadline:
             if not (path := folder / f"{seed:05}").exists():
                 at = seed - HELD_OUT
-                text = by_hand[at] if 0 <= at < len(by_hand) else facts_about(seed, tokenizer, corpus)
+                text = known[at] if 0 <= at < len(known) else facts_about(seed, tokenizer, corpus)
                 write(prepared(*text, presses), path)
             seed += stride
 

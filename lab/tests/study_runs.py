@@ -2,6 +2,9 @@
 
 import dataclasses
 
+import pytest
+import torch
+
 from gistkit.nn.seqpe import contrastive_loss, ood_loss
 from gistkit_lab.studies import epl
 from gistkit_lab.studies.fitting import Session
@@ -40,16 +43,38 @@ def session(recipe, arm, out, source=None, *, seed=0, bar=None, **options):
     return Session(recipe, arm, seed, out, source, bar=bar or Bar(), **options)
 
 
-def with_positions(learner, drawn, task):
-    """The loss of a step: that of its task, and SeqPE's two of the positions that were drawn, which have one each."""
-    of = lambda index: learner.encoder(drawn.positions[index])  # noqa: E731
-    name = learner.arm.name
-    assert (drawn.pivots is None) == ("no-delta" in name) and (drawn.teacher is None) == name.endswith("no-ood")
-    if drawn.pivots is not None:
-        task = task + 0.1 * contrastive_loss(of(drawn.pivots), of(drawn.candidates), drawn.positive)
-    if drawn.teacher is not None:
-        task = task + 0.1 * ood_loss(of(drawn.teacher), of(drawn.student), 2)
-    return float(task.detach())
+def check_step(learner, loss, batch, task, **close):
+    """A step's loss is the task's, row by row, and SeqPE's two of the positions that were drawn; these, of each row."""
+    rows, drawn, step = learner.schedule.batch, None, 1
+    if learner.regularizer is not None:
+        # A step in which some rows are shifted.
+        drawn_at = ((step, learner.regularizer.draw(rows, step)) for step in range(50))
+        step, drawn = next((step, one) for step, one in drawn_at if one.shifted.sum() == 2)
+    found, (inputs, labels) = float(loss(step).detach()), batch(step)
+    assert found == float(loss(step).detach())
+    main = [None] * rows if drawn is None else drawn.positions[drawn.main]
+    logits = torch.stack([learner.model(one[None], places)[0] for one, places in zip(inputs, main, strict=True)])
+    expected = task(logits, labels)
+    if drawn is not None:
+        of = lambda index: learner.encoder(drawn.positions[index])  # noqa: E731
+        name = learner.arm
+        assert (drawn.pivots is None) == ("no-delta" in name) and (drawn.teacher is None) == name.endswith("no-ood")
+        if drawn.pivots is not None:
+            expected = expected + 0.1 * contrastive_loss(of(drawn.pivots), of(drawn.candidates), drawn.positive)
+        if drawn.teacher is not None:
+            expected = expected + 0.1 * ood_loss(of(drawn.teacher), of(drawn.student), 2)
+    assert found == pytest.approx(float(expected.detach()), **close)
+    return main
+
+
+def check_arms_share_their_model(models, other):
+    """All but what belongs to positions is the same in {arm: model}, and differs in one of another seed."""
+    first = models["nope"].state_dict()
+    for model in models.values():
+        own = dict(model.position.named_parameters(prefix="position"))
+        rest = {key: value for key, value in model.state_dict().items() if key not in own and key in first}
+        assert rest.keys() == first.keys() and all(torch.equal(rest[key], value) for key, value in first.items())
+    assert not all(torch.equal(value, first[key]) for key, value in other.state_dict().items())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,34 +4,16 @@ import json
 
 import pytest
 
-from gistkit import cli
 from gistkit.compress.scores import SCORES
 from gistkit_lab.cli import against
 from gistkit_lab.presses import Comparison
 from gistkit_lab.presses.comparison import RATIOS
-from tests.cli.test_cli import TEXT, small_llama
-from tests.helpers.models import byte_tokenizer
+from tests.cli.test_cli import TEXT, folder, run  # noqa: F401 - fixtures
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
 
-@pytest.fixture
-def run(tmp_path, capsys):
-    """Runs a command on a small model; returns (status, standard output, standard error)."""
-    folder = tmp_path / "model"
-    small_llama().save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
-    capsys.readouterr()
-
-    def call(*words):
-        status = cli.main([*map(str, words), "--model", str(folder)])
-        shown = capsys.readouterr()
-        return status, shown.out, shown.err
-
-    return call
-
-
-def test_evaluate_against_presses_writes_rows_tables_and_a_picture_and_goes_on(run, tmp_path):
+def test_evaluate_against_presses_writes_rows_tables_and_a_picture_and_goes_on(run, tmp_path):  # noqa: F811
     assert tuple(SCORES) == against.SCORES and against.RATIOS == RATIOS
     questions, book, out = tmp_path / "doors.jsonl", tmp_path / "book.txt", tmp_path / "out" / "found.jsonl"
     rows = [{"context": TEXT, "question": f"Which is {n}?", "answers": [str(n)]} for n in range(3)]
@@ -70,5 +52,5 @@ def test_evaluate_against_presses_writes_rows_tables_and_a_picture_and_goes_on(r
         (["--against", "presses", "--judge-model", "x"], "--judge-model: expected none with --against, got x"),
     ],
 )
-def test_options_that_do_not_go_together_are_named(words, message, run):
+def test_options_that_do_not_go_together_are_named(words, message, run):  # noqa: F811
     assert run("evaluate", *words)[::2] == (2, f"gistkit: {message}\n")

@@ -8,7 +8,6 @@ from study_runs import Bar, outcome, session
 
 from gistkit import cli, layouts
 from gistkit.evaluate.report import format_table
-from gistkit.inspect import measure_tracking
 from gistkit.train import load_corpus
 from gistkit_lab.studies import epl, smollm2
 from gistkit_lab.studies import reconstruction as training
@@ -60,19 +59,6 @@ def test_contexts_and_losses_come_in_stages(corpus, tmp_path):
     assert outcome(staged(corpus, tmp_path / "cut", resume=True)[0]) == outcome(whole)
 
 
-def test_stages_are_checked():
-    for changes, message in [
-        ({"lengths": (16, 32)}, r"lengths: expected ascending numbers up to chunk, 64, got \(16, 32\)"),
-        ({"lengths": (32, 16, 64)}, "lengths: expected ascending"),
-        ({"lengths": (0, 64)}, "lengths: expected ascending"),
-        ({"match_embeddings": True}, "match_embeddings: expected it with method icae alone, got method x500"),
-        ({"dtype": "float16"}, "dtype: expected one of float32, bfloat16, got .float16."),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            smollm2.recipe("short", **changes)
-    assert smollm2.Recipe(lengths=[16, 64]) == smollm2.Recipe(lengths=(16, 64))
-
-
 def test_layouts_of_a_seed_start_from_the_same_weights():
     models = [epl.build_compressor(RECIPE, layout, 3) for layout in ("dpl", "upl", "epl")]
     for name, parameter in models[0].named_parameters():
@@ -89,19 +75,6 @@ def test_a_text_too_short_for_a_chunk_is_refused(tmp_path, capsys):
         epl.STUDY.train(session(longer, "epl", tmp_path, text))
     assert cli.main(["study", "epl", "--text", str(tmp_path / "text.txt"), "--steps", "2"]) == 2
     assert "text: expected at least 80 bytes" in capsys.readouterr().err
-
-
-def test_tracking_of_known_maps():
-    even = torch.zeros(4, 20)
-    for slot in range(4):
-        even[slot, 5 * slot : 5 * slot + 5] = 2.0
-    found = measure_tracking(even)
-    assert found.slope == pytest.approx(5) and found.r_squared == pytest.approx(1)
-    assert found.own_segment == pytest.approx(1)
-    flat = measure_tracking(torch.ones(4, 20))
-    assert flat.slope == pytest.approx(0, abs=1e-9) and flat.own_segment == pytest.approx(0.25)
-    with pytest.raises(ValueError, match="expected at least 2 memory tokens, got 1"):
-        measure_tracking(torch.ones(1, 20))
 
 
 def test_memory_attention_is_that_of_the_eager_model():

@@ -24,14 +24,12 @@ from study_runs import Bar, outcome, session
 
 from gistkit import cli
 from gistkit.train import load_corpus
-from gistkit_lab.studies import results, squad
+from gistkit_lab.studies import facts, pairs, resolution, results, smollm2, squad
 from gistkit_lab.studies.images import load_images
 from gistkit_lab.studies.in_place import Arm as InPlaceArm
 from gistkit_lab.studies.nuggets import Arm as NuggetArm
 from gistkit_lab.studies.pooling import Setting
-from gistkit_lab.studies.positions import Arm
 from gistkit_lab.studies.registry import STUDIES, find, read
-from gistkit_lab.studies.resolution import Arm as GridArm
 from gistkit_lab.studies.voco import Arm as VoCoArm
 from tests.helpers.tiers import mostly_slow
 
@@ -68,7 +66,7 @@ def questions(folder):
 nothing = lambda folder: None  # noqa: E731
 curves = lambda run: getattr(run, "curves", None) or {"": run.curve}  # noqa: E731
 drawn = lambda path: path.read_bytes().startswith(b"\x89PNG")  # noqa: E731
-GISTPOOL, SEQPE = InPlaceArm("gistpool", 5), Arm("seqpe-bias")
+GISTPOOL, SEQPE = InPlaceArm("gistpool", 5), "seqpe-bias"
 CASES = {
     # Pretraining, at its end, in either fine-tuning, and behind an evaluation.
     "compression-loss": Case(
@@ -92,7 +90,7 @@ CASES = {
     "retrieval, documents": Case(test_retrieval.DOCUMENTS, SEQPE, (1, 4, 3), "--encodings seqpe-bias"),
     "retrieval, squad": Case(test_squad.RECIPE, SEQPE, (1, 3, 3), source=questions),
     "resolution": Case(
-        test_resolution.RECIPE, GridArm("seqpe-mul"), (1, 3), "--encodings seqpe-mul --data SOURCE", images
+        test_resolution.RECIPE, "seqpe-mul", (1, 3), "--encodings seqpe-mul --data SOURCE", images
     ),
     # The tower, the whole model, and the arm.
     "voco": Case(
@@ -132,6 +130,67 @@ def test_every_option_that_is_a_field_is_among_these():
     assert [(name, field) for name, _, field, _ in cases] == [
         (name, each) for name in STUDIES for each in find(name).changes
     ]
+
+
+LENGTH, IMAGES = test_length.RECIPE, test_resolution.RECIPE
+FACTS, DOCUMENTS, SQUAD = test_retrieval.RECIPE, test_retrieval.DOCUMENTS, test_squad.RECIPE
+SMOLLM2, PAIRS, FILLER = smollm2.recipe("short"), pairs.Recipe(), facts.Recipe()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "message"),
+    [
+        (LENGTH, {"longest": 3}, r"longest: expected a power of two, got 3"),
+        (LENGTH, {"longest": 8}, r"longest: expected at most 60 positions, got 8 x 8"),
+        (LENGTH, {"digits": 1}, r"longest: expected at most 10 positions, got 4 x 8"),
+        (IMAGES, {"grids": (3, 3)}, r"grids: expected ascending sizes .*, got \(3, 3\)"),
+        (IMAGES, {"grids": ()}, r"grids: expected ascending sizes .*, got \(\)"),
+        (IMAGES, {"grids": (3, 13)}, r"grids: expected at most 12 patches on a side, got 13"),
+        (IMAGES, {"digits": 1, "grids": (3, 11)}, r"grids: expected at most 10 patches"),
+        (IMAGES, {"object_grid": 4}, r"object_grid: expected at most 3 patches .*, got 4"),
+        (IMAGES, {"crop": 0.0}, r"crop: expected above 0 and at most 1, got 0.0"),
+        (IMAGES, {"rand_augment": 31}, r"rand_augment: expected a magnitude from 0 to 30, got 31"),
+        (IMAGES, {"mixup": -1.0}, r"mixup: expected an alpha of at least 0, got -1\.0"),
+        (IMAGES, {"cutmix": float("nan")}, r"cutmix: expected an alpha of at least 0, got nan"),
+        (IMAGES, {"erasing": 1.5}, r"erasing: expected a share from 0 to 1, got 1\.5"),
+        (FACTS, {"facts": 7}, r"facts: expected at least 3 questions and at most 6 keys, got 7"),
+        (FACTS, {"facts": 2}, r"facts: expected at least 3 questions and at most 6 keys, got 2"),
+        (FACTS, {"length": 9, "longest": 1}, r"length: expected at least 10 tokens, .* got 9"),
+        (FACTS, {"questions": 0}, r"questions: expected at least 1, got 0"),
+        (DOCUMENTS, {"facts": 6}, r"facts: expected at least 3 questions and at most 5 letters, got 6"),
+        (DOCUMENTS, {"letters": 13}, r"letters: expected at most 12, got 13"),
+        (DOCUMENTS, {"shortest": 5}, r"shortest: expected room for a fact, and for 4 in the 48 bytes of model, got 5"),
+        (DOCUMENTS, {"letters": 12, "facts": 12}, r"shortest: expected room .*, and for 12 in the 48 bytes .*, got 16"),
+        (SQUAD, {"eval_rows": 0}, r"eval_rows: expected at least 1, got 0"),
+        (SQUAD, {"longest": 4}, r"longest: expected at most 1100 positions, got 4 x 512"),
+        (PAIRS, {"fewest": 0}, r"fewest, most: expected 1 <= fewest <= most <= keys, got"),
+        (PAIRS, {"most": 33}, r"fewest, most: expected 1 <= fewest <= most <= keys, got"),
+        (PAIRS, {"fewest": 16}, r"fewest, most: expected 1 <= fewest <= most <= keys, got"),
+        (FILLER, {"length": 15}, r"length, filler: expected at least the tokens of 8 pairs .*, got 15 and 16"),
+        (SMOLLM2, {"lengths": (16, 32)}, r"lengths: expected ascending numbers up to chunk, 64, got \(16, 32\)"),
+        (SMOLLM2, {"lengths": (32, 16, 64)}, r"lengths: expected ascending"),
+        (SMOLLM2, {"lengths": (0, 64)}, r"lengths: expected ascending"),
+        (SMOLLM2, {"match_embeddings": True}, r"match_embeddings: expected it with method icae alone, got method x500"),
+        (SMOLLM2, {"dtype": "float16"}, r"dtype: expected one of float32, bfloat16, got .float16."),
+        (Setting(), {"inputs": "text"}, r"inputs: expected one of sphere, vocabulary, sphere\+common, got 'text'"),
+        (Setting(), {"mask": "none"}, r"mask: expected one of pool, standard, got 'none'"),
+        (Setting(), {"context": "long"}, r"context: expected one of fixed, variable, at-zero, got 'long'"),
+        (Setting(), {"ratio": 11, "context": "variable"}, r"ratio: expected 1 to the shortest context, 10, got 11"),
+        (Setting(), {"ratio": 0}, r"ratio: expected 1 to the shortest context, 20, got 0"),
+        (Setting(), {"heads": 3, "kv_heads": 2}, r"heads: expected a multiple of the key heads, got 3/2"),
+        (Setting(), {"learning_rate": 0.0}, r"learning_rate: expected a number above 0, got 0.0"),
+        (VoCoArm("epl", 4.5), {"method": "icae"}, r"method: expected one of full, none, avgpool, .*, got 'icae'"),
+    ],
+)
+def test_recipes_and_arms_that_cannot_be_are_named(recipe, changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(recipe, **changes)
+
+
+def test_encodings_that_are_none_are_named():
+    for make in (lambda name: test_length.student(name), lambda name: resolution.build_position(IMAGES, name)):
+        with pytest.raises(ValueError, match=r"name: expected one of nope, .*seqpe-bias.*, got 'seqpe'"):
+            make("seqpe")
 
 
 def made(name, folder):
@@ -195,8 +254,9 @@ def test_a_run_is_evaluated_on_time_and_its_file_is_read(name, tmp_path, monkeyp
 
 def check_command(study, recipe, run, words, out, monkeypatch, capsys):
     """Its command makes the runs that are missing and shows all, whoever made them."""
-    asked, whole = [], study.name in ("epl", "length")
-    if not whole:
+    asked = []
+    # One piece of code writes all pictures.
+    if study.name not in ("epl", "length"):
         monkeypatch.setattr(results, "write_picture", lambda path, figure, dpi: path.write_bytes(b"\x89PNG"))
     monkeypatch.setattr(type(study), "recipe_for", lambda self, options: recipe)
     monkeypatch.setattr(type(study), "train", lambda self, session: asked.append(session.name) or run)
@@ -209,15 +269,3 @@ def check_command(study, recipe, run, words, out, monkeypatch, capsys):
     assert asked == [study.arm_name(run)] and f"Written: {out / 'results.jsonl'}" in printed
     assert [one.recipe for one in read(out / "results.jsonl")] == [recipe]
     assert {path.stem for path in filter(drawn, out.glob("*.png"))} == set(study.figures([run], recipe))
-    # What follows is one piece of code, as is what writes pictures.
-    if not whole:
-        return
-    monkeypatch.setattr(results, "write_picture", lambda *_, **__: None)
-    assert cli.main([*words, "--resume"]) == 0 and len(asked) == 1
-    report = lambda text: text.partition("\n\n")[2]  # noqa: E731
-    assert report(capsys.readouterr().out) == report(printed)
-    assert cli.main(words) == 2 and "--out: expected a folder without runs" in capsys.readouterr().err
-    other = dataclasses.replace(recipe, warmup=3)
-    monkeypatch.setattr(type(study), "recipe_for", lambda self, options: other)
-    assert cli.main([*words, "--resume"]) == 2
-    assert "the saved runs differ in warmup; use the same settings, or another --out" in capsys.readouterr().err

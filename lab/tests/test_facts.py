@@ -44,8 +44,6 @@ def test_contexts_hold_whole_pairs_anywhere_among_filler():
         assert all(token >= 10 for place, token in enumerate(context) if {place, place - 1}.isdisjoint(at))
         places |= set(at)
     assert places == set(range(11))
-    with pytest.raises(ValueError, match=r"length, filler: expected at least the tokens of 8 pairs .*, got 15 and 16"):
-        Recipe(length=15)
     # Without filler the contexts are those of the study `pairs`.
     alone = dataclasses.replace(RECIPE, length=0)
     assert draw(alone, "train", 0, 1, 5, rows=3).contexts.shape == (3, 6)

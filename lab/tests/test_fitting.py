@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from study_runs import Bar
+from study_runs import session
 from torch import nn
 
 from gistkit.common.signals import Interrupted
@@ -28,7 +28,7 @@ class Run:
         self.optimizer = torch.optim.AdamW(
             [{"params": list(self.model.parameters()), "factor": 1.0}], lr=RECIPE.learning_rate
         )
-        self.out, self.signals, self.carried = folder / "run", signals or {}, 0.0
+        self.out, self.signals, self.carried = folder, signals or {}, 0.0
 
     def loss(self, step: int) -> torch.Tensor:
         if step in self.signals:
@@ -48,8 +48,8 @@ class Run:
 
     def train(self, resume: bool = False, **options):
         return optimise(
-            RECIPE, list(self.model.named_parameters()), self.loss, self.figures, self.out, IDENTITY,
-            resume=resume, bar=Bar(), optimizer=self.optimizer, learning_rate=lambda step: 1e-2,
+            session(RECIPE, "run", self.out, resume=resume), list(self.model.named_parameters()), self.loss,
+            self.figures, IDENTITY, optimizer=self.optimizer, learning_rate=lambda step: 1e-2,
             carried=Carried(lambda: self.carried, self.set_carried), **options,
         )  # fmt: skip
 
@@ -70,7 +70,7 @@ def check_equal(run, progress, whole):
 @pytest.mark.parametrize(("step", "number"), [(0, signal.SIGINT), (2, signal.SIGTERM), (4, signal.SIGINT)])
 def test_a_signal_ends_a_run_after_its_step_and_it_goes_on_bit_for_bit(step, number, whole, tmp_path):
     with pytest.raises(
-        Interrupted, match=rf"after step {step + 1} of 8; .*run/checkpoint-{step + 1} is saved"
+        Interrupted, match=rf"after step {step + 1} of 8; .*run-0/checkpoint-{step + 1} is saved"
     ) as caught:
         Run(tmp_path, {step: number}).train()
     assert caught.value.number == number
@@ -88,7 +88,7 @@ def test_the_last_step_is_measured_when_the_run_goes_on(whole, tmp_path):
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(whole, tmp_path):
     with pytest.raises(Interrupted):
         Run(tmp_path, {4: signal.SIGINT}).train()
-    weights = tmp_path / "run" / "checkpoint-5" / "trainable.safetensors"
+    weights = tmp_path / "run-0" / "checkpoint-5" / "trainable.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     run = Run(tmp_path)
     with pytest.warns(UserWarning, match=r"checkpoint-5: expected .*; the run goes on from .*checkpoint-3 instead"):
@@ -99,7 +99,7 @@ def test_a_run_that_begins_anew_knows_nothing_of_the_checkpoints_before(tmp_path
     Run(tmp_path).train()
     with pytest.raises(Interrupted):
         Run(tmp_path, {0: signal.SIGINT}).train()
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoint-1"]
+    assert [path.name for path in (tmp_path / "run-0").iterdir()] == ["checkpoint-1"]
 
 
 def test_figures_that_are_enough_end_a_run_that_then_stays_ended(whole, tmp_path):

@@ -16,7 +16,7 @@ from gistkit_lab.studies import resolution
 from gistkit_lab.studies.batches import Augment
 from gistkit_lab.studies.images import Files, load_images
 from gistkit_lab.studies.registry import find, read
-from gistkit_lab.studies.resolution import Arm, Classifier, Recipe
+from gistkit_lab.studies.resolution import Classifier, Recipe
 
 try:
     import torchvision.transforms.v2
@@ -106,7 +106,7 @@ def test_crops_keep_area_and_shape_within_their_bounds(tmp_path):
 
 @pytest.mark.slow
 def test_a_classifier_learns_from_a_folder(images):
-    one, again = (Classifier(RECIPE, Arm("seqpe-mul"), images, 0) for _ in range(2))
+    one, again = (Classifier(RECIPE, "seqpe-mul", images, 0) for _ in range(2))
     pixels, labels = one.batch(3)
     assert pixels.shape == (4, 3, 8, 8) and all(map(torch.equal, again.batch(3), (pixels, labels)))
     assert not torch.equal(one.batch(4)[0], pixels)
@@ -131,7 +131,7 @@ def test_batches_do_not_depend_on_the_number_of_processes_that_read_them(images,
     recipe = dataclasses.replace(RECIPE, steps=8, **changes)
     found = []
     for workers in (0, 1, 2):
-        one = Classifier(recipe, Arm("nope"), dataclasses.replace(images, workers=workers), 0)
+        one = Classifier(recipe, "nope", dataclasses.replace(images, workers=workers), 0)
         found.append([one.batch(step) for step in (0, 1, 2, 5, 6, 0, 9)])
         processes = getattr(one.files._items, "_workers", [])
         assert len(processes) == workers and all(process.pid != os.getpid() for process in processes)
@@ -166,22 +166,8 @@ def test_without_torchvision_the_extra_is_named(images, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     monkeypatch.setitem(sys.modules, "torchvision.transforms", None)
     with pytest.raises(ImportError, match=r"need torchvision, built for this torch: pip install 'gistkit\[images\]'"):
-        Classifier(dataclasses.replace(RECIPE, mixup=0.8), Arm("nope"), images, 0)
-    assert Classifier(RECIPE, Arm("nope"), images, 0).augment is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"rand_augment": 31}, r"rand_augment: expected a magnitude from 0 to 30, got 31"),
-        ({"mixup": -1.0}, r"mixup: expected an alpha of at least 0, got -1\.0"),
-        ({"cutmix": float("nan")}, r"cutmix: expected an alpha of at least 0, got nan"),
-        ({"erasing": 1.5}, r"erasing: expected a share from 0 to 1, got 1\.5"),
-    ],
-)
-def test_bad_recipes_are_named(changes, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(RECIPE, **changes)
+        Classifier(dataclasses.replace(RECIPE, mixup=0.8), "nope", images, 0)
+    assert Classifier(RECIPE, "nope", images, 0).augment is None
 
 
 @needs_torchvision
@@ -222,7 +208,7 @@ def test_each_image_has_operations_of_its_own_and_torch_s_numbers_stay(folder):
 @pytest.mark.parametrize("name", ["nope", "seqpe-mul"])
 def test_a_step_with_mixtures_has_the_loss_of_their_shares(images, name):
     recipe = dataclasses.replace(RECIPE, rand_augment=9, mixup=0.8, cutmix=1.0, erasing=0.25, smoothing=0.1)
-    one = Classifier(recipe, Arm(name), images, 0)
+    one = Classifier(recipe, name, images, 0)
     pixels, shares = one.batch(1)
     assert shares.shape == (4, 3) and all(map(torch.equal, one.batch(1), (pixels, shares)))
     positions, embeddings, regularizer = one.place(4, 1)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from endpoint import Server, reply
+from paper_tables import lines
 from test_tables import call, folder  # noqa: F401 - a fixture
 
 from gistkit_lab.tables import find_table
@@ -16,18 +17,14 @@ OTHERS = {"cl-3", "dodo-6", "dodo-figure-4", "gistpool-10"}
 
 @pytest.fixture
 def texts(tmp_path):
-    path = tmp_path / "text.jsonl"
     rows = [{"text": f"On day {day} it rained {day * 7 % 10} times. " * 8} for day in range(30)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return lines(tmp_path / "text.jsonl", rows)
 
 
 @pytest.fixture
 def questions(tmp_path):
-    path = tmp_path / "questions.jsonl"
     rows = [{"context": f"It rained on day {n}. " * 3, "question": "When?", "answers": [f"day {n}"]} for n in range(3)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return lines(tmp_path / "questions.jsonl", rows)
 
 
 def data(names, path):
@@ -36,8 +33,8 @@ def data(names, path):
 
 def rows_of(path):
     """The cells of the table in a file, a list a line."""
-    lines = [line for line in path.read_text().splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    rows = [line for line in path.read_text().splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
 
 
 @pytest.mark.slow
@@ -140,8 +137,8 @@ def test_figure_4_of_dodo_is_a_table_and_a_picture(folder, texts, tmp_path, caps
 @pytest.mark.slow
 def test_table_6_of_dodo(folder, texts, tmp_path, capsys):  # noqa: F811
     out, german, dutch = tmp_path / "dodo", tmp_path / "de.jsonl", tmp_path / "nl.jsonl"
-    german.write_text("".join(json.dumps({"text": f"Es regnet {n}."}) + "\n" for n in ("nicht", "heute", "noch oft")))
-    dutch.write_text(json.dumps({"text": "Het regent. " * 100}) + "\n")
+    lines(german, [{"text": f"Es regnet {n}."} for n in ("nicht", "heute", "noch oft")])
+    lines(dutch, [{"text": "Het regent. " * 100}])
     words = ("dodo-6", "--model", folder, "--out", out, "--arms", "German;Dutch", "--more", AE, *data(["text"], texts))
     more = ("--more", "documents=--max-new-tokens 4", *data(["german"], german), *data(["dutch"], dutch))
     assert call(*words, *more) == 0, capsys.readouterr().err

@@ -540,13 +540,13 @@ def test_a_reader_learns_from_what_a_selection_keeps_and_goes_on(place, corpus, 
 def test_an_adapter_learns_to_answer_from_whole_contexts(corpus, monkeypatch, capsys):
     tokenizer, question = byte_tokenizer(), manual_questions.Question("package/page", "What is it called?", "Eagle", 0)
     context = reader.ids_of(tokenizer, "an Eagle it is")
-    monkeypatch.setattr(adapter, "together", lambda *given: [manual_questions.Together(context, [question])])
+    monkeypatch.setattr(reader, "together", lambda *given: [manual_questions.Together(context, [question])])
     monkeypatch.setattr(adapter, "manuals", lambda tokenizer: corpus)
     for name, value in {"SHORTEST": 600, "LONGEST": 700}.items():
         monkeypatch.setattr(reader, name, value)
     monkeypatch.setattr(reader, "draw_facts", lambda count, random, held_out: draw_facts(2, random, held_out))
-    known = adapter.by_hand(tokenizer)
-    assert [(ids, one.kind) for ids, (one,) in known] == [(context, reader.HAND)] * len(adapter.LENGTHS)
+    known = reader.by_hand(tokenizer, 512)
+    assert [(ids, one.kind) for ids, (one,) in known] == [(context, reader.HAND)]
     model = small_llama()
     made = adapter.train(model, tokenizer, known, steps=20, size=2, most=3, rate=1e-2)
     nats = [json.loads(line)["nats"] for line in capsys.readouterr().out.splitlines() if line.startswith("{")]

@@ -9,7 +9,7 @@ from study_runs import session
 from gistkit.hf import attach
 from gistkit_lab.studies import pairs as study
 from gistkit_lab.studies.in_place import Arm, arm_compressor
-from gistkit_lab.studies.pairs import PRESETS, STUDY, Pairs, Recipe, draw, fresh_model
+from gistkit_lab.studies.pairs import STUDY, Recipe, draw, fresh_model
 
 RECIPE = Recipe(
     steps=4, batch=4, warmup=1, eval_every=2, keys=6, values=3, fewest=3, most=4, base_steps=3, dim=16, heads=2,
@@ -68,11 +68,3 @@ def test_no_context_trains_and_is_measured(tmp_path):
     assert [step for step, _, _ in found.curve] == [0, 2, 4]
     assert set(found.held_out["all"]) == set(found.test["all"]) == {"loss", "exact"}
     assert STUDY.arm_name(found) == "no" and STUDY.table([found], RECIPE).count("\n") == 2
-
-
-def test_sizes_are_checked():
-    for sizes in ({"fewest": 0}, {"most": 33}, {"fewest": 16}):
-        with pytest.raises(ValueError, match="fewest, most: expected 1 <= fewest <= most <= keys, got"):
-            Recipe(**sizes)
-    assert PRESETS["quick"].learning_rate_at(0) == 1e-3 / 50 and PRESETS["quick"].learning_rate_at(1800) == 5e-4
-    assert isinstance(draw(RECIPE, "test", 0, rows=1), Pairs)

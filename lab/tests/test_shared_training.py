@@ -17,9 +17,8 @@ from gistkit import cli
 from gistkit.common.processes import Processes
 from gistkit_lab.studies.images import Files, load_images
 from gistkit_lab.studies.length import Recipe
-from gistkit_lab.studies.positions import Arm, Learner, Student
+from gistkit_lab.studies.positions import Learner, Student
 from gistkit_lab.studies.registry import find, read
-from gistkit_lab.studies.resolution import Arm as ImageArm
 from gistkit_lab.studies.resolution import Classifier
 from gistkit_lab.studies.runner import devices, run_jobs
 from gistkit_lab.studies.study import Job, StudyPlan
@@ -60,12 +59,10 @@ def test_parts_of_a_text_batch_have_its_mean_gradient(
     """Also where most labels do not count, and those of one part fewer than those of another, or none."""
     ids, labels = torch.randint(256, (2, 4, 8), generator=torch.Generator().manual_seed(0))
     labels[:2, 1:], labels[unlabelled] = -100, -100
-    positions = Student(TEXT, Arm("seqpe-bias"), 256, 0)
+    positions = Student(TEXT, "seqpe-bias", 256, 0)
     # A step with rows at positions of their own.
     shifted = next(step for step in range(9) if positions.place(4, step).positions.dim() == 2)
-    check_parts(
-        monkeypatch, lambda: Student(TEXT, Arm(name), 256, 0), lambda one: one.loss(shifted, ids, labels), 1e-15
-    )
+    check_parts(monkeypatch, lambda: Student(TEXT, name, 256, 0), lambda one: one.loss(shifted, ids, labels), 1e-15)
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -82,7 +79,7 @@ def test_parts_of_an_image_batch_have_its_mean_gradient(
     monkeypatch.setattr(Files, "_decoded", lambda its, change: read_rows.append(len(its)) or decoded(its, change))
     check_parts(
         monkeypatch,
-        lambda: Classifier(recipe, ImageArm("seqpe-mul"), images, 0),
+        lambda: Classifier(recipe, "seqpe-mul", images, 0),
         lambda one: one.loss(2),
         1e-7,
         count,
@@ -94,7 +91,7 @@ def test_parts_of_an_image_batch_have_its_mean_gradient(
 def test_a_batch_that_cannot_be_shared_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(ValueError, match="batch: expected a multiple of 3 processes, got 4 rows"):
-        Student(TEXT, Arm("nope"), 256, 0)
+        Student(TEXT, "nope", 256, 0)
 
 
 def study(name: str, recipe: Any, words: list[str]) -> int:
@@ -154,6 +151,6 @@ def test_runs_side_by_side_take_all_gpus_in_turn(monkeypatch: pytest.MonkeyPatch
     assert devices("cuda", 4) == ["cuda:0", "cuda:1", "cuda:2", "cuda:0"]
     assert devices("cuda:1", 2) == ["cuda:1"] * 2 and devices("cpu", 2) == ["cpu"] * 2
     monkeypatch.setenv("WORLD_SIZE", "2")
-    plan = StudyPlan(TEXT, [Job(Arm("nope"), 0)])
+    plan = StudyPlan(TEXT, [Job("nope", 0)])
     with pytest.raises(ValueError, match="processes: expected 1 under a launcher of 2 processes, got 3"):
         next(run_jobs(find("length"), plan, plan.jobs, tmp_path, processes=3))

@@ -103,8 +103,6 @@ def test_arms_and_how_many_tokens_they_leave():
     for ratio in (288.0, 5.0):
         with pytest.raises(ValueError, match=rf"ratio: expected .* of the 144 vision tokens, got {ratio:g}"):
             Arm("epl", ratio).tokens(PRESETS["quick"])
-    with pytest.raises(ValueError, match=r"method: expected one of full, none, avgpool, .*, got 'icae'"):
-        Arm("icae")
 
 
 def test_the_rate_rises_stays_and_falls():

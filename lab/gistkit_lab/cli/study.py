@@ -116,14 +116,13 @@ def run(options: argparse.Namespace) -> int:
         if not processes.is_first:
             continue
         runs[job.name] = run
-        if options.save is None:
-            lines[job.name] = results.line(study.name, run, plan.recipe, plan.source, environment, study.kind)
-            results.write(path, [*other_lines, *(lines[job.name] for job in plan.jobs if job.name in lines)])
-        else:
-            committed_run = study.without_maps(run)
-            results.append(
-                path, results.line(study.name, committed_run, plan.recipe, plan.source, environment, study.kind)
-            )
+        kept = run if options.save is None else study.without_maps(run)
+        line = results.line(study.name, kept, plan.recipe, plan.source, environment, study.kind)
+        if options.save is not None:
+            results.append(path, line)
+            continue
+        lines[job.name] = line
+        results.write(path, [*other_lines, *(lines[job.name] for job in plan.jobs if job.name in lines)])
     if not processes.is_first:
         return 0
     plan_runs = [runs[job.name] for job in plan.jobs]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -138,7 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _show(measure(compressor, tokenizer, examples, **settings), arguments)
     found = {each.name: domain_of(each.path) for each in chosen if name_of(each.path) is None}
     domains = {name: domain for name, domain in found.items() if domain is not None}
-    return _show_sets(run_sets(compressor, tokenizer, sets, domains=domains, **settings), arguments)
+    return _show(run_sets(compressor, tokenizer, sets, domains=domains, **settings), arguments)
 
 
 def _read_on(arguments: argparse.Namespace) -> int:
@@ -227,26 +227,18 @@ def _about_images(arguments: argparse.Namespace, judge: Any) -> int:
         return _show(next(iter(reports.values())), arguments)
     from gistkit_lab.evaluate.sets import SetReports
 
-    return _show_sets(SetReports(reports), arguments)
+    return _show(SetReports(reports), arguments)
 
 
-def _show(report: Report, arguments: argparse.Namespace) -> int:
-    _warn_of_missing_scores(report, arguments)
-    return show(report, arguments)
-
-
-def _show_sets(reports: SetReports, arguments: argparse.Namespace) -> int:
-    for name, each in reports.reports.items():
-        _warn_of_missing_scores(each, arguments, f" to {name}")
-    return show(reports, arguments)
-
-
-def _warn_of_missing_scores(report: Report, arguments: argparse.Namespace, where: str = "") -> None:
-    if arguments.judge is None or not launched().is_first:
-        return
-    for row in report.rows:
-        if missing := row.counts["qa_examples"] - row.counts.get("qa_judged", 0):
-            warn(f"the judge gave {missing} of {row.counts['qa_examples']} answers{where} of {row.method} no score")
+def _show(found: Report | SetReports, arguments: argparse.Namespace) -> int:
+    """Shows what was measured, and how many answers a judge gave no score."""
+    reports: Mapping[str, Report] = getattr(found, "reports", {"": found})
+    for name, row in ((name, row) for name, report in reports.items() for row in report.rows):
+        count, where = row.counts.get("qa_examples", 0), f" to {name}" if name else ""
+        missing = count - row.counts.get("qa_judged", 0)
+        if missing and arguments.judge is not None and launched().is_first:
+            warn(f"the judge gave {missing} of {count} answers{where} of {row.method} no score")
+    return show(found, arguments)
 
 
 def whole_documents(path: Path) -> Iterator[str]:

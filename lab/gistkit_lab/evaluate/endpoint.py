@@ -27,8 +27,10 @@ class JudgeError(OSError):
 
 
 class PromptedJudge:
-    """A judge behind an OpenAI-compatible endpoint, of which subclasses have their own `default` prompt, the `fields`
-    in it and how a reply is read.
+    """A judge behind an OpenAI-compatible endpoint, which is called with the texts of the `fields` of its prompt.
+
+    Subclasses have their own `default` prompt with its `fields`, texts for a `trial`, what is `wanted` of a reply, in
+    which `form`, and how that is read.
 
     A reply that cannot be read, a failed connection, a timeout and the HTTP statuses 408, 429 and 5xx are tried again.
     Redirects are not followed, as they could carry the key elsewhere.
@@ -52,6 +54,9 @@ class PromptedJudge:
 
     default: str
     fields: tuple[str, ...]
+    trial: tuple[str, ...]
+    wanted: str
+    form: str
 
     def __init__(
         self,
@@ -94,29 +99,37 @@ class PromptedJudge:
         """What a report says of it; never the key."""
         return {"url": self.url, "model": self.model, "settings": self.settings, "template": self.template}
 
-    def prompt(self, *texts: str, context: str) -> str:
-        """The prompt with the texts of its fields; other braces are text, as are those of the texts."""
-        filled = dict(zip(self.fields, texts, strict=True)) | {"context": context}
-        return re.sub("{(" + "|".join(filled) + ")}", lambda match: filled[match[1]], self.template)
+    def read(self, found: Mapping[str, Any]) -> float | None:
+        """What a JSON object of a reply says, from 0 to 1; None: nothing."""
+        raise NotImplementedError
 
-    def ask(self, prompt: str, wanted: str, read: Callable[[str], Read]) -> Read:
-        """What `read` finds in the reply to a user's message.
+    def check(self) -> None:
+        """Asks once, so that a wrong address, name or key shows before all the others.
 
-        Args:
-            prompt: the message.
-            wanted: what it is to find, in words for a message.
-            read: raises a ValueError where the reply lacks it, so that there is another attempt.
+        Raises:
+            JudgeError: if no answer came.
+        """
+        self(*self.trial, context="One and one are two.")
+
+    def __call__(self, *texts: str, context: str = "") -> float:
+        """What the judge says of the texts of its fields, from 0 to 1, by the last object of a reply that says it.
 
         Raises:
             JudgeError: if no attempt gave it, with the reason of the last one in a line.
         """
+        filled = dict(zip(self.fields, texts, strict=True)) | {"context": context}
+        # Other braces are text, as are those of the texts.
+        prompt = re.sub("{(" + "|".join(filled) + ")}", lambda match: filled[match[1]], self.template)
         reason, delay = "", self.wait
         for attempt in range(self.attempts):
             if attempt:
                 time.sleep(min(delay, LONGEST_WAIT))
                 delay = self.wait * 2**attempt
             try:
-                return read(self._reply(prompt))
+                text = self._reply(prompt)
+                if (said := next((x for x in map(self.read, objects(text)) if x is not None), None)) is not None:
+                    return said
+                raise ValueError(f"a reply without {self.form}: {text!r:.80}")
             except HTTPError as error:
                 with error:
                     reason = self._reason(error)
@@ -127,7 +140,9 @@ class PromptedJudge:
                 reason = str(getattr(error, "reason", "") or error or type(error).__name__)
         attempts = f"{attempt + 1} attempt{'s' if attempt else ''}"
         message = " ".join(reason.split())[:MESSAGE]
-        raise JudgeError(f"judge: expected {wanted} from {self.model} at {self.url}, got none in {attempts}: {message}")
+        raise JudgeError(
+            f"judge: expected {self.wanted} from {self.model} at {self.url}, got none in {attempts}: {message}"
+        )
 
     def _reply(self, prompt: str) -> str:
         """The text of the model's reply."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from gistkit.evaluate import Example, Report, Row
 from gistkit.evaluate.data import prepare, words_of
 from gistkit.evaluate.metrics import need
 from gistkit.evaluate.report import summary
-from gistkit_lab.evaluate.endpoint import JudgeError, PromptedJudge, in_order, objects
+from gistkit_lab.evaluate.endpoint import JudgeError, PromptedJudge, in_order
 
 # (question, reference, answer) -> a score from 0, wrong, to 1, right. See `judged` for what else one may have.
 Judge = Callable[..., float]
@@ -55,22 +55,13 @@ class OpenAIJudge(PromptedJudge):
     """
 
     default, fields = TEMPLATE, ("question", "reference", "answer")
+    trial = "What is one and one?", "2", "2"
+    wanted, form = "a score", '{"score": a number from 0 to 1}'
 
-    def check(self) -> None:
-        """Asks for the score of one answer, so that a wrong address, name or key shows before an evaluation.
-
-        Raises:
-            JudgeError: if none came.
-        """
-        self("What is one and one?", "2", "2", context="One and one are two.")
-
-    def __call__(self, question: str, reference: str, answer: str, *, context: str = "") -> float:
-        """The score of one answer.
-
-        Raises:
-            JudgeError: if no attempt gave one, with the reason of the last one in a line.
-        """
-        return self.ask(self.prompt(question, reference, answer, context=context), "a score", _score)
+    def read(self, found: Mapping[str, Any]) -> float | None:
+        """The score, if it is a number from 0 to 1."""
+        score = found.get("score")
+        return float(score) if isinstance(score, int | float) and 0 <= score <= 1 else None
 
 
 def judged(
@@ -165,12 +156,3 @@ def score_of(judge: Callable[..., float], *texts: str, context: str) -> float:
 def described(judge: Callable[..., float]) -> Any:
     """What a report says of a judge: its description, or the name of the function."""
     return getattr(judge, "description", None) or getattr(judge, "__name__", type(judge).__name__)
-
-
-def _score(text: str) -> float:
-    """The score of the last JSON object in a reply that has one."""
-    for each in objects(text):
-        score = each.get("score")
-        if isinstance(score, int | float) and 0 <= score <= 1:
-            return float(score)
-    raise ValueError(f'a reply without {{"score": a number from 0 to 1}}: {text!r:.80}')

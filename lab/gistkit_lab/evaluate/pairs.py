@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from time import perf_counter
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from gistkit.evaluate.prompts import SUMMARIZE
 from gistkit.evaluate.report import Report, Row
 from gistkit.formats.questions import Asked
-from gistkit_lab.evaluate.endpoint import JudgeError, PromptedJudge, in_order, objects
+from gistkit_lab.evaluate.endpoint import JudgeError, PromptedJudge, in_order
 from gistkit_lab.evaluate.judge import described, score_of
 
 # (question, first answer, second answer) -> 1 where the first is better, 0 where the second is, 0.5 for neither.
@@ -58,22 +58,13 @@ class OpenAIPairJudge(PromptedJudge):
     """
 
     default, fields = TEMPLATE, ("question", "first", "second")
+    trial = "What is one and one?", "2", "3"
+    wanted, form = "a verdict", '{"better": "A", "B" or "neither"}'
 
-    def check(self) -> None:
-        """Asks about one pair, so that a wrong address, name or key shows before the others.
-
-        Raises:
-            JudgeError: if no verdict came.
-        """
-        self("What is one and one?", "2", "3", context="One and one are two.")
-
-    def __call__(self, question: str, first: str, second: str, *, context: str = "") -> float:
-        """1 where the first answer is better, 0 where the second is, 0.5 for neither.
-
-        Raises:
-            JudgeError: if no attempt gave a verdict, with the reason of the last one in a line.
-        """
-        return self.ask(self.prompt(question, first, second, context=context), "a verdict", _verdict)
+    def read(self, found: Mapping[str, Any]) -> float | None:
+        """1 where the first answer is better, 0 where the second is, 0.5 for neither."""
+        better = found.get("better")
+        return _SCORES.get(better.strip().lower()) if isinstance(better, str) else None
 
 
 def compared(
@@ -168,12 +159,3 @@ def _compare(judge: PairJudge, both_orders: bool, pair: Pair) -> float | None:
     except JudgeError:
         return None
     return 0.5 if score == 0.5 else float(score > 0.5)
-
-
-def _verdict(text: str) -> float:
-    """The verdict of the last JSON object in a reply that has one."""
-    for each in objects(text):
-        better = each.get("better")
-        if isinstance(better, str) and better.strip().lower() in _SCORES:
-            return _SCORES[better.strip().lower()]
-    raise ValueError(f'a reply without {{"better": "A", "B" or "neither"}}: {text!r:.80}')

@@ -32,7 +32,7 @@ _LAST = (
     "Arnold", "Barros", "Cohen", "Duarte", "Ekman", "Farkas", "Gruber", "Haas", "Iversen", "Jonsson", "Kral",
     "Lindgren", "Molnar", "Novak", "Ortega", "Pavlov", "Riva", "Santos", "Toth", "Vidal",
 )  # fmt: skip
-_MONTHS = (
+MONTHS = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
     "December",
 )  # fmt: skip
@@ -49,7 +49,7 @@ class Fact(NamedTuple):
 
 def draw_fact(kind: str, thing: str, draw: random.Random) -> Fact:
     """A fact of one of the first four `KINDS` about a thing."""
-    date = f"{draw.randint(1, 28)} {draw.choice(_MONTHS)} {draw.randint(1951, 2019)}"
+    date = f"{draw.randint(1, 28)} {draw.choice(MONTHS)} {draw.randint(1951, 2019)}"
     person, count = f"{draw.choice(_FIRST)} {draw.choice(_LAST)}", str(draw.randint(12, 980))
     is_so = draw.random() < 0.5
     answer = "yes" if is_so else "no"

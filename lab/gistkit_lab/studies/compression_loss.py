@@ -10,7 +10,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -25,7 +24,7 @@ from gistkit_lab.studies.fitting import Session, optimise
 from gistkit_lab.studies.needles import Needles
 from gistkit_lab.studies.pages import machine_caption, runs, seeds
 from gistkit_lab.studies.reconstruction import evaluate, held_out_losses
-from gistkit_lab.studies.rows import SEEDS, Cell, Rows, figure_of, name_of, spread, tabulate
+from gistkit_lab.studies.rows import SEEDS, Cell, Rows, name_of, of_split, spread, tabulate
 from gistkit_lab.studies.study import Names, SavedRun, Study, StudyPlan
 
 if TYPE_CHECKING:
@@ -184,7 +183,7 @@ def train(session: Session) -> Run:
     if not session.resume:
         # Those of all stages: a later stage must not go on from an earlier run.
         for stage in (PRETRAINING, *TASKS):
-            shutil.rmtree(_state(session, stage), ignore_errors=True)
+            shutil.rmtree(_of_stage(session, stage).state, ignore_errors=True)
     _run_stage(session, run, PRETRAINING, pretrained, texts)
     for task in TASKS:
         compressor = build_compressor(recipe, setting, seed).to(session.device)
@@ -194,19 +193,19 @@ def train(session: Session) -> Run:
     return run
 
 
-def _state(session: Session, stage: str) -> Path:
-    suffix = "" if stage == PRETRAINING else f"-{stage}"
-    return session.state.with_name(f"{session.state.name}{suffix}")
+def _of_stage(session: Session, stage: str) -> Session:
+    if stage == PRETRAINING:
+        return replace(session, resume=True)
+    return replace(session, recipe=session.recipe.tuning, stage=stage, resume=True)
 
 
 def _run_stage(session: Session, run: Run, stage: str, compressor: Compressor, texts: Texts) -> None:
-    recipe, loss = session.recipe, texts.loss(stage)
+    loss = texts.loss(stage)
     identity = session.decides("final_chunks", "final_questions", corpus=session.source.digest, stage=stage)
     with attach(compressor.model):
         progress = optimise(
-            recipe if stage == PRETRAINING else recipe.tuning, list(compressor.trainable()),
-            lambda step: loss(compressor, step), lambda: texts.figures(stage, compressor), _state(session, stage),
-            identity, resume=True, bar=session.bar,
+            _of_stage(session, stage), list(compressor.trainable()), lambda step: loss(compressor, step),
+            lambda: texts.figures(stage, compressor), identity,
         )  # fmt: skip
         before = run.seconds[PRETRAINING][-1] if stage in TASKS else 0.0
         run.curves[stage] = progress.curve
@@ -275,15 +274,12 @@ class CompressionLoss(Study):
             if run.setting == WITH_AE and (timed is None or run.seed in timed)
         }
 
-        def of(stage: str, figure: str) -> Cell:
-            return figure_of(lambda run: getattr(run, split)[stage][figure])
-
         def compression(setting: str, runs: Sequence[Run]) -> str:
             shown = "compression" in SETTINGS[setting].losses
-            return of(PRETRAINING, "compression")(setting, runs) if shown else "-"
+            return of_split(split, PRETRAINING, "compression")(setting, runs) if shown else "-"
 
         def ae(setting: str, runs: Sequence[Run]) -> str:
-            cell = of(PRETRAINING, "loss")(setting, runs)
+            cell = of_split(split, PRETRAINING, "loss")(setting, runs)
             return cell if "ae" in SETTINGS[setting].losses else f"({cell})"
 
         def time(setting: str, runs: Sequence[Run]) -> str:
@@ -294,16 +290,15 @@ class CompressionLoss(Study):
             "setting": name_of(lambda setting: SETTINGS[setting].title),
             "CL loss": compression,
             "AE loss": ae,
-            "LM loss": of(PRETRAINING, "lm"),
-            "tuned: AE loss": of("ae", "loss"),
-            "AE accuracy": of("ae", "share"),
-            "tuned: question loss": of("qa", "loss"),
+            "LM loss": of_split(split, PRETRAINING, "lm"),
+            "tuned: AE loss": of_split(split, "ae", "loss"),
+            "AE accuracy": of_split(split, "ae", "share"),
+            "tuned: question loss": of_split(split, "qa", "loss"),
             "pretraining time": time,
             "seeds": SEEDS,
         }
         for index, heading in enumerate(PAPER_HEADER):
-            paper = {setting: figures[index] for setting, figures in PAPER.items()}
-            columns[heading] = name_of(lambda setting, paper=paper: paper.get(setting, "-"))  # type: ignore[misc]
+            columns[heading] = name_of({setting: figures[index] for setting, figures in PAPER.items()})
         return tabulate(self.by_arm(runs), columns)
 
     def more_rows(self, runs: Sequence[Run], recipe: Any) -> Sequence[Rows]:

@@ -112,10 +112,6 @@ class Epl(Study):
     def train(self, session: Session) -> Run:
         return reconstruction.train(session, self.build)
 
-    def by_arm(self, runs: Sequence[Run]) -> dict[str, list[Run]]:
-        layouts = dict.fromkeys(run.layout for run in runs)
-        return {layout: [run for run in runs if run.layout == layout] for layout in layouts}
-
     def rows(self, runs: Sequence[Run], recipe: Any, split: str = "test", method: str = "icae") -> Rows:
         """`method`: whose figures of the paper come last."""
         columns: dict[str, Cell] = {
@@ -127,8 +123,7 @@ class Epl(Study):
             "training": SECONDS,
         }
         for index, heading in enumerate(("paper: AE BLEU-4", "LM PPL", "QA F1")):
-            paper = {layout: f"{figures[index]:.2f}" for layout, figures in PAPER[method].items()}
-            columns[heading] = name_of(lambda layout, paper=paper: paper.get(layout, "-"))  # type: ignore[misc]
+            columns[heading] = name_of({layout: f"{paper[index]:.2f}" for layout, paper in PAPER[method].items()})
         return tabulate(self.by_arm(runs), columns)
 
     def report(self, runs: Sequence[Run], plan: StudyPlan) -> str:

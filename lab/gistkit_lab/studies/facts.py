@@ -29,7 +29,7 @@ from gistkit_lab.studies import pairs as lookups
 from gistkit_lab.studies.fitting import Carried, Session
 from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.pairs import Pairs, draw, fit, fresh_model, groups, logits
-from gistkit_lab.studies.rows import SEEDS, Rows, figure_of, name_of, spread, tabulate
+from gistkit_lab.studies.rows import SEEDS, Rows, name_of, of_split, spread, tabulate
 from gistkit_lab.studies.study import Names, SavedRun, Study
 
 if TYPE_CHECKING:
@@ -273,6 +273,7 @@ class FactsStudy(Study):
     lists: ClassVar[Mapping[str, Names]] = {"selections": Names(SELECTIONS, SELECTIONS)}
     presets = PRESETS
     sizes = "quick: contexts of 64 tokens with 8 keys and values, some 25 minutes of a core a seed"
+    measured = ()
     train = staticmethod(train)
 
     def about(self, recipe: Recipe, arms: Sequence[str], source: None) -> str:
@@ -290,10 +291,10 @@ class FactsStudy(Study):
             self.by_arm(runs),
             {
                 "nuggets": name_of(TITLES),
-                "held-out loss": figure_of(lambda run: run.held_out["loss"]),
-                "test loss": figure_of(lambda run: run.test["loss"]),
-                "test: right answers": figure_of(lambda run: run.test["exact"]),
-                "values kept": figure_of(lambda run: run.test["kept"]),
+                "held-out loss": of_split("held_out", "loss"),
+                "test loss": of_split("test", "loss"),
+                "test: right answers": of_split("test", "exact"),
+                "values kept": of_split("test", "kept"),
                 "seeds": SEEDS,
             },
         )
@@ -313,9 +314,6 @@ class FactsStudy(Study):
             ]
             rows.append([step, f"{ratio}x", *cells, str(len(signed))])
         return [rows]
-
-    def report(self, runs: Sequence[Run], plan: Any) -> str:
-        return self.table(runs, plan.recipe)
 
     def captions(self, group: Sequence[SavedRun]) -> Sequence[str]:
         recipe: Recipe = group[0].recipe

@@ -5,9 +5,9 @@ A longer context has as many facts, farther apart in more filler. A small model 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from gistkit.common.checks import IGNORE
 from gistkit_lab.studies.fitting import Session
-from gistkit_lab.studies.positions import Run, Sizes, Student
+from gistkit_lab.studies.positions import Run, Sizes, Student, finished
 
 SPLITS = {"train": 0, "held_out": 1, "test": 2}
 
@@ -126,18 +126,9 @@ def _seed(numbers: Sequence[int]) -> int:
     return int(np.random.SeedSequence(list(numbers)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-class Sequences(Protocol):
-    """Sequences by split, with a question and its answer in each last two tokens of `recipe.questions`."""
-
-    @property
-    def recipe(self) -> Any: ...
-
-    def split(self, name: str, length: int, rows: int) -> tuple[Tensor, Tensor]: ...
-
-
 @torch.no_grad()
-def measure(student: Student, data: Sequences, split: str, length: int, rows: int) -> dict[str, float]:
-    """{"loss", "exact"} of the answers in `rows` sequences of a split at a length."""
+def measure(student: Student, data: Any, split: str, length: int, rows: int) -> dict[str, float]:
+    """{"loss", "exact"} of the answers in `rows` sequences of a split of `Facts` or `Documents` at a length."""
     inputs, labels = data.split(split, length, rows)
     last = 2 * data.recipe.questions - 1
     loss = exact = 0.0
@@ -161,19 +152,12 @@ def train(session: Session) -> Run:
 
 def train_and_measure(session: Session, student: Student, data: Any, **identity: Any) -> Run:
     """Trains a student on sequences, and measures it at each length. `identity`: what determines the sequences."""
-    recipe, run = session.recipe, Run(session.name, session.seed, parameters=student.parameters)
+    recipe = session.recipe
 
     def figures() -> tuple[float, float]:
         held_out = measure(student, data, "held_out", recipe.length, recipe.eval_rows)
         return held_out["loss"], held_out["exact"]
 
     progress = student.train(session, data, figures, **identity)
-    run.curve, run.seconds = progress.curve, progress.seconds
-    measure_all(run, recipe, lambda split, length: measure(student, data, split, length, recipe.test_rows))
-    return run
-
-
-def measure_all(run: Run, recipe: Any, figures: Callable[[str, int], dict[str, float]]) -> None:
-    """Gives a run the figures of both splits at each length."""
-    for split in ("held_out", "test"):
-        setattr(run, split, {str(length): figures(split, length) for length in recipe.lengths})
+    figure = lambda split, length: measure(student, data, split, length, recipe.test_rows)  # noqa: E731
+    return finished(session, student, progress, recipe.lengths, figure)

@@ -104,6 +104,7 @@ class Session:
         device: torch device.
         resume: whether to go on from a state in `out`.
         bar: a tqdm progress bar.
+        stage: of a run that trains in several, which have a state each; "": the first.
     """
 
     recipe: Any
@@ -114,6 +115,7 @@ class Session:
     device: str = "cpu"
     resume: bool = False
     bar: Any = None
+    stage: str = ""
 
     @property
     def name(self) -> str:
@@ -123,7 +125,7 @@ class Session:
     @property
     def state(self) -> Path:
         """The folder of its checkpoints."""
-        return self.out / f"{self.name}-{self.seed}"
+        return self.out / "-".join(filter(None, (self.name, str(self.seed), self.stage)))
 
     @contextmanager
     def shared(self, arm: Any, **changes: Any) -> Iterator[Session]:
@@ -144,22 +146,16 @@ class Session:
     ) -> Progress:  # fmt: skip
         """Trains a compressor to the recipe's last step with its model attached; arguments as of `optimise`."""
         with attach(compressor.model):
-            return optimise(
-                self.recipe, list(compressor.trainable()), loss, figures, self.state, identity, resume=self.resume,
-                bar=self.bar, **options,
-            )  # fmt: skip
+            return optimise(self, list(compressor.trainable()), loss, figures, identity, **options)
 
 
 def optimise(
-    recipe: Any,
+    session: Session,
     parameters: Sequence[tuple[str, nn.Parameter]],
     loss: Callable[[int], Tensor],
     evaluate: Callable[[], tuple[float, ...]],
-    out: Path,
     identity: dict[str, Any],
     *,
-    resume: bool,
-    bar: Any,
     optimizer: torch.optim.Optimizer | None = None,
     learning_rate: Callable[[int], float] | None = None,
     clips: Sequence[tuple[Sequence[nn.Parameter], float]] = (),
@@ -171,15 +167,13 @@ def optimise(
     Under a launcher each process has the loss of its part of a step's batch, whose mean is the step's.
 
     Args:
-        recipe: with `steps` and `eval_every`, and what else is not given.
+        session: of the run, whose recipe has `steps` and `eval_every`, and what else is not given. Its state gets a
+            checkpoint at every evaluation, of which the last two are kept; without `resume` it is removed first.
         parameters: the trained parameters, by name.
         loss: of step 0, 1, ...; the same at every call.
         evaluate: figures of the current model, the first of them its held-out loss; called before the first step,
             every `eval_every` steps and after the last.
-        out: a folder, which gets a checkpoint at every evaluation; the last two are kept.
         identity: JSON values that decide the run; a checkpoint of another one is refused.
-        resume: go on from the last whole checkpoint in `out`, if there is one; otherwise `out` is removed first.
-        bar: a tqdm progress bar.
         optimizer: of these; the learning rate of a group is the step's times its "factor", if it has one. None: AdamW
             with the recipe's weight decay.
         learning_rate: of step 0, 1, ...; None: the recipe's.
@@ -190,6 +184,7 @@ def optimise(
     Raises:
         Interrupted: after a signal, when a checkpoint is saved.
     """
+    recipe, out, resume = session.recipe, session.state, session.resume
     if recipe.steps == 0:
         return Progress([(0, *evaluate())], 0.0, [0.0])
     processes, device = launched(), parameters[0][1].device
@@ -215,9 +210,9 @@ def optimise(
     # What is drawn is that of the run, whatever transformers draws.
     with torch.random.fork_rng([] if cpu else [device]):
         trainer = _StudyTrainer(
-            args, parameters, optimizer, loss, evaluate, identity, learning_rate, clips, bar, carried, enough
+            args, parameters, optimizer, loss, evaluate, identity, learning_rate, clips, session.bar, carried, enough
         )
-    bar.reset(total=recipe.steps)
+    session.bar.reset(total=recipe.steps)
     trainer.train(resume and bool(checkpoints.find(out)))
     evaluations: list[Any] = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     curve = [(entry["step"], *entry["eval_figures"]) for entry in evaluations]

@@ -33,7 +33,7 @@ from gistkit.train.presets import find_preset
 from gistkit.train.streams import token_ids
 from gistkit_lab.studies.fitting import Session
 from gistkit_lab.studies.pages import machine_caption, runs
-from gistkit_lab.studies.rows import Rows, joined
+from gistkit_lab.studies.rows import Rows
 from gistkit_lab.studies.study import Job, SavedRun, Study, StudyPlan
 
 BATCH = 32
@@ -176,23 +176,11 @@ def study(
     for index, text in enumerate(texts):
         if len(text) < recipe.length:
             raise ValueError(f"texts: expected at least {recipe.length} tokens, got {len(text)} in text {index}")
-    return _search_texts(compressor, texts, recipe, batch_size, progress)
-
-
-def _search_texts(
-    compressor: Dodo, texts: Sequence[Sequence[int]], recipe: Recipe, batch_size: int, progress: bool
-) -> Iterator[SwapSearch]:
-    with tqdm(texts, desc="texts", unit="text", dynamic_ncols=True, disable=not progress) as bar:
-        for text in bar:
-            yield improve(
-                compressor,
-                text[: recipe.context],
-                text[recipe.context : recipe.length],
-                recipe.asked,
-                batch_size=batch_size,
-                rounds=recipe.rounds,
-                progress=progress,
-            )
+    options: Any = {"batch_size": batch_size, "rounds": recipe.rounds, "progress": progress}
+    return (
+        improve(compressor, text[: recipe.context], text[recipe.context : recipe.length], recipe.asked, **options)
+        for text in tqdm(texts, desc="texts", unit="text", dynamic_ncols=True, disable=not progress)
+    )
 
 
 def passages(texts: Sequence[Sequence[int]], length: int, count: int | None = None) -> list[list[int]]:
@@ -288,16 +276,13 @@ def _one_row(compressor: Dodo, name: str, ids: Any) -> TokenRows:
     return rows
 
 
-class Search:
-    """A trained Dodo and the passages whose nuggets are swapped.
+class Search(NamedTuple):
+    """The arm: the title of a trained Dodo, and what `study` is called with."""
 
-    Args:
-        compressor, texts, batch_size: as of `study`.
-    """
-
-    def __init__(self, compressor: Dodo, texts: Sequence[Sequence[int]], batch_size: int) -> None:
-        self.compressor, self.texts, self.batch_size = compressor, texts, batch_size
-        self.name = compressor.title
+    name: str
+    compressor: Dodo
+    texts: Sequence[Sequence[int]]
+    batch_size: int
 
 
 class Passages(NamedTuple):
@@ -322,6 +307,8 @@ class GreedyStudy(Study):
     name = "greedy"
     run_type = Run
     recipe_type = Recipe
+    measured = ()
+    legend = CAPTION
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--compressor", type=trained_folder, required=True, metavar="FOLDER", help="trained Dodo")
@@ -366,12 +353,14 @@ class GreedyStudy(Study):
             f"{recipe.read} read, {recipe.asked} asked"
         )
         source = Passages(", ".join(options.texts), sha256(json.dumps(text_passages).encode()).hexdigest()[:12])
-        return StudyPlan(recipe, [Job(Search(compressor, text_passages, options.batch_size), 0)], about, source)
+        return StudyPlan(
+            recipe, [Job(Search(compressor.title, compressor, text_passages, options.batch_size), 0)], about, source
+        )
 
     def train(self, session: Session) -> Run:
         search: Search = session.arm
         results = list(study(search.compressor, search.texts, session.recipe, batch_size=search.batch_size))
-        return Run(search.compressor.title, search.compressor.settings, results)
+        return Run(search.name, search.compressor.settings, results)
 
     def arm_name(self, run: Run) -> str:
         return run.title
@@ -391,12 +380,6 @@ class GreedyStudy(Study):
         """Header, a row a compressor by its title, and the paper's."""
         header = ["", "stayed", "perplexity", "of the best found", "lower by", "texts"]
         return [header, *(_row(run.title, summary(run.texts)) for run in runs), _row("paper: Dodo 10x", PAPER)]
-
-    def table(self, runs: Sequence[Run], recipe: Any) -> str:
-        return f"{joined([self.rows(runs, recipe)])}\n\n{CAPTION}"
-
-    def report(self, runs: Sequence[Run], plan: StudyPlan) -> str:
-        return self.table(runs, plan.recipe)
 
     def page(self, groups: Sequence[Sequence[SavedRun]]) -> str:
         (group,) = groups

@@ -29,7 +29,7 @@ from gistkit_lab.studies.answering import evaluate
 from gistkit_lab.studies.fitting import Progress, Session, StudyRecipe
 from gistkit_lab.studies.needles import Needles, Question, as_batch
 from gistkit_lab.studies.pages import machine_caption, model_line
-from gistkit_lab.studies.rows import SEEDS, Cell, Rows, figure_of, name_of, tabulate
+from gistkit_lab.studies.rows import SEEDS, Cell, Rows, name_of, of_split, tabulate
 from gistkit_lab.studies.study import Names, SavedRun, Study, StudyPlan
 
 if TYPE_CHECKING:
@@ -379,15 +379,17 @@ class InPlaceStudy(Study):
         }
         for kind in ["all", *(kinds if len(kinds) > 1 else [])]:
             for figure in ("loss", "exact"):
-                heading = figure if kind == "all" else f"{kind}: {figure}"
-                columns[heading] = figure_of(lambda run, kind=kind, figure=figure: getattr(run, split)[kind][figure])  # type: ignore[misc]
+                columns[figure if kind == "all" else f"{kind}: {figure}"] = of_split(split, kind, figure)
         columns["seeds"] = SEEDS
         paper = lambda arm: PAPER[arm.method].get(arm.ratio)  # noqa: E731
         columns["paper: SQuAD loss"] = name_of(lambda arm: f"{loss:.3f}" if (loss := paper(arm)) else "-")
         return tabulate(self.by_arm(runs), columns)
 
     def report(self, runs: Sequence[Run], plan: StudyPlan) -> str:
-        return f"{super().report(runs, plan)}\n\nHeld-out questions, as they were answered:\n{self.examples(runs)}"
+        report = super().report(runs, plan)
+        if not any(run.examples for run in runs):
+            return report
+        return f"{report}\n\nHeld-out questions, as they were answered:\n{self.examples(runs)}"
 
     def examples(self, runs: Sequence[Run], ratio: int = 5) -> str:
         """The answers to one held-out question of each kind, as each method gives them at `ratio` (first seed)."""

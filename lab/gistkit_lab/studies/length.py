@@ -24,13 +24,13 @@ from gistkit.train.data import Corpus
 from gistkit_lab.studies.fitting import Progress, Session
 from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.positions import (
-    Arm,
     Panel,
     PositionStudy,
     Run,
     Sizes,
     Student,
     draw_lengths,
+    finished,
     load_part,
     number,
 )
@@ -142,12 +142,12 @@ def losses(student: Student, text: Tensor, lengths: Sequence[int], tokens: int) 
 
 def train(session: Session) -> Run:
     """Trains and measures one arm and seed."""
-    student, progress = fit(session)
-    run = Run(session.name, session.seed, progress.curve, seconds=progress.seconds, parameters=student.parameters)
-    for split, text in session.source.splits().items():
-        by_length = losses(student, text, session.recipe.lengths, session.recipe.test_tokens)
-        setattr(run, split, {str(length): loss for length, loss in by_length.items()})
-    return run
+    recipe, (student, progress) = session.recipe, fit(session)
+    found = {
+        split: losses(student, text, recipe.lengths, recipe.test_tokens)
+        for split, text in session.source.splits().items()
+    }
+    return finished(session, student, progress, recipe.lengths, lambda split, length: found[split][length])
 
 
 def pretrained(session: Session, recipe: Recipe, corpus: Corpus) -> Student:
@@ -205,6 +205,7 @@ class LengthStudy(PositionStudy):
     presets = PRESETS
     paper = "seqpe-wikitext"
     notes = NOTES
+    published, published_of, published_at = PAPER, "WikiText-103", [512 << power for power in range(6)]
     sizes = (
         "quick: seconds a run; short: trained on 128 bytes and tested on 4096, minutes a run on a CPU; seqpe-wikitext: "
         "GPT-2 on WikiText-103, trained on 512 tokens and tested on 16384, on a GPU"
@@ -223,7 +224,7 @@ class LengthStudy(PositionStudy):
     def load(self, options: argparse.Namespace, recipe: Recipe) -> Corpus:
         return self.corpus(options)
 
-    def about(self, recipe: Recipe, arms: Sequence[Arm], source: Corpus) -> str:
+    def about(self, recipe: Recipe, arms: Sequence[str], source: Corpus) -> str:
         return (
             f"Language models of {recipe.length} {source.unit}, tested at up to {recipe.lengths[-1]}: {len(arms)} "
             f"position encodings, {recipe.steps} steps of {recipe.batch}; text {source.name}, {source.digest}"
@@ -232,11 +233,6 @@ class LengthStudy(PositionStudy):
     def rows(self, runs: Sequence[Run], recipe: Any, split: str = "test") -> Rows:
         return self.by_length(runs, split, math.exp, number)
 
-    def paper_rows(self, recipe: Any) -> Sequence[Rows]:
-        header = ["paper: WikiText-103", *[f"{1 << power}x, {512 << power}" for power in range(6)]]
-        rows = [[self.titles[arm], *map(number, row)] for arm, row in PAPER.items()]
-        return [[header, *[row + ["-"] * (len(header) - len(row)) for row in rows]]]
-
     def captions(self, group: Sequence[SavedRun]) -> Sequence[str]:
         recipe = group[0].recipe
         how = f"{recipe.steps} steps of {recipe.batch} x {recipe.length} bytes"
@@ -244,19 +240,14 @@ class LengthStudy(PositionStudy):
 
     def figures(self, runs: Sequence[Run], recipe: Any) -> Mapping[str, Figure]:
         """Perplexity against the length, ours and the paper's."""
-        ours = self.lines(runs, math.exp)
-        paper = {
-            self.titles[arm]: {512 << power: [value] for power, value in enumerate(PAPER[arm])}
-            for arm in PAPER
-            if self.titles[arm] in ours
-        }
-        panels = [Panel("perplexity", ours), Panel("paper: GPT-2 on WikiText-103", paper)]
+        paper = Panel("paper: GPT-2 on WikiText-103", self.paper_lines(runs))
+        panels = [Panel("perplexity", self.lines(runs, math.exp)), paper]
         return {"length": draw_lengths(panels, "Language models at longer texts than they were trained on")}
 
     def more_pictures(self, plan: StudyPlan, out: Path) -> list[Path]:
         encodings = ("seqpe-bias-no-delta", "seqpe-bias")
         states = {arm: path for arm in encodings if checkpoints.find(path := out / f"{arm}-0")}
-        if len(states) < len(encodings) or {job.arm.name for job in plan.jobs}.isdisjoint(encodings):
+        if len(states) < len(encodings) or {job.arm for job in plan.jobs}.isdisjoint(encodings):
             return []
         return [self.draw_embeddings(out / "similarity.png", plan.recipe, states)]
 
@@ -273,7 +264,7 @@ class LengthStudy(PositionStudy):
         embeddings: dict[str, Any] = {}
         positions = min(2048, recipe.base**recipe.digits)
         for arm, state in states.items():
-            encoder = Student(recipe, Arm(arm), 256, seed=0).encoder
+            encoder = Student(recipe, arm, 256, seed=0).encoder
             if encoder is None:
                 raise ValueError(f"states: expected arms with an encoder, got {arm!r}")
             with torch.no_grad():

@@ -37,7 +37,7 @@ from gistkit_lab.studies import models
 from gistkit_lab.studies.fitting import Carried, Progress, Session, StudyRecipe, exclusively
 from gistkit_lab.studies.pages import machine_caption, model_line
 from gistkit_lab.studies.reconstruction import evaluate as reconstruct
-from gistkit_lab.studies.rows import SEEDS, Rows, figure_of, name_of, spread, tabulate
+from gistkit_lab.studies.rows import SEEDS, Rows, figure_of, name_of, of_split, spread, tabulate
 from gistkit_lab.studies.study import Names, SavedRun, Study, StudyPlan
 
 if TYPE_CHECKING:
@@ -347,10 +347,8 @@ def _train_reader(session: Session, compressor: Any, run: Run) -> None:
         calibrate(0, 8)
         return continue_texts(reader, recipe, arm, splits["held_out"][: recipe.eval_texts])
 
-    def resume_threshold(value: float) -> None:
-        compressor.threshold = value
-
-    carried = None if scored is None else Carried(lambda: compressor.threshold, resume_threshold)
+    threshold = Carried(lambda: compressor.threshold, lambda value: setattr(compressor, "threshold", value))
+    carried = None if scored is None else threshold
     progress = _fit(session, compressor, loss, evaluate, carried)
     run.curve, run.seconds = progress.curve, progress.seconds
     compressor.eval()
@@ -511,9 +509,9 @@ class NuggetsStudy(Study):
             self.of_task(runs, "lm"),
             {
                 "states kept": name_of(lambda arm: TITLES[arm.method]),
-                "held-out states": figure_of(lambda run: run.held_out["states"], "{:.1f}"),
+                "held-out states": of_split("held_out", "states", form="{:.1f}"),
                 "held-out perplexity": perplexity("held_out"),
-                "test states": figure_of(lambda run: run.test["states"], "{:.1f}"),
+                "test states": of_split("test", "states", form="{:.1f}"),
                 "test perplexity": perplexity("test"),
                 "nuggets": nuggets,
                 "seeds": SEEDS,
@@ -526,10 +524,10 @@ class NuggetsStudy(Study):
         columns = {
             "selection": name_of(lambda arm: TITLES[arm.method]),
             "ratio": name_of(lambda arm: f"{arm.ratio}x"),
-            "held-out loss": figure_of(lambda run: run.held_out["loss"]),
-            "test loss": figure_of(lambda run: run.test["loss"]),
-            "token accuracy": figure_of(lambda run: run.test["accuracy"]),
-            "BLEU-4": figure_of(lambda run: run.test["bleu"], "{:.1f}"),
+            "held-out loss": of_split("held_out", "loss"),
+            "test loss": of_split("test", "loss"),
+            "token accuracy": of_split("test", "accuracy"),
+            "BLEU-4": of_split("test", "bleu", form="{:.1f}"),
             "nuggets": figure_of(lambda run: run.chosen.get("rate", math.nan)),
             "seeds": SEEDS,
             "paper: BLEU": name_of(lambda arm: PAPER_BLEU.get(arm.method, "-")),

@@ -7,22 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from gistkit.options.arguments import existing, names, number, positive, several, whole
+from gistkit.options.arguments import names, number, positive, several, whole
 
 # More runs than that are a mistake, and would be listed before the first begins.
 seeds_of = whole(1, 10_000)
-
-
-def add_runs(parser: argparse.ArgumentParser, steps: int | None = None) -> None:
-    """--seeds and --steps. `steps`: the default of --steps; None: the preset's."""
-    parser.add_argument("--seeds", type=seeds_of, default=1, metavar="N", help="seeds 0 to N-1 (default: %(default)s)")
-    default = "the preset's" if steps is None else "%(default)s"
-    parser.add_argument("--steps", type=positive, default=steps, help=f"training steps a run (default: {default})")
-
-
-def add_text(parser: argparse.ArgumentParser, purpose: str) -> None:
-    """--text."""
-    parser.add_argument("--text", type=existing, help=f"{purpose} (default: the standard library's topics)")
 
 
 def add_names(

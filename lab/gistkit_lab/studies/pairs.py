@@ -29,7 +29,7 @@ from gistkit_lab.studies import in_place
 from gistkit_lab.studies.fitting import Carried, FallingRecipe, Progress, Session
 from gistkit_lab.studies.in_place import Arm, Run, arm_compressor
 from gistkit_lab.studies.pages import machine_caption
-from gistkit_lab.studies.study import Names, SavedRun, Study, StudyPlan
+from gistkit_lab.studies.study import Names, SavedRun
 
 SPLITS = {"train": 0, "held_out": 1, "test": 2}
 # Methods of the study `in-place` that run unless others are asked for.
@@ -305,9 +305,6 @@ class PairsStudy(in_place.InPlaceStudy):
 
     def variant(self, recipe: Any) -> str:
         return "-".join(["gated"] * recipe.gated + ["text"] * (not recipe.alone))
-
-    def report(self, runs: Sequence[Run], plan: StudyPlan) -> str:
-        return Study.report(self, runs, plan)
 
     def captions(self, group: Sequence[SavedRun]) -> Sequence[str]:
         recipe: Recipe = group[0].recipe

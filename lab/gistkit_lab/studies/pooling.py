@@ -36,7 +36,7 @@ from gistkit_lab.studies.fitting import Session, optimise
 from gistkit_lab.studies.options import seeds_of
 from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.pages import runs as runs_of
-from gistkit_lab.studies.rows import Cell, Rows, joined, name_of, tabulate
+from gistkit_lab.studies.rows import Cell, Rows, name_of, tabulate
 from gistkit_lab.studies.study import Job, SavedRun, Study, StudyPlan
 
 if TYPE_CHECKING:
@@ -371,7 +371,6 @@ def train(session: Session) -> Run:
     parameters = [parameter for _, parameter in layer.trainable()]
     inputs = make_inputs(setting.inputs, recipe.width).to(session.device)
     run = Run(setting, parameters=sum(parameter.numel() for parameter in parameters))
-    out = session.out / setting.name
 
     def loss(step: int) -> Tensor:
         # Each step has a seed of its own: a resumed run draws what the whole one would have.
@@ -380,12 +379,12 @@ def train(session: Session) -> Run:
 
     with attach(layer.model):
         progress = optimise(
-            recipe, list(layer.trainable()), loss,
-            lambda: evaluate(layer, inputs, recipe.batch, _seeds(1, recipe.eval_batches)), out,
+            session, list(layer.trainable()), loss,
+            lambda: evaluate(layer, inputs, recipe.batch, _seeds(1, recipe.eval_batches)),
             {"recipe": asdict(recipe), "setting": asdict(setting)},
             optimizer=torch.optim.Adam(parameters, lr=setting.learning_rate),
             learning_rate=lambda step: warmed_up(setting.learning_rate, step, recipe.warmup),
-            resume=session.resume, bar=session.bar, enough=lambda figures: figures[1] >= recipe.enough,
+            enough=lambda figures: figures[1] >= recipe.enough,
         )  # fmt: skip
         run.curve, run.seconds = progress.curve, progress.seconds
         run.error, run.share = evaluate(layer, inputs, recipe.batch, _seeds(2, recipe.final_batches))
@@ -393,7 +392,7 @@ def train(session: Session) -> Run:
         attention = attention_of_gists(layer, draw(inputs, longest, recipe.batch, _seeds(2, 1)[0]))
     run.in_window = share_in_window(attention, setting.ratio)
     run.attention = [[round(float(weight), 5) for weight in row] for row in attention]
-    shutil.rmtree(out, ignore_errors=True)
+    shutil.rmtree(session.state, ignore_errors=True)
     return run
 
 
@@ -430,12 +429,8 @@ CAPTION = (
     "Share of predicted vectors whose nearest window mean is their own: the best of the runs over seeds and learning "
     "rates (their median).\nChance: of a guess, fixed / variable length. Words: what the paper says of its own runs."
 )
+# What a row is about: inputs, heads, key heads, ratio and length.
 Group = tuple[str, int, int, int, int]
-
-
-def group_of(setting: Setting) -> Group:
-    """What the row of a setting is about: inputs, heads, key heads, ratio and length."""
-    return setting.inputs, setting.heads, setting.kv_heads, setting.ratio, setting.length
 
 
 class PoolingStudy(Study):
@@ -444,6 +439,8 @@ class PoolingStudy(Study):
     name = "pooling"
     run_type = Run
     recipe_type = Recipe
+    measured = ()
+    legend = CAPTION
     train = staticmethod(train)
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
@@ -521,7 +518,8 @@ class PoolingStudy(Study):
         """The runs of each row."""
         found: dict[Group, list[Run]] = {}
         for run in runs:
-            found.setdefault(group_of(run.setting), []).append(run)
+            one = run.setting
+            found.setdefault((one.inputs, one.heads, one.kv_heads, one.ratio, one.length), []).append(run)
         return found
 
     def rows(self, runs: Sequence[Run], recipe: Recipe, split: str = "test") -> Rows:
@@ -557,12 +555,6 @@ class PoolingStudy(Study):
         inputs = [name for name in dict.fromkeys(run.setting.inputs for run in runs) if name in SAID]
         said = [[f"paper: {name}", "", "", "", *(SAID[name][cell] for cell in cells), "", ""] for name in inputs]
         return [header, *said, *rows]
-
-    def table(self, runs: Sequence[Run], recipe: Recipe) -> str:
-        return f"{joined([self.rows(runs, recipe)])}\n\n{CAPTION}"
-
-    def report(self, runs: Sequence[Run], plan: StudyPlan) -> str:
-        return self.table(runs, plan.recipe)
 
     def page(self, groups: Sequence[Sequence[SavedRun]]) -> str:
         saved = [run for part in groups for run in part]

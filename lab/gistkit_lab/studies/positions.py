@@ -6,7 +6,7 @@ import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -109,26 +109,6 @@ ABLATIONS = without_losses("seqpe-bias")
 ARMS = (*TEXT_ENCODINGS, *ABLATIONS)
 
 
-@dataclass(frozen=True)
-class Arm:
-    """A position encoding by its name, or SeqPE without some of its losses."""
-
-    name: str
-    known: ClassVar[tuple[str, ...]] = ARMS
-    ablated: ClassVar[tuple[str, ...]] = tuple(ABLATIONS)
-    # Whose losses the ablations leave out.
-    whole: ClassVar[str] = "seqpe-bias"
-
-    def __post_init__(self) -> None:
-        if self.name not in self.known:
-            raise ValueError(f"name: expected one of {', '.join(self.known)}, got {self.name!r}")
-
-    @property
-    def encoding(self) -> str:
-        """Its name for `position_encoding`."""
-        return self.whole if self.name in self.ablated else self.name
-
-
 @dataclass
 class Run:
     """The results of one arm and seed.
@@ -144,6 +124,16 @@ class Run:
     test: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     parameters: int = 0
+
+
+def finished(
+    session: Session, learner: Learner[Any], progress: Progress, sizes: Sequence[int], figure: Callable[[str, int], Any]
+) -> Run:
+    """The run of a trained model, with `figure(split, size)` of both splits at each size."""
+    run = Run(session.name, session.seed, progress.curve, seconds=progress.seconds, parameters=learner.parameters)
+    for split in ("held_out", "test"):
+        setattr(run, split, {str(size): figure(split, size) for size in sizes})
+    return run
 
 
 class StepPositions(NamedTuple):
@@ -245,10 +235,9 @@ class Learner(Generic[Model]):
         # Dropout, where a model has it.
         torch.manual_seed(self.seed + 100_003 * self.processes.index)
         return optimise(
-            self.schedule, parameters, loss, figures, session.state,
-            {"recipe": asdict(self.schedule), "seed": self.seed} | identity,
+            replace(session, recipe=self.schedule), parameters, loss, figures,
+            {"recipe": asdict(self.schedule), "seed": self.seed} | identity, optimizer=optimizer,
             clips=[(model_parameters, self.schedule.clip), (positions, self.schedule.position_clip)],
-            optimizer=optimizer, resume=session.resume, bar=session.bar,
         )  # fmt: skip
 
     def precision(self) -> AbstractContextManager[Any]:
@@ -300,13 +289,13 @@ class Student(Learner[GPT]):
 
     Args:
         sizes: of model and training.
-        arm: its position encoding.
+        arm: its position encoding by its name, or SeqPE without some of its losses, one of `ABLATIONS`.
         vocabulary: tokens.
         seed: of weights and of what is drawn for positions; all but the positions' weights is the same for all arms.
         device: where the model is.
     """
 
-    def __init__(self, sizes: Sizes, arm: Arm, vocabulary: int, seed: int, device: str = "cpu") -> None:
+    def __init__(self, sizes: Sizes, arm: str, vocabulary: int, seed: int, device: str = "cpu") -> None:
         self.arm = arm
         torch.manual_seed(seed)
         position = _position(sizes, arm)
@@ -315,7 +304,7 @@ class Student(Learner[GPT]):
             vocabulary, sizes.dim, sizes.layers, sizes.heads, position, hidden_dim=sizes.hidden_dim,
             dropout=sizes.dropout, attention_dropout=sizes.attention_dropout, style=sizes.style, std=sizes.weight_std,
         )  # fmt: skip
-        super().__init__(sizes, model, sizes.length, seed, device, **ABLATIONS.get(arm.name, {}))
+        super().__init__(sizes, model, sizes.length, seed, device, **ABLATIONS.get(arm, {}))
 
     def loss(self, step: int, input_ids: Tensor, labels: Tensor) -> Tensor:
         """The loss of a step: mean cross-entropy of labels [B, N] that are not -100, and SeqPE's two.
@@ -328,15 +317,19 @@ class Student(Learner[GPT]):
         """
         self.model.train()
         positions, embeddings, loss = self.place(len(input_ids), step)
-        part = self.processes.part(len(input_ids))
-        weight = _weight(labels, part, self.processes.count)
+        part, weight = self.processes.part(len(input_ids)), 1.0
+        if self.processes.count > 1:
+            # The mean of the parts' means is that of the batch.
+            counted = labels != IGNORE
+            weight = float(counted[part].sum()) * self.processes.count / float(counted.sum())
         input_ids, labels = input_ids[part].to(self.device), labels[part].to(self.device)
         if positions is not None and embeddings is not None:
             count = input_ids.shape[1]
             positions, embeddings = positions[..., :count], embeddings[..., :count, :]
         with self.precision():
             logits = self.model(input_ids, positions, embeddings=embeddings)
-        return _cross_entropy(logits, labels) * weight + loss
+        task = cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
+        return task * weight + loss
 
     @torch.no_grad()
     def logits(self, input_ids: Tensor, *, last: int | None = None, where: Tensor | None = None) -> Tensor:
@@ -368,31 +361,22 @@ class Student(Learner[GPT]):
             batch: (input_ids, labels) of step 0, 1, ..., the same at every call.
             data: JSON values that determine the batches.
         """
-        identity = {"data": data, "arm": self.arm.name}
+        identity = {"data": data, "arm": self.arm}
         return self.fit(session, lambda step: self.loss(step, *batch(step)), figures, identity)
 
 
-def _position(sizes: Sizes, arm: Arm) -> PositionEncoding:
-    options: dict[str, Any] = sizes.encoder_options(arm.encoding)
-    match arm.encoding:
+def _position(sizes: Sizes, arm: str) -> PositionEncoding:
+    encoding = "seqpe-bias" if arm in ABLATIONS else arm
+    options: dict[str, Any] = sizes.encoder_options(encoding)
+    match encoding:
         case "sinusoidal":
             scale = sizes.sinusoid_scale
             options = {"scale": sizes.weight_std * math.sqrt(2) if scale is None else scale}
         case "learned":
             options = {"length": sizes.length, "std": sizes.weight_std}
     return position_encoding(
-        arm.encoding, heads=sizes.heads, head_dim=sizes.dim // sizes.heads, layers=sizes.layers, **options
+        encoding, heads=sizes.heads, head_dim=sizes.dim // sizes.heads, layers=sizes.layers, **options
     )
-
-
-def _weight(labels: Tensor, part: slice, parts: int) -> float:
-    """What the mean over one of several parts of a batch counts in the mean of the parts' means."""
-    counted = labels != IGNORE
-    return float(counted[part].sum()) * parts / float(counted.sum()) if parts > 1 else 1.0
-
-
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    return cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
 
 
 # The paper's text, and what made its tokens.
@@ -421,21 +405,25 @@ class PositionStudy(Study):
     """Position encodings beyond the lengths of training.
 
     Args:
-        arm_kind, titles: of the arms, and what they are called.
-        defaults: the arms without --encodings.
+        titles: of all arms, in their order.
+        defaults: the arms without --encodings; ablations: others.
         paper: the preset that follows the paper, with its text and its tokens.
+        published, published_of, published_at: the paper's figures by arm, on what, and at which lengths.
     """
 
     run_type = Run
     preset = "short"
     shared = True
-    arm_kind: ClassVar[type[Arm]] = Arm
     titles: ClassVar[Mapping[str, str]] = TITLES
     defaults: ClassVar[Sequence[str]] = ARMS
+    ablations: ClassVar[Sequence[str]] = tuple(ABLATIONS)
     paper: ClassVar[str]
+    published: ClassVar[Mapping[str, Sequence[Any]]]
+    published_of: ClassVar[str]
+    published_at: ClassVar[Sequence[int]]
 
     def add_own(self, parser: argparse.ArgumentParser) -> None:
-        known = list(dict.fromkeys([*self.defaults, *self.arm_kind.ablated]))
+        known = list(dict.fromkeys([*self.defaults, *self.ablations]))
         further = [name for name in known if name not in self.defaults]
         more = f", {' and '.join(further)} among them" if further else ""
         add_names(parser, "--encodings", known, self.defaults, more)
@@ -457,11 +445,11 @@ class PositionStudy(Study):
         made = None if tokenizer is None else _tokenizer(tokenizer)
         return load_corpus(options.text, dataset=dataset, tokenizer=made, progress=dataset is not None)
 
-    def arms(self, options: argparse.Namespace, recipe: Any) -> Sequence[Arm]:
-        return [self.arm_kind(name) for name in options.encodings]
+    def arms(self, options: argparse.Namespace, recipe: Any) -> Sequence[str]:
+        return list(options.encodings)
 
     def order(self, run: Run) -> int:
-        return self.arm_kind.known.index(run.arm)
+        return list(self.titles).index(run.arm)
 
     def by_length(
         self, runs: Sequence[Run], split: str, figure: Callable[[Any], float], form: str | Callable[[float], str]
@@ -484,6 +472,26 @@ class PositionStudy(Study):
                 int(length) / scale: [figure(run.test[length]) for run in found] for length in found[0].test
             }
             for arm, found in self.by_arm(runs).items()
+        }
+
+    def paper_rows(self, recipe: Any) -> Sequence[Rows]:
+        header = [f"paper: {self.published_of}", *self.headings(self.published_at)]
+        rows = [[self.titles[arm], *map(self.paper_cell, row)] for arm, row in self.published.items()]
+        return [[header, *[row + ["-"] * (len(header) - len(row)) for row in rows]]]
+
+    def paper_cell(self, figure: Any) -> str:
+        """A figure of the paper."""
+        return number(figure)
+
+    def paper_lines(self, runs: Sequence[Run], figure: Callable[[Any], float] = float, scale: float = 1) -> Lines:
+        """As `lines`, of the paper's figures of the same arms."""
+        arms = self.by_arm(runs)
+        return {
+            self.titles[arm]: {
+                length / scale: [figure(value)] for length, value in zip(self.published_at, row, strict=False)
+            }
+            for arm, row in self.published.items()
+            if arm in arms
         }
 
 

@@ -31,7 +31,7 @@ from gistkit.nn import (
 )
 from gistkit.options.arguments import whole
 from gistkit.train import checkpoints
-from gistkit_lab.studies import batches, positions
+from gistkit_lab.studies import batches
 from gistkit_lab.studies.batches import Ahead, Draws, FileCrops
 from gistkit_lab.studies.fitting import Session
 from gistkit_lab.studies.images import Files, Images, Split, load_images, on_canvas, random_crops
@@ -43,6 +43,7 @@ from gistkit_lab.studies.positions import (
     PositionStudy,
     Run,
     draw_lengths,
+    finished,
     load_part,
     without_losses,
 )
@@ -191,27 +192,19 @@ NOTES = {
 }  # fmt: skip
 
 
-class Arm(positions.Arm):
-    """A position encoding of images by its name, or SeqPE without some of its losses."""
-
-    known = ARMS
-    ablated = tuple(ABLATIONS)
-    whole = "seqpe-mul"
-
-
 class Classifier(Learner[ViT]):
     """A ViT and its training.
 
     Args:
         recipe: of model and training, with a patch.
-        arm: its position encoding.
+        arm: its position encoding by its name, or SeqPE without some of its losses, one of `ABLATIONS`.
         images: that it is made for.
         seed: of weights, of batches and of what is drawn for positions; all but the positions' weights is the same for
             all arms.
         device: where the model is.
     """
 
-    def __init__(self, recipe: Recipe, arm: Arm, images: Images, seed: int, device: str = "cpu") -> None:
+    def __init__(self, recipe: Recipe, arm: str, images: Images, seed: int, device: str = "cpu") -> None:
         self.recipe, self.arm, self.images = recipe, arm, images
         self.augment = recipe.augment(images.classes)
         torch.manual_seed(seed)
@@ -222,7 +215,7 @@ class Classifier(Learner[ViT]):
             dropout=recipe.dropout, attention_dropout=recipe.attention_dropout, drop_path=recipe.drop_path,
         )  # fmt: skip
         shape = (recipe.grids[0], recipe.grids[0])
-        super().__init__(recipe, model, shape, seed, device, **ABLATIONS.get(arm.name, {}))
+        super().__init__(recipe, model, shape, seed, device, **ABLATIONS.get(arm, {}))
         self.draws = Draws(seed, recipe.batch, len(images.train))
         self.wanted, self.kept = torch.arange(recipe.batch), slice(None)
         if self.processes.count > 1:
@@ -317,10 +310,11 @@ class Classifier(Learner[ViT]):
         return loss / len(split), correct / len(split)
 
 
-def build_position(recipe: Recipe, arm: Arm) -> PositionEncoding:
+def build_position(recipe: Recipe, arm: str) -> PositionEncoding:
     """The untrained position encoding of an arm."""
-    options = recipe.encoder_options(arm.encoding, axes=2)
-    match arm.encoding:
+    encoding = "seqpe-mul" if arm in ABLATIONS else arm
+    options = recipe.encoder_options(encoding, axes=2)
+    match encoding:
         case "sinusoidal-2d":
             options = {"scale": recipe.sinusoid_scale}
         case "learned-2d":
@@ -329,7 +323,7 @@ def build_position(recipe: Recipe, arm: Arm) -> PositionEncoding:
             # Each layer has its own, as in the paper's code for images.
             options["projection"] = "layer"
     return position_encoding(
-        arm.encoding, heads=recipe.heads, head_dim=recipe.dim // recipe.heads, layers=recipe.layers, extra_tokens=1,
+        encoding, heads=recipe.heads, head_dim=recipe.dim // recipe.heads, layers=recipe.layers, extra_tokens=1,
         **options,
     )  # fmt: skip
 
@@ -338,18 +332,16 @@ def train(session: Session) -> Run:
     """Trains and measures one arm and seed."""
     images, recipe = session.source, session.recipe.fitted(session.source)
     learner = Classifier(recipe, session.arm, images, session.seed, session.device)
-    run = Run(session.name, session.seed, parameters=learner.parameters)
 
     def figures() -> tuple[float, float, float]:
         images_measured = images.held_out[: recipe.eval_images]
         return *learner.measure(images_measured, recipe.grids[0]), learner.measure(images_measured, recipe.grids[-1])[1]
 
+    def accuracy(split: str, grid: int) -> float:
+        return learner.measure(getattr(images, split)[: recipe.test_images], grid)[1]
+
     progress = learner.fit(session, learner.loss, figures, {"images": images.digest, "arm": session.name})
-    run.curve, run.seconds = progress.curve, progress.seconds
-    for name in ("held_out", "test"):
-        split = getattr(images, name)[: recipe.test_images]
-        setattr(run, name, {str(grid): learner.measure(split, grid)[1] for grid in recipe.grids})
-    return run
+    return finished(session, learner, progress, recipe.grids, accuracy)
 
 
 TITLES = {
@@ -387,11 +379,11 @@ class ResolutionStudy(PositionStudy):
 
     name = "resolution"
     recipe_type = Recipe
-    arm_kind = Arm
     presets = PRESETS
     notes = NOTES
     titles = TITLES
-    defaults = IMAGE_ENCODINGS
+    defaults, ablations = IMAGE_ENCODINGS, tuple(ABLATIONS)
+    published, published_of, published_at = PAPER, "ViT-S on ImageNet", PAPER_GRIDS
     kind = "images"
     sizes = (
         "quick: seconds a run; short: trained on a grid of 8 x 8 patches and tested on up to 24 x 24, minutes a run on "
@@ -428,7 +420,7 @@ class ResolutionStudy(PositionStudy):
         recipe.augment(source.classes)
         return recipe
 
-    def about(self, recipe: Recipe, arms: Sequence[positions.Arm], source: Images) -> str:
+    def about(self, recipe: Recipe, arms: Sequence[str], source: Images) -> str:
         first, last = (f"{grid} x {grid}" for grid in (recipe.grids[0], recipe.grids[-1]))
         return (
             f"Classifiers of {recipe.size} x {recipe.size} pixels, {first} patches, tested on up to {last}: "
@@ -451,14 +443,11 @@ class ResolutionStudy(PositionStudy):
         return self.by_length(runs, split, lambda share: 100 * share, "{:.1f}")
 
     def paper_rows(self, recipe: Recipe) -> Sequence[Rows]:
-        if recipe.object_grid:
-            # The paper has no such images.
-            return []
-        rows = [["paper: ViT-S on ImageNet", *self.headings(PAPER_GRIDS)]]
-        for arm, figures in PAPER.items():
-            missing = len(PAPER_GRIDS) - len(figures)
-            rows.append([TITLES[arm], *[f"{figure:.1f}" for figure in figures], *["-"] * missing])
-        return [rows]
+        # The paper has no images that keep their size.
+        return [] if recipe.object_grid else super().paper_rows(recipe)
+
+    def paper_cell(self, figure: float) -> str:
+        return f"{figure:.1f}"
 
     def captioned(self, group: Sequence[SavedRun]) -> Sequence[tuple[Rows, str]]:
         recipe = group[0].recipe
@@ -476,19 +465,12 @@ class ResolutionStudy(PositionStudy):
         ours = self.lines(runs, lambda share: 100 * share, min(int(grid) for grid in runs[0].test))
         panels = [Panel("accuracy (%)", ours, beyond=True)]
         if not self.variant(recipe):
-            paper = {
-                TITLES[arm]: {
-                    grid / PAPER_GRIDS[0]: [value] for grid, value in zip(PAPER_GRIDS, PAPER[arm], strict=False)
-                }
-                for arm in self.by_arm(runs)
-            }
+            paper = self.paper_lines(runs, scale=PAPER_GRIDS[0])
             panels.append(Panel("paper: ViT-S on ImageNet", paper, beyond=True))
         return {"resolution": draw_lengths(panels, "Image classifiers at larger sizes than they were trained at")}
 
     def more_pictures(self, plan: StudyPlan, out: Path) -> list[Path]:
-        embedded = dict.fromkeys(
-            job.arm.name for job in plan.jobs if job.arm.name == "learned-2d" or job.arm.name.startswith("seqpe")
-        )
+        embedded = dict.fromkeys(job.arm for job in plan.jobs if job.arm == "learned-2d" or job.arm.startswith("seqpe"))
         states = {arm: path for arm in embedded if checkpoints.find(path := out / f"{arm}-0")}
         return [draw_embeddings(out / "similarity.png", plan.recipe, states)] if states else []
 
@@ -504,7 +486,7 @@ def draw_embeddings(path: Path, recipe: Recipe, states: Mapping[str, Path]) -> P
 
     embeddings: dict[str, Any] = {}
     for arm, state in states.items():
-        position = build_position(recipe, Arm(arm)).eval()
+        position = build_position(recipe, arm).eval()
         load_part(position, state, "position.")
         if isinstance(position, SeqPEPositions):
             with torch.no_grad():

@@ -165,11 +165,8 @@ def _open_arrays(path: Path) -> Iterator[Any]:
         yield file
 
 
-def environment(folder: Path) -> dict[str, object]:
-    """The machine, and the commit of the sources around `folder`, with a mark if they differ from it."""
-    import torch
-
-    from gistkit.info import machine
+def commit(folder: Path) -> str:
+    """The commit of the sources around `folder`, with a mark if they differ from it."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]
@@ -180,9 +177,18 @@ def environment(folder: Path) -> dict[str, object]:
 
     root = git("rev-parse", "--show-toplevel")
     changed = "+changes" if root and git("status", "--porcelain", "--", f"{root}/csrc", f"{root}/python") else ""
+    return (git("rev-parse", "--short=10", "HEAD") or "unknown") + changed
+
+
+def environment(folder: Path) -> dict[str, object]:
+    """The machine, and the commit of the sources around `folder`."""
+    import torch
+
+    from gistkit.info import machine
+
     return {
         **machine(),
         "torch_isa": torch.backends.cpu.get_cpu_capability().lower(),
         "cores": os.cpu_count() or 0,
-        "commit": (git("rev-parse", "--short=10", "HEAD") or "unknown") + changed,
+        "commit": commit(folder),
     }

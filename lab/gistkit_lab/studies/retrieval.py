@@ -18,7 +18,7 @@ from gistkit.options.arguments import existing
 from gistkit_lab.studies import documents, filler, length, squad
 from gistkit_lab.studies.fitting import Session
 from gistkit_lab.studies.pages import machine_caption, runs
-from gistkit_lab.studies.positions import Arm, Panel, PositionStudy, Run, draw_lengths, number
+from gistkit_lab.studies.positions import Panel, PositionStudy, Run, draw_lengths, number
 from gistkit_lab.studies.rows import Rows
 from gistkit_lab.studies.study import SavedRun, StudyPlan
 
@@ -47,6 +47,7 @@ class RetrievalStudy(PositionStudy):
     paper = "seqpe-squad"
     notes = squad.NOTES
     defaults = TEXT_ENCODINGS
+    published, published_of, published_at = PAPER, "RULER SQuAD", [1024 << power for power in range(4)]
     text = "text file or folder, for the language models"
     sizes = (
         "quick: seconds a run; short: trained on 64 tokens and tested on 512, a minute or two a run on a CPU; "
@@ -79,7 +80,7 @@ class RetrievalStudy(PositionStudy):
                 raise ValueError(f"--{option.replace('_', '-')}: expected a file of questions, got none")
         return squad.Questions.load(self.corpus(options), options.questions, options.test_questions)
 
-    def about(self, recipe: Any, arms: Sequence[Arm], source: Any) -> str:
+    def about(self, recipe: Any, arms: Sequence[str], source: Any) -> str:
         longest, steps = recipe.lengths[-1], f"{recipe.steps} steps of {recipe.batch}"
         variant, encodings = self.variant(recipe), f"{len(arms)} position encodings"
         if not variant:
@@ -123,11 +124,9 @@ class RetrievalStudy(PositionStudy):
             return self.by_length(runs, "test", lambda figures: figures["exact"], "{:.3f}")
         return self.by_length(runs, "test", lambda figures: math.exp(figures["loss"]), number)
 
-    def paper_rows(self, recipe: Any) -> Sequence[Rows]:
-        """The paper's figures: perplexity / exact match in percent."""
-        header = ["paper: RULER SQuAD", *[f"{1 << power}x, {1024 << power}" for power in range(4)]]
-        cells = {arm: [f"{number(loss)} / {exact}" for loss, exact in row] for arm, row in PAPER.items()}
-        return [[header, *[[self.titles[arm], *row] for arm, row in cells.items()]]]
+    def paper_cell(self, figure: tuple[float, float]) -> str:
+        """Perplexity / exact match in percent."""
+        return f"{number(figure[0])} / {figure[1]}"
 
     def table(self, runs: Sequence[Run], recipe: Any) -> str:
         return self._tables(runs, recipe, {"exact": "exact", "perplexity": "perplexity"})
@@ -160,16 +159,10 @@ class RetrievalStudy(PositionStudy):
 
     def figures(self, runs: Sequence[Run], recipe: Any) -> Mapping[str, Figure]:
         """Perplexity and exact answers against the length, and the paper's."""
-        perplexity = self.lines(runs, lambda values: math.exp(values["loss"]))
-        paper = {
-            self.titles[arm]: {1024 << power: [loss] for power, (loss, _) in enumerate(PAPER[arm])}
-            for arm in PAPER
-            if self.titles[arm] in perplexity
-        }
         panels = [
-            Panel("perplexity of the answers", perplexity),
+            Panel("perplexity of the answers", self.lines(runs, lambda values: math.exp(values["loss"]))),
             Panel("right answers", self.lines(runs, lambda values: values["exact"]), logarithmic=False),
-            Panel("paper: perplexity, RULER SQuAD", paper),
+            Panel("paper: perplexity, RULER SQuAD", self.paper_lines(runs, lambda figures: figures[0])),
         ]
         return {"retrieval": draw_lengths(panels, "Looking up facts in longer contexts than in training")}
 

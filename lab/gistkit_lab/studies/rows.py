@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from statistics import mean
 from typing import Any, TypeAlias
 
@@ -12,22 +14,27 @@ Rows: TypeAlias = list[list[str]]
 Cell: TypeAlias = Callable[[Any, Sequence[Any]], str]
 
 
-def spread(values: Sequence[float], form: str | Callable[[float], str] = "{:.3f}") -> str:
-    """One value as it is; several seeds' as mean (lowest-highest)."""
+def spread(values: Sequence[float], form: str | Callable[[float], str] = "{:.3f}", to: str = "-") -> str:
+    """One value as it is; several seeds' as mean (lowest-highest), with `to` between these."""
     shown = form.format if isinstance(form, str) else form
     if len(values) == 1:
         return shown(values[0])
-    return f"{shown(mean(values))} ({shown(min(values))}-{shown(max(values))})"
+    return f"{shown(mean(values))} ({shown(min(values))}{to}{shown(max(values))})"
 
 
 def name_of(name: Callable[[Any], str] | Mapping[Any, str]) -> Cell:
-    """A column with a name of the arm."""
-    return lambda arm, runs: name[arm] if isinstance(name, Mapping) else name(arm)
+    """A column with a name of the arm; "-" where a mapping lacks it."""
+    return lambda arm, runs: name.get(arm, "-") if isinstance(name, Mapping) else name(arm)
 
 
 def figure_of(value: Callable[[Any], float], form: str | Callable[[float], str] = "{:.3f}") -> Cell:
     """A column with a figure of the runs."""
     return lambda arm, runs: spread([value(run) for run in runs], form)
+
+
+def of_split(split: str, *names: str, form: str | Callable[[float], str] = "{:.3f}", times: float = 1.0) -> Cell:
+    """A column with a figure of a split of the runs, which is found by its names one within the other."""
+    return figure_of(lambda run: times * reduce(getitem, names, getattr(run, split)), form)
 
 
 SEEDS: Cell = lambda arm, runs: str(len(runs))  # noqa: E731

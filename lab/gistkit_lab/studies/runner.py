@@ -14,6 +14,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -69,20 +70,17 @@ def run_jobs(
     if processes is None:
         processes = processes_for(len(jobs), cores()) if small and plan.recipe.steps >= WORTH else 1
     processes = min(processes, len(jobs))
+    common = Session(plan.recipe, None, 0, out, plan.source, device, resume)
     if processes > 1:
         shared = 1 if small else max(1, cores() // processes)
-        yield from _side_by_side(study, plan, jobs, out, device, resume, processes, shared)
+        yield from _side_by_side(study, common, jobs, processes, shared)
         return
     _use(device)
     for job in jobs:
         bar_options: Any = {"unit": "step", "dynamic_ncols": True, "disable": not launch.is_first}
         with tqdm(desc=job.title, **bar_options) as bar, threads(1 if small else None):
-            run = study.train(_session(plan, job, out, device, resume, bar))
+            run = study.train(replace(common, arm=job.arm, seed=job.seed, bar=bar))
         yield job, run
-
-
-def _session(plan: StudyPlan, job: Job, out: Path, device: str, resume: bool, bar: Any) -> Session:
-    return Session(plan.recipe, job.arm, job.seed, out, plan.source, device, resume, bar)
 
 
 def devices(device: str, count: int) -> list[str]:
@@ -121,13 +119,14 @@ def threads(count: int | None) -> Iterator[None]:
 
 
 def _side_by_side(
-    study: Study, plan: StudyPlan, jobs: Sequence[Job], out: Path, device: str, resume: bool, count: int, threads: int
+    study: Study, common: Session, jobs: Sequence[Job], count: int, threads: int
 ) -> Iterator[tuple[Job, Any]]:
+    """`common`: the session of all jobs, but for their arms, seeds, bars and devices."""
     # A server imports torch, transformers and the study once; a process forked from it for a run begins at once.
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__, type(study).__module__])
-    packed, lock = pickle.dumps((study.name, plan, out, resume, threads)), context.RLock()
-    waiting, free = deque(jobs), deque(enumerate(devices(device, count)))
+    packed, lock = pickle.dumps((study.name, common, threads)), context.RLock()
+    waiting, free = deque(jobs), deque(enumerate(devices(common.device, count)))
     running: dict[Any, tuple[Job, Any, tuple[int, str]]] = {}
     try:
         while waiting or running:
@@ -175,13 +174,13 @@ def _work(connection: Any, packed: bytes, packed_job: bytes, place: int, device:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        name, plan, out, resume, threads = pickle.loads(packed)
+        name, common, threads = pickle.loads(packed)
         job = pickle.loads(packed_job)
         torch.set_num_threads(threads)
         _use(device)
         tqdm.set_lock(lock)
         with tqdm(desc=job.title, unit="step", position=place, leave=False, dynamic_ncols=True) as bar:
-            run = find(name).train(_session(plan, job, out, device, resume, bar))
+            run = find(name).train(replace(common, arm=job.arm, seed=job.seed, device=device, bar=bar))
             tqdm.write(str(bar), file=bar.fp)
         connection.send((run, None))
     except Interrupted:

@@ -61,8 +61,6 @@ class Recipe(ReconstructionRecipe):
     compression_steps: int = 0
 
     def __post_init__(self) -> None:
-        # Results files have lists.
-        object.__setattr__(self, "lengths", tuple(self.lengths))
         if self.lengths and (self.lengths[0] < 1 or list(self.lengths) != sorted({*self.lengths, self.chunk})):
             raise ValueError(f"lengths: expected ascending numbers up to chunk, {self.chunk}, got {self.lengths}")
         if self.dtype not in DTYPES:

@@ -24,9 +24,9 @@ from gistkit.nn import Learned
 from gistkit.train.data import Corpus
 from gistkit.train.streams import token_ids
 from gistkit_lab.studies import length as language_models
-from gistkit_lab.studies.filler import SPLITS, measure_all
+from gistkit_lab.studies.filler import SPLITS
 from gistkit_lab.studies.fitting import Session, StudyRecipe
-from gistkit_lab.studies.positions import Run, Student
+from gistkit_lab.studies.positions import Run, Student, finished
 
 # SeqPE, Figure 4; ANSWER stands behind the last colon and a space.
 _INSTRUCTION = (
@@ -349,7 +349,6 @@ def train(session: Session) -> Run:
     base = language_models.pretrained(session, recipe.model, corpus)
     student = Student(recipe.schedule, session.arm, language_models.vocabulary(corpus), seed, session.device)
     start_from(student, base)
-    run = Run(session.name, seed, parameters=student.parameters)
     asked = data.split("held_out", recipe.length, recipe.eval_rows)
     best = session.state / "best.safetensors"
 
@@ -360,10 +359,9 @@ def train(session: Session) -> Run:
 
     # The measurements at the end do not determine a run; the language model does.
     progress = student.train(session, data, figures, questions=questions.digest, model=recipe.model.steps)
-    run.curve, run.seconds = progress.curve, progress.seconds
     load_best(student, best)
-    measure_all(run, recipe, lambda split, length: measure(student, data, split, length, recipe.test_rows))
-    return run
+    figure = lambda split, length: measure(student, data, split, length, recipe.test_rows)  # noqa: E731
+    return finished(session, student, progress, recipe.lengths, figure)
 
 
 def start_from(student: Student, base: Student) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from gistkit.evaluate.report import format_table
+from gistkit.options.arguments import existing, positive
 from gistkit.train.data import load_corpus
-from gistkit_lab.studies.options import add_fields, add_names, add_runs, add_text
+from gistkit_lab.studies.options import add_fields, add_names, seeds_of
 from gistkit_lab.studies.results import DataSource
 from gistkit_lab.studies.rows import Rows, drop_column, joined
 
@@ -97,7 +98,8 @@ class Study(ABC):
         notes: by preset, what it follows and what its paper leaves open.
         kind: of the source, "text" or "images".
         shared: whether the processes of a launcher can train a run together.
-        measured: what the tables of held-out data and of the test split are called.
+        measured: what the tables of held-out data and of the test split are called; (): the latter stands alone.
+        legend: what stands below the tables.
     """
 
     name: ClassVar[str]
@@ -115,7 +117,8 @@ class Study(ABC):
     notes: ClassVar[Mapping[str, str]] = {}
     kind: ClassVar[str] = "text"
     shared: ClassVar[bool] = False
-    measured: ClassVar[tuple[str, str]] = ("Held-out", "Test")
+    measured: ClassVar[tuple[str, ...]] = ("Held-out", "Test")
+    legend: ClassVar[str] = ""
 
     # What a command line asks for.
 
@@ -128,10 +131,14 @@ class Study(ABC):
         for option, each in self.lists.items():
             add_names(parser, f"--{option}", *each)
         if self.text:
-            add_text(parser, self.text)
+            parser.add_argument("--text", type=existing, help=f"{self.text} (default: the standard library's topics)")
         self.add_own(parser)
         add_fields(parser, self.recipe_type, self.changes, self.choices)
-        add_runs(parser, None if self.presets else self.recipe_type.steps)
+        parser.add_argument(
+            "--seeds", type=seeds_of, default=1, metavar="N", help="seeds 0 to N-1 (default: %(default)s)"
+        )
+        steps, default = (None, "the preset's") if self.presets else (self.recipe_type.steps, "%(default)s")
+        parser.add_argument("--steps", type=positive, default=steps, help=f"training steps a run (default: {default})")
 
     def add_own(self, parser: argparse.ArgumentParser) -> None:
         """Adds the options that are the study's alone."""
@@ -252,10 +259,13 @@ class Study(ABC):
 
     def table(self, runs: Sequence[Any], recipe: Any) -> str:
         """The results of the runs of one recipe, beside the paper's figures."""
-        return joined([self.rows(runs, recipe), *self.more_rows(runs, recipe), *self.paper_rows(recipe)])
+        tables = joined([self.rows(runs, recipe), *self.more_rows(runs, recipe), *self.paper_rows(recipe)])
+        return "\n\n".join(filter(None, [tables, self.legend]))
 
     def report(self, runs: Sequence[Any], plan: StudyPlan) -> str:
         """The text that the command prints at the end."""
+        if not self.measured:
+            return self.table(runs, plan.recipe)
         held_out, test = self.measured
         return (
             f"{held_out}:\n{format_table(self.rows(runs, plan.recipe, 'held_out'))}\n\n"

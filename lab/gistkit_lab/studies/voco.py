@@ -33,7 +33,7 @@ from gistkit_lab.studies.fitting import FallingRecipe, Progress, Session, optimi
 from gistkit_lab.studies.images import Files, Images, load_images
 from gistkit_lab.studies.mosaics import KINDS, TURN, Batch, Mosaics, Words
 from gistkit_lab.studies.pages import machine_caption
-from gistkit_lab.studies.rows import SECONDS, SEEDS, Cell, Rows, figure_of, name_of, tabulate
+from gistkit_lab.studies.rows import SECONDS, SEEDS, Cell, Rows, name_of, of_split, spread, tabulate
 from gistkit_lab.studies.study import Names, SavedRun, Study, StudyPlan
 
 if TYPE_CHECKING:
@@ -384,9 +384,7 @@ def _fit(
     figures: Callable[[], tuple[float, ...]],
 ) -> Progress:  # fmt: skip
     identity = session.decides("test_mosaics", images=session.source.digest)
-    return optimise(
-        session.recipe, parameters, loss, figures, session.state, identity, resume=session.resume, bar=session.bar
-    )
+    return optimise(session, parameters, loss, figures, identity)
 
 
 def _base(session: Session, mosaics: Mosaics) -> LlavaForConditionalGeneration:
@@ -566,10 +564,9 @@ class VoCoStudy(Study):
             "ratio": name_of(lambda arm: "-" if arm.method in ("full", "none") else f"{arm.ratio:g}x"),
             "tokens": name_of(lambda arm: str(arm.tokens(recipe))),
         }
-        for kind, asked in ASKED.items():
-            columns[asked] = figure_of(lambda run, kind=kind: 100 * getattr(run, split)[kind], "{:.1f}")  # type: ignore[misc]
-        columns["loss"] = figure_of(lambda run: getattr(run, split)["loss"])
-        return tabulate(self.by_arm(runs), columns | {"training": SECONDS, "seeds": SEEDS})
+        columns |= {asked: of_split(split, kind, form="{:.1f}", times=100) for kind, asked in ASKED.items()}
+        columns |= {"loss": of_split(split, "loss"), "training": SECONDS, "seeds": SEEDS}
+        return tabulate(self.by_arm(runs), columns)
 
     def more_rows(self, runs: Sequence[Run], recipe: Recipe) -> Sequence[Rows]:
         """A row a ratio: right answers with EPL less those with DPL, in points, seed by seed."""
@@ -579,7 +576,8 @@ class VoCoStudy(Study):
             first, other = ({run.seed: run.test for run in arms.get(Arm(name, ratio), ())} for name in ("epl", "dpl"))
             if seeds := sorted(first.keys() & other.keys()):
                 gains = ([100 * (first[seed][kind] - other[seed][kind]) for seed in seeds] for kind in KINDS)
-                rows.append([f"{ratio:g}x", *map(_gain, gains), str(len(seeds))])
+                cells = (spread(values, "{:+.1f}", " to ") for values in gains)
+                rows.append([f"{ratio:g}x", *cells, str(len(seeds))])
         return [rows]
 
     def paper_rows(self, recipe: Recipe) -> Sequence[Rows]:
@@ -633,12 +631,6 @@ class VoCoStudy(Study):
             return []
         first = [arm for arm in there if arm.ratio == min(arm.ratio for arm in there)]
         return [draw_sight(out / "sight.png", plan.recipe, plan.source, first, out)]  # type: ignore[arg-type]
-
-
-def _gain(values: Sequence[float]) -> str:
-    if len(values) == 1:
-        return f"{values[0]:+.1f}"
-    return f"{mean(values):+.1f} ({min(values):+.1f} to {max(values):+.1f})"
 
 
 def draw_sight(path: Path, recipe: Recipe, images: Images, arms: Sequence[Arm], out: Path) -> Path:

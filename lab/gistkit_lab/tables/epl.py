@@ -66,15 +66,6 @@ def _figures(model: str, arm: str) -> Mapping[str, float]:
     return found
 
 
-def _compressor(model: str, method: str, layout: str) -> Arm:
-    settings = ("--method", METHODS[method], "--layout", layout)
-    return _arm(model, f"{method}({layout.upper()})", f"{METHODS[method]}-{layout}", settings)
-
-
-def _baseline(model: str, title: str) -> Arm:
-    return _arm(model, title, title.lower(), ("--baseline", BASELINES[title]))
-
-
 def _arm(model: str, title: str, folder: str, settings: Sequence[str]) -> Arm:
     pretrain = "epl-pretrain-8b" if model == "8b" else "epl-pretrain"
     half = str(PRESETS[pretrain].recipe.max_length // 2)
@@ -101,9 +92,14 @@ def _arm(model: str, title: str, folder: str, settings: Sequence[str]) -> Arm:
 def _table(
     number: int, model: str, columns: Sequence[Column], layouts: Sequence[str], baselines: bool = False
 ) -> Table:
-    arms = [_compressor(model, method, layout) for method in METHODS for layout in layouts]
+    arms = [
+        _arm(model, f"{title}({layout.upper()})", f"{method}-{layout}", ("--method", method, "--layout", layout))
+        for title, method in METHODS.items()
+        for layout in layouts
+    ]
     if baselines:
-        arms = [_baseline(model, "NoContext"), *arms, _baseline(model, "FullContext")]
+        none, full = (_arm(model, title, title.lower(), ("--baseline", each)) for title, each in BASELINES.items())
+        arms = [none, *arms, full]
     return Table(f"{PAPER}, Table {number}", "epl", MODELS[model], DATA, columns, arms, OPEN)
 
 

@@ -46,10 +46,6 @@ MATRIX = ("drop", "fairytaleqa", "narrativeqa", "race", "squad")
 MIXED = ("drop", "narrativeqa", "race", "squad")
 
 
-def _published(loss: float, wrong: float) -> dict[str, float]:
-    return {"loss": loss, "wrong": wrong}
-
-
 def _settings(title: str, ratio: int) -> list[str]:
     """The options of a method at a ratio; but for ONE each gist has an embedding of its own."""
     method, *options = _METHODS[title]
@@ -74,12 +70,14 @@ def _title(title: str, ratio: int) -> str:
     return title if title.endswith("context") else f"{title} {ratio}x"
 
 
-def _train(name: str, settings: Sequence[str], data: str) -> Stage:
+def training(name: str, settings: Sequence[str], data: str) -> Stage:
+    """The training of a set's preset on data."""
     return Stage(TRAIN, ("--preset", f"gistpool-{name}", "--questions", data), settings)
 
 
-def _evaluate(data: str) -> Stage:
-    return Stage(EVALUATE, ("--questions", data, "--examples", ALL, "--baselines", ""), start="train")
+def evaluating(data: str, start: str = "train") -> Stage:
+    """The answers about data of what a stage has trained."""
+    return Stage(EVALUATE, ("--questions", data, "--examples", ALL, "--baselines", ""), start=start)
 
 
 def _set_table(name: str, figures: str, sets: Sequence[str], follows: str, folder: str, model: str) -> Table:
@@ -88,8 +86,8 @@ def _set_table(name: str, figures: str, sets: Sequence[str], follows: str, folde
     for title, ratio, losses, wrongs in FIGURES[figures]:
         loss, wrong = losses[column], wrongs[column]
         if loss is not None and wrong is not None:
-            stages = {"train": _train(name, _settings(title, ratio), "{train}"), "answers": _evaluate("{test}")}
-            arms.append(Arm(_title(title, ratio), _folder(name, title, ratio), stages, _published(loss, wrong)))
+            stages = {"train": training(name, _settings(title, ratio), "{train}"), "answers": evaluating("{test}")}
+            arms.append(Arm(_title(title, ratio), _folder(name, title, ratio), stages, {"loss": loss, "wrong": wrong}))
     data = {"train": f"{name}'s training set", "test": f"{name}'s evaluation split"}
     return Table(f"{PAPER}, {follows}, {name}", folder, model, data, COLUMNS, arms, OPEN + MASK)
 
@@ -102,12 +100,12 @@ def _cross_table(number: int, method: str) -> Table:
     arms = []
     for name, losses, wrongs in FIGURES["cross"][method]:
         figures = [figure for pair in zip(losses, wrongs, strict=True) for figure in pair]
-        stages = {f"answers-{other}": _evaluate(f"{{{other}-test}}") for other in MATRIX}
-        train = _train(name, _settings(method, 5), f"{{{name}-train}}")
+        stages = {f"answers-{other}": evaluating(f"{{{other}-test}}") for other in MATRIX}
+        train = training(name, _settings(method, 5), f"{{{name}-train}}")
         its_figures = dict(zip((column.heading for column in columns), figures, strict=True))
         arms.append(Arm(f"trained on {name}", _folder(name, method, 5), {"train": train, **stages}, its_figures))
     return Table(
-        f"{PAPER}, Table {number}, {method} at 5x", "gistpool", "Gemma 2 2B", _splits(MATRIX), columns, arms,
+        f"{PAPER}, Table {number}, {method} at 5x", "gistpool", "Gemma 2 2B", splits(MATRIX), columns, arms,
         OPEN + _mask_of(method),
     )  # fmt: skip
 
@@ -118,21 +116,21 @@ def _mixture_table(number: int, method: str) -> Table:
         mixed = [f"{{{other}-train}}" for other in MIXED if other != name]
         words = ("--preset", "gistpool-mixture", "--questions", *mixed, "--weights", "1,1,1")
         for index, ratio in enumerate((2, 5, 10)):
-            settings, answers = _settings(method, ratio), _evaluate(f"{{{name}-test}}")
+            settings, answers = _settings(method, ratio), evaluating(f"{{{name}-test}}")
             for source, folder, train, loss, wrong in (
                 ("the other 3", f"not-{name}", Stage(TRAIN, words, settings), others[index], others_wrong[index]),
-                ("the same", name, _train(name, settings, f"{{{name}-train}}"), same[index], same_wrong[index]),
+                ("the same", name, training(name, settings, f"{{{name}-train}}"), same[index], same_wrong[index]),
             ):
                 arms.append(
                     Arm(
                         f"{name} {ratio}x, trained on {source}",
                         _folder(folder, method, ratio),
                         {"train": train, "answers": answers},
-                        _published(loss, wrong),
+                        {"loss": loss, "wrong": wrong},
                     )
                 )
     return Table(
-        f"{PAPER}, Table {number}, {method}", "gistpool", "Gemma 2 2B", _splits(MIXED), COLUMNS, arms,
+        f"{PAPER}, Table {number}, {method}", "gistpool", "Gemma 2 2B", splits(MIXED), COLUMNS, arms,
         OPEN + _mask_of(method),
     )  # fmt: skip
 
@@ -141,7 +139,8 @@ def _mask_of(method: str) -> tuple[str, ...]:
     return MASK if _METHODS[method][0] == "gistpool" else ()
 
 
-def _splits(names: Sequence[str]) -> dict[str, str]:
+def splits(names: Sequence[str]) -> dict[str, str]:
+    """The data of sets."""
     return {f"{name}-{split}": f"{name}'s {split} split" for name in names for split in ("train", "test")}
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import product
 
-from gistkit_lab.tables.gistpool import FIGURES, LONGEST, OPEN, PAPER
-from gistkit_lab.tables.table import ALL, EVALUATE, TRAIN, Arm, Column, Stage, Table
+from gistkit_lab.tables.gistpool import FIGURES, LONGEST, OPEN, PAPER, evaluating, splits, training
+from gistkit_lab.tables.table import Arm, Column, Table
 
 RATIO = 5
 SETS = ("drop", "fairytaleqa", "squad")
@@ -52,10 +52,8 @@ def _arms() -> Iterator[Arm]:
             settings = ["--method", "gistpool", "--ratio", str(RATIO), *words]
             stages = {}
             for name in SETS:
-                preset = ("--preset", f"gistpool-{name}", "--questions", f"{{{name}-train}}")
-                answers = ("--questions", f"{{{name}-test}}", "--examples", ALL, "--baselines", "")
-                stages[f"train-{name}"] = Stage(TRAIN, preset, settings)
-                stages[f"answers-{name}"] = Stage(EVALUATE, answers, start=f"train-{name}")
+                stages[f"train-{name}"] = training(name, settings, f"{{{name}-train}}")
+                stages[f"answers-{name}"] = evaluating(f"{{{name}-test}}", f"train-{name}")
             shown = {None: "all windows", 1: "1 window"}.get(windows, f"{windows} windows")
             title = " + ".join(
                 [shown, *(text for text, chosen in zip(CHOICES.values(), choice, strict=True) if chosen)]
@@ -66,8 +64,7 @@ def _arms() -> Iterator[Arm]:
 
 TABLES: Mapping[str, Table] = {
     "gistpool-10": Table(
-        f"{PAPER}, Table 10", "gistpool", "Gemma 2 2B",
-        {f"{name}-{split}": f"{name}'s {split} split" for name in SETS for split in ("train", "test")},
+        f"{PAPER}, Table 10", "gistpool", "Gemma 2 2B", splits(SETS),
         [Column(name, f"answers-{name}", "qa_loss") for name in SETS],
         list(_arms()),
         (OPEN[0], *_READING),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from gistkit.viz.style import COLOURS, Picture
-from gistkit_lab.viz.similarity import Scale, similarities
+from gistkit_lab.viz.similarity import Scale, arrays_of, similarities
 
 
 def draw_grid_similarity(
@@ -23,12 +22,7 @@ def draw_grid_similarity(
         points: the positions p, (row, column); by default the middle and the four corners' neighbourhoods.
         scale: see `similarities`.
     """
-    arrays = {title: np.asarray(rows) for title, rows in embeddings.items()}
-    if not arrays:
-        raise ValueError("embeddings: expected one array or more, by title, got none")
-    for title, maps in arrays.items():
-        if maps.ndim != 3 or 0 in maps.shape:
-            raise ValueError(f"embeddings: expected [height, width, D] for {title!r}, got shape {list(maps.shape)}")
+    arrays = arrays_of(embeddings, "height, width, D")
     height, width = next(iter(arrays.values())).shape[:2]
     if points is None:
         far = (height - 1 - height // 5, width - 1 - width // 5)

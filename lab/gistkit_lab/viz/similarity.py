@@ -44,8 +44,7 @@ def draw_similarity(
         trained: number of positions in training; a dashed line marks it.
         ax: axes to draw the map of a single encoder into.
     """
-    arrays = {title: np.asarray(rows) for title, rows in embeddings.items()}
-    _check(arrays)
+    arrays = arrays_of(embeddings, "P, D")
     if ax is not None and len(arrays) > 1:
         raise ValueError(f"ax: expected None or the embeddings of one encoder, got axes and those of {len(arrays)}")
     figure = Picture(figsize=(1.2 + 3.6 * len(arrays), 3.9), layout="constrained") if ax is None else ax.figure
@@ -66,9 +65,12 @@ def draw_similarity(
     return figure if ax is None else ax
 
 
-def _check(embeddings: Mapping[str, NDArray[Any]]) -> None:
-    if not embeddings:
+def arrays_of(embeddings: Mapping[str, ArrayLike], shape: str) -> dict[str, NDArray[Any]]:
+    """Embeddings by title as arrays of a shape such as "P, D"."""
+    arrays = {title: np.asarray(rows) for title, rows in embeddings.items()}
+    if not arrays:
         raise ValueError("embeddings: expected one array or more, by title, got none")
-    for title, rows in embeddings.items():
-        if rows.ndim != 2 or 0 in rows.shape:
-            raise ValueError(f"embeddings: expected [P, D] for {title!r}, got shape {list(rows.shape)}")
+    for title, rows in arrays.items():
+        if rows.ndim != shape.count(",") + 1 or 0 in rows.shape:
+            raise ValueError(f"embeddings: expected [{shape}] for {title!r}, got shape {list(rows.shape)}")
+    return arrays

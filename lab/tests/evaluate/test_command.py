@@ -131,18 +131,7 @@ def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsy
         ),
         # Those read a text before they know.
         pytest.param(
-            [
-                "--tau",
-                "64",
-                "--method",
-                "avgpool",
-                "--ratio",
-                "4",
-                "--context",
-                "40",
-                "--continuation",
-                "9",
-            ],
+            ["--tau", "64", "--method", "avgpool", "--ratio", "4", "--context", "40", "--continuation", "9"],
             "--tau: expected less than a passage, 49 tokens, got 64",
             marks=pytest.mark.slow,
         ),
