@@ -75,9 +75,16 @@ class Asked:
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """A text as the model has read it: its memory at each of `RATIOS`, and what is asked."""
+    """A text as the model has read it.
+
+    Args:
+        memories: at each of `RATIOS`.
+        later: the same of a later part of a long context, whose first tokens are kept for their scores only.
+        asked: about it.
+    """
 
     memories: list[Memory]
+    later: list[Memory]
     asked: list[Asked]
 
 
@@ -125,7 +132,10 @@ def prepared(context: Sequence[int], asked: Sequence[Asked], presses: PressReade
         is_right = select.logits(states).argmax(-1).tolist() == one.answer
         found.append(replace(one, states=states.clone() if is_right else None))
     counts = [kept(text.length - 1, ratio) for ratio in RATIOS]
-    return Read([presses.scored(text, "kvzip", count, "all", fit=True) for count in counts], found)
+    first, later = (
+        [presses.scored(text, "kvzip", count, "all", fit=True, sinks=sinks) for count in counts] for sinks in (None, 0)
+    )
+    return Read(first, later, found)
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:
@@ -152,8 +162,9 @@ def write(read: Read, folder: Path) -> None:
     new = folder.with_suffix(".new")
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
-    for ratio, memory in zip(RATIOS, read.memories, strict=True):
+    for ratio, memory, later in zip(RATIOS, read.memories, read.later, strict=True):
         memory.save(new / f"{ratio}x.gist")
+        later.save(new / f"{ratio}x-later.gist")
     torch.save([vars(one) for one in read.asked], new / "asked.pt")
     os.replace(new, folder)
 
@@ -161,14 +172,16 @@ def write(read: Read, folder: Path) -> None:
 def loaded(folder: Path) -> Read:
     """What `write` wrote."""
     asked = torch.load(folder / "asked.pt", weights_only=True)
-    return Read([Memory.load(folder / f"{ratio}x.gist") for ratio in RATIOS], [Asked(**one) for one in asked])
+    memories, later = ([Memory.load(folder / f"{ratio}x{kind}.gist") for ratio in RATIOS] for kind in ("", "-later"))
+    return Read(memories, later, [Asked(**one) for one in asked])
 
 
 def joined(select: Select, texts: Sequence[Read], index: int) -> tuple[Memory, list[list[Asked]]]:
     """Texts as the parts of one context: its memory at `RATIOS[index]`, and of each text what is asked in no other."""
     times = Counter(tuple(one.question) for text in texts for one in text.asked)
     asked = [[one for one in text.asked if times[tuple(one.question)] == 1] for text in texts]
-    return select.join([text.memories[index] for text in texts]), asked
+    first, *others = texts
+    return select.join([first.memories[index], *(text.later[index] for text in others)]), asked
 
 
 def losses(select: Select, memory: Memory, asked: Sequence[Asked]) -> tuple[Tensor, Tensor, Tensor]:
