@@ -294,19 +294,20 @@ def train(
         for path in (folder / "texts").iterdir():
             if path.name not in texts and not path.suffix and int(path.name) >= HELD_OUT:
                 texts[path.name] = loaded(path)
-        memories, asked = [], []
         ratio, count = draw.randrange(len(RATIOS)), 2 ** draw.randrange(parts.bit_length())
-        keys = draw.sample(sorted(texts), max(size, count))
+        keys, contexts = draw.sample(sorted(texts), max(size, count)), []
         for start in range(0, len(keys), count):
-            memory, questions = joined(presses.select, [texts[key] for key in keys[start : start + count]], ratio)
-            chosen = [one for own in questions for one in draw.sample(own, min(most, len(own)))]
-            asked += chosen
-            memories += [memory] * len(chosen)
-        loss, divergence, _ = losses(presses.select, Memory.stack(memories), asked)
-        (loss + divergence).backward()
+            memory, asked = joined(presses.select, [texts[key] for key in keys[start : start + count]], ratio)
+            contexts.append((memory, [one for own in asked for one in draw.sample(own, min(most, len(own)))]))
+        answers = sum(len(one.answer) for _, asked in contexts for one in asked)
+        for memory, asked in contexts:
+            if asked:
+                loss, divergence, states = losses(presses.select, memory.repeat(len(asked)), asked)
+                share = len(states) / answers
+                (share * (loss + divergence)).backward()
+                sums += share * loss.item(), share * divergence.item()
+                tokens += sum(len(one.question) + len(one.answer) for one in asked)
         update(optimizer, rate, step - first, steps - first)
-        tokens += sum(len(one.question) + len(one.answer) for one in asked)
-        sums += loss.item(), divergence.item()
         seconds += time.monotonic() - begun
 
 
