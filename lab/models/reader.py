@@ -17,6 +17,7 @@ import random
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,16 +75,23 @@ class Asked:
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """A text as the model has read it: its memory at each of `RATIOS`, and what is asked."""
+    """A text as the model has read it.
+
+    Args:
+        memories: at each of `RATIOS`.
+        later: the same of a later part of a long context, whose first tokens are kept for their scores only.
+        asked: about it.
+    """
 
     memories: list[Memory]
+    later: list[Memory]
     asked: list[Asked]
 
 
-def new_reader(name: str) -> tuple[Select, PressReader, Any]:
-    """In bfloat16, a selection whose reader's adapter is a copy of the text's; what reads with it; the tokenizer."""
+def new_reader(name: str, dtype: torch.dtype) -> tuple[Select, PressReader, Any]:
+    """A selection whose reader's adapter is a copy of the text's; what reads with it; the tokenizer."""
     one = SELECTIONS[name]
-    model, tokenizer = load_smollm2(torch.bfloat16)
+    model, tokenizer = load_smollm2(dtype)
     made = Select(model, lora=lora_of(MODELS[one.adapter].rank), **one.settings).eval()
     weights = load_file(FOLDER / one.adapter / "gistkit_0_text" / ADAPTER_WEIGHTS)
     assert made.adapters is not None
@@ -124,7 +132,10 @@ def prepared(context: Sequence[int], asked: Sequence[Asked], presses: PressReade
         is_right = select.logits(states).argmax(-1).tolist() == one.answer
         found.append(replace(one, states=states.clone() if is_right else None))
     counts = [kept(text.length - 1, ratio) for ratio in RATIOS]
-    return Read([presses.scored(text, "kvzip", count, "all", fit=True) for count in counts], found)
+    first, later = (
+        [presses.scored(text, "kvzip", count, "all", fit=True, sinks=sinks) for count in counts] for sinks in (None, 0)
+    )
+    return Read(first, later, found)
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:
@@ -159,8 +170,9 @@ def write(read: Read, folder: Path) -> None:
     new = folder.with_suffix(".new")
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
-    for ratio, memory in zip(RATIOS, read.memories, strict=True):
+    for ratio, memory, later in zip(RATIOS, read.memories, read.later, strict=True):
         memory.save(new / f"{ratio}x.gist")
+        later.save(new / f"{ratio}x-later.gist")
     torch.save([vars(one) for one in read.asked], new / "asked.pt")
     os.replace(new, folder)
 
@@ -168,7 +180,16 @@ def write(read: Read, folder: Path) -> None:
 def loaded(folder: Path) -> Read:
     """What `write` wrote."""
     asked = torch.load(folder / "asked.pt", weights_only=True)
-    return Read([Memory.load(folder / f"{ratio}x.gist") for ratio in RATIOS], [Asked(**one) for one in asked])
+    memories, later = ([Memory.load(folder / f"{ratio}x{kind}.gist") for ratio in RATIOS] for kind in ("", "-later"))
+    return Read(memories, later, [Asked(**one) for one in asked])
+
+
+def joined(select: Select, texts: Sequence[Read], index: int) -> tuple[Memory, list[list[Asked]]]:
+    """Texts as the parts of one context: its memory at `RATIOS[index]`, and of each text what is asked in no other."""
+    times = Counter(tuple(one.question) for text in texts for one in text.asked)
+    asked = [[one for one in text.asked if times[tuple(one.question)] == 1] for text in texts]
+    first, *others = texts
+    return select.join([first.memories[index], *(text.later[index] for text in others)]), asked
 
 
 def losses(select: Select, memory: Memory, asked: Sequence[Asked]) -> tuple[Tensor, Tensor, Tensor]:
@@ -183,24 +204,35 @@ def losses(select: Select, memory: Memory, asked: Sequence[Asked]) -> tuple[Tens
 
 @torch.no_grad()
 def held_out(presses: PressReader, texts: Sequence[Read]) -> dict[str, Any]:
-    """Of held-out texts at each ratio: nats a token of the answers, and percent of answers that are right, by kind."""
+    """Of held-out texts at each ratio: nats a token of the answers, and percent of answers that are right, by kind.
+
+    "joined" are those of all texts in one context.
+    """
     found: dict[str, Any] = {}
+    percent = lambda values: round(100 * sum(values) / len(values), 1)  # noqa: E731
     for index, ratio in enumerate(RATIOS):
         nats, right = [], {}
         for text in texts:
-            asked = text.asked
-            loss, _, own = losses(presses.select, text.memories[index].repeat(len(asked)), asked)
-            nats.append((float(loss), len(own)))
-            said = presses.select.logits(own).argmax(-1).split([len(one.answer) for one in asked])
-            for one, ids in zip(asked, said, strict=True):
-                right.setdefault(one.kind, []).append(ids.tolist() == one.answer)
-        every = [value for values in right.values() for value in values]
+            loss, count, own = answered(presses.select, text.memories[index], text.asked)
+            nats.append((loss * count, count))
+            for one, is_right in zip(text.asked, own, strict=True):
+                right.setdefault(one.kind, []).append(is_right)
+        memory, asked = joined(presses.select, texts, index)
+        together = [is_right for own in asked if own for is_right in answered(presses.select, memory, own)[2]]
         found[f"{ratio}x"] = {
-            "nats": round(sum(loss * count for loss, count in nats) / sum(count for _, count in nats), 4),
-            "right": round(100 * sum(every) / len(every), 1),
-            **{kind: round(100 * sum(values) / len(values), 1) for kind, values in sorted(right.items())},
+            "nats": round(float(np.divide(*np.sum(nats, 0))), 4),
+            "right": percent([value for values in right.values() for value in values]),
+            "joined": percent(together),
+            **{kind: percent(values) for kind, values in sorted(right.items())},
         }
     return found
+
+
+def answered(select: Select, memory: Memory, asked: Sequence[Asked]) -> tuple[float, int, list[bool]]:
+    """Of answers after a memory of one row: nats a token, their tokens, and whether each is right."""
+    loss, _, states = losses(select, memory.repeat(len(asked)), asked)
+    said = select.logits(states).argmax(-1).split([len(one.answer) for one in asked])
+    return float(loss), len(states), [ids.tolist() == one.answer for one, ids in zip(asked, said, strict=True)]
 
 
 def new_optimizer(trained: Sequence[Tensor]) -> torch.optim.Optimizer:
@@ -217,31 +249,42 @@ def update(optimizer: torch.optim.Optimizer, rate: float, step: int, steps: int)
     optimizer.zero_grad()
 
 
-def train(name: str, steps: int, rate: float, size: int, most: int, every: int = 100) -> None:
+def train(
+    name: str, dtype: torch.dtype, steps: int, rate: float, size: int, most: int, parts: int = 1, every: int = 100
+) -> None:
     """Trains for `steps`, or to their end if it has paused; writes a line every `every` steps, and a checkpoint.
 
     Args:
+        steps: updates, with those of the reader that models/ has.
         rate: of learning; it rises for 20 steps and falls to a tenth.
         size: texts of a step.
         most: questions of each.
+        parts: texts that a context has at most; a step draws 1, 2, 4 and so on.
     """
-    made, presses, _ = new_reader(name)
+    made, presses, _ = new_reader(name, dtype)
     assert made.adapters is not None
     own = made.adapters.names[READER]
     trained = [parameter for key, parameter in made.named_parameters() if own in key.split(".")]
     folder = RUNS / name
     optimizer = new_optimizer(trained)
-    done, seconds, tokens = 0, 0.0, 0
+    done, first, seconds, tokens = 0, 0, 0.0, 0
     if (checkpoint := folder / "checkpoint.pt").exists():
         saved = torch.load(checkpoint, weights_only=True)
         set_peft_model_state_dict(made.adapters.peft, saved["weights"], adapter_name=own)
         optimizer.load_state_dict(saved["optimizer"])
-        done, seconds, tokens = saved["step"], saved["seconds"], saved["tokens"]
+        done, first, seconds, tokens = (saved[key] for key in ("step", "first", "seconds", "tokens"))
+    elif (history := FOLDER / name / "history.jsonl").exists():
+        weights = load_file(FOLDER / name / f"gistkit_0_{READER}" / ADAPTER_WEIGHTS)
+        set_peft_model_state_dict(made.adapters.peft, weights, adapter_name=own)
+        shutil.copyfile(history, folder / history.name)
+        last = json.loads(history.read_text().splitlines()[-1])
+        done = first = last["step"]
+        seconds, tokens = last["seconds"], last["tokens"]
     texts: dict[str, Read] = {}
     apart = [loaded(folder / "texts" / f"{seed:05}") for seed in range(HELD_OUT)]
     sums = np.zeros(2)
     for step in range(done, steps + 1):
-        if (step % every == 0 or step == steps) and not 0 < step == done:
+        if (step % every == 0 or step in (first, steps)) and not first < step == done:
             line = {"step": step, "seconds": round(seconds), "texts": len(texts), "tokens": tokens}
             line |= {"qa": round(sums[0] / every, 4), "kl": round(sums[1] / every, 4), **held_out(presses, apart)}
             sums[:] = 0
@@ -249,7 +292,7 @@ def train(name: str, steps: int, rate: float, size: int, most: int, every: int =
                 file.write(json.dumps(line) + "\n")
             print(json.dumps(line), flush=True)
             weights = get_peft_model_state_dict(made.adapters.peft, adapter_name=own, save_embedding_layers=False)
-            state = {"weights": weights, "optimizer": optimizer.state_dict(), "step": step}
+            state = {"weights": weights, "optimizer": optimizer.state_dict(), "step": step, "first": first}
             torch.save(state | {"seconds": seconds, "tokens": tokens}, folder / "new.pt")
             os.replace(folder / "new.pt", checkpoint)
         if step == steps:
@@ -259,18 +302,20 @@ def train(name: str, steps: int, rate: float, size: int, most: int, every: int =
         for path in (folder / "texts").iterdir():
             if path.name not in texts and not path.suffix and int(path.name) >= HELD_OUT:
                 texts[path.name] = loaded(path)
-        memories, asked = [], []
-        ratio = draw.randrange(len(RATIOS))
-        for key in draw.sample(sorted(texts), size):
-            text = texts[key]
-            chosen = draw.sample(text.asked, min(most, len(text.asked)))
-            asked += chosen
-            memories += [text.memories[ratio]] * len(chosen)
-        loss, divergence, _ = losses(presses.select, Memory.stack(memories), asked)
-        (loss + divergence).backward()
-        update(optimizer, rate, step, steps)
-        tokens += sum(len(one.question) + len(one.answer) for one in asked)
-        sums += loss.item(), divergence.item()
+        ratio, count = draw.randrange(len(RATIOS)), 2 ** draw.randrange(parts.bit_length())
+        keys, contexts = draw.sample(sorted(texts), max(size, count)), []
+        for start in range(0, len(keys), count):
+            memory, asked = joined(presses.select, [texts[key] for key in keys[start : start + count]], ratio)
+            contexts.append((memory, [one for own in asked for one in draw.sample(own, min(most, len(own)))]))
+        answers = sum(len(one.answer) for _, asked in contexts for one in asked)
+        for memory, asked in contexts:
+            if asked:
+                loss, divergence, states = losses(presses.select, memory.repeat(len(asked)), asked)
+                share = len(states) / answers
+                (share * (loss + divergence)).backward()
+                sums += share * loss.item(), share * divergence.item()
+                tokens += sum(len(one.question) + len(one.answer) for one in asked)
+        update(optimizer, rate, step - first, steps - first)
         seconds += time.monotonic() - begun
 
 
@@ -285,9 +330,9 @@ def save(name: str, out: Path | None = None) -> Path:
     return folder
 
 
-def write_texts(name: str, minutes: float, first: int, stride: int) -> None:
+def write_texts(name: str, dtype: torch.dtype, minutes: float, first: int, stride: int) -> None:
     """Reads texts for so many minutes, each `stride`-th from the `first` on; several processes may share them."""
-    made, presses, tokenizer = new_reader(name)
+    made, presses, tokenizer = new_reader(name, dtype)
     corpus, folder = manuals(), RUNS / name / "texts"
     known = by_hand(tokenizer, LONGEST)
     deadline, seed = time.monotonic() + 60 * minutes, first
@@ -304,6 +349,9 @@ def main() -> int:
     """Reads texts, or trains."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=SELECTIONS)
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="the faster here (default: %(default)s)"
+    )
     parts = parser.add_subparsers(dest="part", required=True)
     reading = parts.add_parser("texts", help="read texts")
     reading.add_argument("--minutes", type=float, required=True)
@@ -311,6 +359,9 @@ def main() -> int:
     reading.add_argument("--stride", type=int, default=1, help="processes that read texts (default: %(default)s)")
     training = parts.add_parser("train", help="train on the texts that are read")
     training.add_argument("--steps", type=int, required=True)
+    training.add_argument(
+        "--parts", type=int, default=1, help="at most so many texts make a long context (default: %(default)s)"
+    )
     training.add_argument("--rate", type=float, default=3e-4, help="of learning (default: %(default)s)")
     training.add_argument("--size", type=int, default=4, help="texts of a step (default: %(default)s)")
     training.add_argument("--every", type=int, default=100, help="steps between checkpoints (default: %(default)s)")
@@ -318,12 +369,14 @@ def main() -> int:
     saving = parts.add_parser("save", help="write the compressor with the reader of the last checkpoint")
     saving.add_argument("--out", type=Path, help="its folder (default: models/NAME)")
     options = parser.parse_args()
+    dtype = getattr(torch, options.dtype)
     if options.part == "texts":
-        write_texts(options.name, options.minutes, options.first, options.stride)
+        write_texts(options.name, dtype, options.minutes, options.first, options.stride)
     elif options.part == "save":
         print(save(options.name, options.out))
     else:
-        train(options.name, options.steps, options.rate, options.size, options.most, options.every)
+        schedule = {key: getattr(options, key) for key in ("steps", "rate", "size", "most", "parts", "every")}
+        train(options.name, dtype, **schedule)
     return 0
 
 

@@ -1,6 +1,7 @@
 """What makes the trained compressors: pages, passages with facts, sittings that go on, cards."""
 
 import json
+import shutil
 import signal
 import sys
 from dataclasses import replace
@@ -501,16 +502,25 @@ def test_a_reader_learns_from_what_a_selection_keeps_and_goes_on(place, corpus, 
         assert 500 < len(context) < 800 and {one.kind for one in asked} > {reader.WORDS}
     with monkeypatch.context() as clock:
         clock.setattr(reader.time, "monotonic", iter(range(0, 600, 60)).__next__)
-        reader.write_texts("read", 5.5, 0, 1)
+        reader.write_texts("read", torch.bfloat16, 5.5, 0, 1)
     assert sorted(path.name for path in texts.iterdir()) == [f"{seed:05}" for seed in range(5)]
     read = reader.loaded(texts / "00002")
     assert [memory.sizes[0] for memory in read.memories] == [5, 3, 2] and read.memories[0].key_bias is not None
     assert [(one.kind, tokenizer.decode(one.answer[:-1])) for one in read.asked] == [(reader.HAND, "Eagle")]
 
-    reader.train("read", 4, 1e-2, 2, 3, every=2)
+    # Of texts that are joined, what several are asked has no one answer.
+    select, other = reader.new_reader("read", torch.bfloat16)[1].select, reader.loaded(texts / "00003")
+    memory, asked = reader.joined(select, [read, other, read], 2)
+    assert memory.context_lengths == (sum(one.memories[2].context_lengths[0] for one in (read, other, read)),)
+    assert list(map(len, asked)) == [0, len(other.asked), 0]
+
+    learn = lambda steps: reader.train("read", torch.bfloat16, steps, 1e-2, 2, 3, parts=2, every=2)  # noqa: E731
+    history = place / "runs" / "read" / "history.jsonl"
+    steps_of = lambda: [json.loads(line)["step"] for line in history.read_text().splitlines()]  # noqa: E731
+    learn(4)
     whole = torch.load(place / "runs" / "read" / "checkpoint.pt", weights_only=True)
-    lines = [json.loads(line) for line in (place / "runs" / "read" / "history.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [0, 2, 4] and lines[0]["8x"] != lines[-1]["8x"]
+    lines = [json.loads(line) for line in history.read_text().splitlines()]
+    assert steps_of() == [0, 2, 4] and lines[0]["8x"] != lines[-1]["8x"]
     folder = reader.save("read")
     loaded = Compressor.from_pretrained(folder, small_llama())
     assert (loaded.reader, loaded.ratio) == ("reader", 8)
@@ -520,8 +530,18 @@ def test_a_reader_learns_from_what_a_selection_keeps_and_goes_on(place, corpus, 
     assert own.keys() == whole["weights"].keys()
     assert all(torch.equal(tensor, whole["weights"][name].bfloat16()) for name, tensor in own.items())
 
+    # A reader that models/ has is trained further.
+    checkpoint = place / "runs" / "read" / "checkpoint.pt"
+    checkpoint.unlink()
+    history.write_text("")
+    learn(6)
+    assert steps_of() == [0, 2, 4, 4, 6]
+    before, further = (json.loads(history.read_text().splitlines()[index])["8x"] for index in (2, 3))
+    assert further["nats"] == pytest.approx(before["nats"], rel=0.05)
+
     # It goes on from a checkpoint, as if it had never paused.
-    (place / "runs" / "read" / "checkpoint.pt").unlink()
+    shutil.rmtree(folder)
+    checkpoint.unlink()
     held_out, calls = reader.held_out, []
 
     def cut(*given):
@@ -530,10 +550,10 @@ def test_a_reader_learns_from_what_a_selection_keeps_and_goes_on(place, corpus, 
 
     monkeypatch.setattr(reader, "held_out", cut)
     with pytest.raises(pytest.fail.Exception, match="cut"):
-        reader.train("read", 4, 1e-2, 2, 3, every=2)
+        learn(4)
     monkeypatch.setattr(reader, "held_out", held_out)
-    reader.train("read", 4, 1e-2, 2, 3, every=2)
-    again = torch.load(place / "runs" / "read" / "checkpoint.pt", weights_only=True)
+    learn(4)
+    again = torch.load(checkpoint, weights_only=True)
     assert all(torch.equal(tensor, whole["weights"][name]) for name, tensor in again["weights"].items())
 
 

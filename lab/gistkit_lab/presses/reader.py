@@ -112,8 +112,14 @@ class PressReader:
             last=text.states[None, count - 1],
         )
 
-    def scored(self, text: Text, by: str, count: int, shares: str = "equal", fit: bool = False) -> Memory:
-        """The `count` tokens of each key head, or of a mean one, that a score chooses, as `Select` does."""
+    def scored(
+        self, text: Text, by: str, count: int, shares: str = "equal", fit: bool = False, sinks: int | None = None
+    ) -> Memory:
+        """The `count` tokens of each key head, or of a mean one, that a score chooses, as `Select` does.
+
+        Args:
+            sinks: how many of the score's first tokens are kept whatever their scores; None: all.
+        """
 
         def scores(layer: int) -> Tensor:
             if by in text.scores:
@@ -122,7 +128,7 @@ class PressReader:
             # Of those that look at places alone no other depends on the number.
             return self.scores[by].score(Heads(layer, key, key, value, 1.0, None, count))
 
-        return self._chosen(text, by, count, scores, shares, fit)
+        return self._chosen(text, by, count, scores, shares, fit, sinks)
 
     def asked(self, text: Text, by: str, question: Sequence[int], count: int) -> Memory:
         """The context's tokens that a score chooses for a question, which has read the context."""
@@ -147,12 +153,21 @@ class PressReader:
         return self._chosen(text, by, count, scores)
 
     def _chosen(
-        self, text: Text, by: str, count: int, scores: Callable[[int], Tensor], shares: str = "equal", fit: bool = False
+        self,
+        text: Text,
+        by: str,
+        count: int,
+        scores: Callable[[int], Tensor],
+        shares: str = "equal",
+        fit: bool = False,
+        sinks: int | None = None,
     ) -> Memory:
         """Keys with the highest scores [Hk, n]; the last ones in layers with a window."""
         windows = {layer: window for layer, window in enumerate(text.windows) if window is not None}
         score = self.scores[by].score
-        keep = Selection((text.length,), (count,), score, False, self.select.frequencies, shares=shares, whole=True)
+        keep = Selection(
+            (text.length,), (count,), score, False, self.select.frequencies, shares=shares, sinks=sinks, whole=True
+        )
         own = {layer: scores(layer) for layer in range(len(text.layers)) if layer not in windows}
         found = Repeated(own, text.references if fit else {})
         keep.choose(dict(enumerate(text.layers)), lambda row: found, windows)
