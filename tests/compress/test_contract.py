@@ -151,11 +151,11 @@ def test_files_of_compressor_and_memory_lose_nothing(name, tmp_path):
     losses, batch = all_losses(name)
     window = {} if name == "separate_encoder" else {"window": 12}
     compressor = make(name, **losses, **window).eval()
-    compressor.trained_length = 99
+    compressor.trained_length, compressor.trained_parts = 99, 7
     compressor.save_pretrained(tmp_path / "compressor")
     more = {"encoder": compressor.encoder} if name == "separate_encoder" else {}
     loaded = Compressor.from_pretrained(tmp_path / "compressor", tiny_llama(), **more).double().eval()
-    assert type(loaded) is type(compressor) and loaded.trained_length == 99
+    assert type(loaded) is type(compressor) and (loaded.trained_length, loaded.trained_parts) == (99, 7)
     assert loaded.settings == compressor.settings and loaded.source == compressor.source
     ours, theirs = (dict(each.named_parameters()) for each in (compressor, loaded))
     assert {n for n in ours if "base_layer" not in n and "gistkit_" not in n} <= theirs.keys()

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import warnings
 import weakref
 from dataclasses import make_dataclass
 
@@ -143,6 +144,13 @@ def test_the_parts_of_a_trained_compressor_are_as_long_as_what_it_was_trained_on
     with pytest.warns(UserWarning, match="read in 3 parts"):
         assert not torch.allclose(compressor.changed(part=9).encode(context).layers[1][1], memory.layers[1][1])
     assert not torch.allclose(memory.layers[1][1], whole.layers[1][1]) and memory.lengths == whole.lengths
+    compressor.trained_parts = 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compressor.encode(context)
+    for part, least, parts in ((9, 24, ", which are read in 3 parts"), (0, 12, "")):
+        with pytest.warns(UserWarning, match=f"expected at most {least} tokens, .* got 20{parts}: answers"):
+            compressor.changed(part=part).encode(context)
     # A table of positions has no keys to move.
     compressor = make("gist", tiny("gpt2")).eval()
     compressor.trained_length = 12

@@ -1,6 +1,7 @@
 """What users do to the model and the adapters around a compressor: it counts, or it is refused by name."""
 
 import copy
+import itertools
 import json
 import pickle
 import warnings
@@ -286,9 +287,9 @@ def test_texts_longer_than_any_in_training_are_told(tmp_path):
         ):
             read.encode(IDS[:, :15])
     settings = json.loads((tmp_path / "compressor.json").read_text())
-    for length in ("long" * 1000, 0, 1.5, True, 10**30):
-        (tmp_path / "compressor.json").write_text(json.dumps(settings | {"trained_length": length}))
-        with pytest.raises(ValueError, match=r"expected trained_length to be a whole number >= 1, got .{1,80}$"):
+    for name, length in itertools.product(("trained_length", "trained_parts"), ("long" * 1000, 0, 1.5, True, 10**30)):
+        (tmp_path / "compressor.json").write_text(json.dumps(settings | {name: length}))
+        with pytest.raises(ValueError, match=rf"expected {name} to be a whole number >= 1, got .{1, 80}$"):
             Compressor.from_pretrained(tmp_path, tiny_llama())
 
 

@@ -70,6 +70,8 @@ class Compressor(nn.Module, ModelMixin, Method):
         self._home: Path | None = None
         # Tokens of the longest context that `forward` has trained on, also before it was saved; None: unknown.
         self.trained_length: int | None = None
+        # As many parts of a longer context as were read together in training.
+        self.trained_parts = 1
         # Those of its training's texts, such as "en"; None: unknown.
         self.languages: tuple[str, ...] | None = None
         self._parts: frozenset[str] = frozenset()

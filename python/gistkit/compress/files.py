@@ -163,7 +163,7 @@ def from_pretrained(
     if beside is not None:
         compressor.shares_tokens = beside.get("shares_tokens")
         compressor.named_by_folder = encoder is None
-    compressor.trained_length = settings["trained_length"]
+    compressor.trained_length, compressor.trained_parts = settings["trained_length"], settings["trained_parts"]
     compressor.languages = None if settings["languages"] is None else tuple(settings["languages"])
     if own is not None:
         # Nothing else has these weights.
@@ -227,6 +227,7 @@ def _write(compressor: Any, folder: Path, fingerprints: tuple[str, str] | None) 
         "float16": of_float16,
         "model": hf.identity(compressor.model),
         "trained_length": compressor.trained_length,
+        "trained_parts": compressor.trained_parts,
         "languages": compressor.languages,
         "encoder": _encoder_of(compressor) if has_encoder else None,
     }
@@ -509,9 +510,10 @@ def _read_settings(folder: Path) -> dict[str, Any]:
     missing = sorted(_NAMES - settings.keys())
     if missing:
         raise ValueError(f"{path}: expected the settings {', '.join(sorted(_NAMES))}, got none for {missing[0]}")
-    length = settings.setdefault("trained_length", None)
-    if length is not None and (type(length) is not int or not 1 <= length < POSITIONS):
-        raise ValueError(f"{path}: expected trained_length to be a whole number >= 1, got {shown(length)}")
+    for name, default in (("trained_length", None), ("trained_parts", 1)):
+        count = settings.setdefault(name, default)
+        if count is not default and (type(count) is not int or not 1 <= count < POSITIONS):
+            raise ValueError(f"{path}: expected {name} to be a whole number >= 1, got {shown(count)}")
     languages = settings.setdefault("languages", None)
     if languages is not None and not (
         isinstance(languages, list) and 0 < len(languages) < 100 and all(map(is_language, languages))
