@@ -5,7 +5,7 @@ and questions with their answers, about facts put into it or written by hand. A 
 only, at a ratio that it draws.
 
 example: OMP_NUM_THREADS=1 python lab/models/reader.py smollm2-select-4x texts --minutes 30
-example: OMP_NUM_THREADS=1 python lab/models/reader.py smollm2-select-4x train --steps 540 --rate 1e-3 --size 5 --most 5
+example: OMP_NUM_THREADS=1 python lab/models/reader.py smollm2-select-4x train --steps 940 --rate 6e-4 --size 8 --most 2
 """
 
 from __future__ import annotations
@@ -249,9 +249,7 @@ def update(optimizer: torch.optim.Optimizer, rate: float, step: int, steps: int)
     optimizer.zero_grad()
 
 
-def train(
-    name: str, dtype: torch.dtype, steps: int, rate: float, size: int, most: int, parts: int = 1, every: int = 100
-) -> None:
+def train(name: str, dtype: torch.dtype, steps: int, rate: float, size: int, most: int, every: int = 100) -> None:
     """Trains for `steps`, or to their end if it has paused; writes a line every `every` steps, and a checkpoint.
 
     Args:
@@ -259,9 +257,11 @@ def train(
         rate: of learning; it rises for 20 steps and falls to a tenth.
         size: texts of a step.
         most: questions of each.
-        parts: texts that a context has at most; a step draws 1, 2, 4 and so on.
+
+    A step draws how many texts a context has: 1, 2, 4 and so on to `Selection.parts`.
     """
     made, presses, _ = new_reader(name, dtype)
+    parts = SELECTIONS[name].parts
     assert made.adapters is not None
     own = made.adapters.names[READER]
     trained = [parameter for key, parameter in made.named_parameters() if own in key.split(".")]
@@ -359,9 +359,6 @@ def main() -> int:
     reading.add_argument("--stride", type=int, default=1, help="processes that read texts (default: %(default)s)")
     training = parts.add_parser("train", help="train on the texts that are read")
     training.add_argument("--steps", type=int, required=True)
-    training.add_argument(
-        "--parts", type=int, default=1, help="at most so many texts make a long context (default: %(default)s)"
-    )
     training.add_argument("--rate", type=float, default=3e-4, help="of learning (default: %(default)s)")
     training.add_argument("--size", type=int, default=4, help="texts of a step (default: %(default)s)")
     training.add_argument("--every", type=int, default=100, help="steps between checkpoints (default: %(default)s)")
@@ -375,7 +372,7 @@ def main() -> int:
     elif options.part == "save":
         print(save(options.name, options.out))
     else:
-        schedule = {key: getattr(options, key) for key in ("steps", "rate", "size", "most", "parts", "every")}
+        schedule = {key: getattr(options, key) for key in ("steps", "rate", "size", "most", "every")}
         train(options.name, dtype, **schedule)
     return 0
 

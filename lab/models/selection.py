@@ -31,15 +31,17 @@ class Selection:
     Args:
         adapter: the name of that model, whose memory is read with an adapter for the text.
         settings: of `Select`; with "own_reader" a copy of that adapter reads questions, and learns.
+        parts: texts that are joined to a long context in its training, at most.
     """
 
     adapter: str
     settings: Mapping[str, Any]
+    parts: int = 1
 
 
 SELECTIONS = {
     "smollm2-select-4x": Selection(
-        "smollm2-avgpool-2x", {"ratio": 4, "by": "kvzip", "shares": "all", "fit": True, "own_reader": True}
+        "smollm2-avgpool-2x", {"ratio": 4, "by": "kvzip", "shares": "all", "fit": True, "own_reader": True}, parts=8
     )
 }
 
@@ -87,7 +89,7 @@ def build(name: str, out: Path | None = None) -> Path:
     source, folder = FOLDER / one.adapter, out or FOLDER / name
     trained = Compressor.from_pretrained(source, load_smollm2()[0])
     made = new_compressor(Model("select", one.settings, (), rank=MODELS[one.adapter].rank), losses=("qa",))
-    made.trained_length = trained.trained_length
+    made.trained_length, made.trained_parts = trained.trained_length, one.parts
     save(made, folder)
     assert trained.adapters is not None and made.adapters is not None
     for name in made.adapters.names.values():

@@ -479,7 +479,7 @@ def test_a_reader_learns_from_what_a_selection_keeps_and_goes_on(place, corpus, 
         monkeypatch.setattr(module, "load_smollm2", load)
     for module in (selection, reader):
         monkeypatch.setattr(module, "FOLDER", make.FOLDER)
-        monkeypatch.setattr(module, "SELECTIONS", {"read": selection.Selection("means", settings)})
+        monkeypatch.setattr(module, "SELECTIONS", {"read": selection.Selection("means", settings, parts=2)})
     monkeypatch.setattr(reader, "RUNS", place / "runs")
     monkeypatch.setattr(reader, "manuals", lambda: corpus)
     # A token is a byte.
@@ -514,7 +514,7 @@ def test_a_reader_learns_from_what_a_selection_keeps_and_goes_on(place, corpus, 
     assert memory.context_lengths == (sum(one.memories[2].context_lengths[0] for one in (read, other, read)),)
     assert list(map(len, asked)) == [0, len(other.asked), 0]
 
-    learn = lambda steps: reader.train("read", torch.bfloat16, steps, 1e-2, 2, 3, parts=2, every=2)  # noqa: E731
+    learn = lambda steps: reader.train("read", torch.bfloat16, steps, 1e-2, 2, 3, every=2)  # noqa: E731
     history = place / "runs" / "read" / "history.jsonl"
     steps_of = lambda: [json.loads(line)["step"] for line in history.read_text().splitlines()]  # noqa: E731
     learn(4)
