@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gistkit.cli.plugins import missing, stores
 from gistkit.options.arguments import add_command, device, existing, path
 from gistkit.options.models import add_compressor, add_model, as_made, chosen_compressor, load_model, trained_folder
-from gistkit_vllm.template import chat_template
+from gistkit_vllm.template import chat_template, placeholder_of
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
     compressor = chosen_compressor(arguments, model)
     compressor.tokenizer = tokenizer
-    placeholder, text = _placeholder(tokenizer)
+    placeholder, text = placeholder_of(tokenizer)
     reader, name = _reader(compressor), _name(arguments, compressor)
     settings = {"name": name, "base": arguments.model, "reader": reader}
     _check_folder(arguments.out, reader)
@@ -222,14 +222,3 @@ def _check_adapter(folder: Path) -> None:
     for name, plain in _PLAIN.items():
         if config.get(name) not in (plain, None, [], {}):
             raise ValueError(f"--merged: expected for an adapter with {name} {config[name]}, which vLLM does not read")
-
-
-def _placeholder(tokenizer: Any) -> tuple[int, str]:
-    """A special token that stands for a memory token: one that ends nothing, if there is one."""
-    special = {token: index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
-    named = {str(token): index for token, index in special.items()}
-    last = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token}
-    for text, index in sorted(named.items(), key=lambda item: (item[0] in last, item[1])):
-        if tokenizer(f"{text}{text}\n", add_special_tokens=False)["input_ids"][:2] == [index, index]:
-            return index, text
-    raise ValueError("--model: expected a tokenizer with special tokens, which stand for memory tokens, got none")

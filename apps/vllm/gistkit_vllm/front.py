@@ -20,8 +20,8 @@ class Front:
     """ASGI middleware for vLLM's `--middleware gistkit_vllm.front.Front`.
 
     A request whose `kv_transfer_params` name a memory gets as many placeholder tokens before its prompt as the memory
-    has tokens. One that names no memory there is gets HTTP 404, and a
-    damaged memory 400, without the engine; other requests pass as they are.
+    has tokens. One that names no memory there is gets HTTP 404, and a damaged memory, or a name that no memory can be
+    saved under, 400, without the engine; other requests pass as they are.
     """
 
     def __init__(self, app: Any) -> None:
@@ -36,12 +36,21 @@ class Front:
             return await self._refuse(scope, send, 413, f"body: expected at most {LONGEST} bytes, got more", None)
         try:
             request = json.loads(body)
-            name = request["kv_transfer_params"]["memory"]
+            params = request["kv_transfer_params"]
+            named = {key: params[key] for key in ("memory", "save") if key in params}
         except (ValueError, KeyError, TypeError, RecursionError):
+            named = {}
+        if not named:
             return await self.app(scope, _received(body, receive), send)
+        option = scope["app"].state.vllm_config.kv_transfer_config.get_from_extra_config
         try:
-            store = Path(scope["app"].state.vllm_config.kv_transfer_config.get_from_extra_config("store", "."))
-            _place(request, path, memory_files.about(store, name)[0])
+            if "save" in named:
+                _check_save(request, named["save"], option("save", False))
+        except ValueError as error:
+            return await self._refuse(scope, send, 400, str(error), "memory_not_saved")
+        try:
+            if "memory" in named:
+                _place(request, path, memory_files.about(Path(option("store", ".")), named["memory"])[0])
         except memory_files.Missing as error:
             return await self._refuse(scope, send, 404, str(error), "memory_not_found")
         except (ValueError, OSError) as error:
@@ -71,6 +80,15 @@ class Front:
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+
+def _check_save(request: dict[str, Any], name: object, saves: bool) -> None:
+    """Refuses what the engine would, as far as the request alone tells."""
+    memory_files.check_new(name)
+    if not saves:
+        raise ValueError("save: expected a server that was started with --save, got one that only reads")
+    if isinstance(prompt := request.get("prompt"), list) and len(prompt) > 1 and not isinstance(prompt[0], int):
+        raise ValueError(f"save: expected one prompt, got {len(prompt)}")
 
 
 def _place(request: dict[str, Any], path: str, about: memory_files.About) -> None:

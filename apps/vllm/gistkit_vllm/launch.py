@@ -14,12 +14,13 @@ from gistkit_vllm.memory_files import ADAPTER, MEMORIES, READER, SETTINGS, TEMPL
 DESCRIPTION = "Serves what gistkit export wrote by vLLM: memories that requests name in kv_transfer_params."
 
 
-def command(folder: Path, options: Sequence[str]) -> list[str]:
+def command(folder: Path, options: Sequence[str], save: bool = False) -> list[str]:
     """The words that start vLLM's server.
 
     Args:
         folder: what `gistkit export` wrote.
         options: of `vllm serve`, which come last.
+        save: whether requests may write memories into it.
 
     Raises:
         FileNotFoundError: if there is no such folder.
@@ -30,7 +31,7 @@ def command(folder: Path, options: Sequence[str]) -> list[str]:
         "kv_connector": "GistConnector",
         "kv_connector_module_path": "gistkit_vllm.connector",
         "kv_role": "kv_consumer",
-        "kv_connector_extra_config": {"store": str((folder / MEMORIES).resolve())},
+        "kv_connector_extra_config": {"store": str((folder / MEMORIES).resolve()), "save": save},
     }
     # `vllm serve` asks for the version of a package vllm, which builds for CPUs are not.
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
@@ -54,10 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command `gistkit-vllm`."""
     parser = argparse.ArgumentParser(prog="gistkit-vllm", description=DESCRIPTION)
     parser.add_argument("folder", type=Path, help="what gistkit export wrote")
+    parser.add_argument("--save", action="store_true", help="requests may save their prompts as memories in FOLDER")
     parser.add_argument("--print", action="store_true", dest="shown", help="prints vLLM's command and ends")
     known, options = parser.parse_known_args(arguments)
     try:
-        words = command(known.folder, options)
+        words = command(known.folder, options, known.save)
     except (OSError, ValueError, KeyError) as error:
         print(f"gistkit-vllm: {error}", file=sys.stderr)
         return 2

@@ -19,6 +19,7 @@ from torch import Tensor
 FORMAT, VERSION = "gistkit-vllm", 1
 # What a served folder holds.
 MEMORIES, READER, ADAPTER, SETTINGS, TEMPLATE = "memories", "reader", "adapter", "gistkit.json", "chat_template.jinja"
+_CONFIGS = "config.json", "adapter_config.json"
 _LONGEST = 200
 
 
@@ -32,6 +33,7 @@ class About:
         placeholder, text: id and text of the token that stands for each of them in a prompt.
         digest: SHA-256 of the values.
         reader: what reads it, `reader` of the settings beside its weights.
+        source: of a memory that an engine saved, what tells its prompt from others.
     """
 
     tokens: int
@@ -40,6 +42,7 @@ class About:
     text: str
     digest: str
     reader: str
+    source: str = ""
 
 
 class Missing(LookupError):
@@ -52,19 +55,27 @@ def path_of(folder: Path, name: object) -> Path:
     Raises:
         Missing: for what is no name.
     """
-    # Halves of surrogate pairs are no characters of a name.
-    file = quote(name, safe=" ", errors="replace") if isinstance(name, str) else ""
-    if not 0 < len(file) <= _LONGEST:
+    if not (file := _file(name)):
         raise Missing(f"memory: expected the name of one, got {name!a:.80}")
     return folder / f"{file}.safetensors"
 
 
-def add(folder: Path, name: str, values: Tensor, **about: Any) -> About:
-    """Writes a memory, in one move, in place of one of the same name.
+def check_new(name: object) -> None:
+    """Raises ValueError for a name that no client may give to a memory."""
+    if not isinstance(name, str) or not (_file(name) and name.isprintable()) or {"", ".", ".."} & set(name.split("/")):
+        raise ValueError(f"save: expected a name without parts that are empty, . or .., got {name!a:.80}")
+
+
+def add(folder: Path, name: str, values: Tensor, replace: bool = True, **about: Any) -> About:
+    """Writes a memory, in one move.
 
     Args:
         values: [layers, 2, tokens, heads, size], keys and values of the first tokens of a prompt.
+        replace: whether in place of one of the same name.
         about: fields of `About`.
+
+    Raises:
+        FileExistsError: if there is one, and `replace` is false.
     """
     values = values.detach().cpu().contiguous()
     described = About(digest=digest(values), **about)
@@ -75,7 +86,7 @@ def add(folder: Path, name: str, values: Tensor, **about: Any) -> About:
     try:
         # With the rights that the user's files have: other users' engines may read them.
         partial.write_bytes(save({"values": values}, header))
-        os.replace(partial, path)
+        (os.replace if replace else os.link)(partial, path)
     finally:
         partial.unlink(missing_ok=True)
     return described
@@ -122,6 +133,32 @@ def reader_of(folder: str | os.PathLike[str]) -> str | None:
     except FileNotFoundError:
         return None
     return str(content["reader"])
+
+
+def weights_of(folder: str | os.PathLike[str]) -> str:
+    """16 hex digits of a model's or an adapter's files, from 256 pieces of each.
+
+    Raises:
+        ValueError: if there are no weights.
+    """
+    files = sorted(path for path in Path(folder).iterdir() if path.suffix == ".safetensors" or path.name in _CONFIGS)
+    if all(path.name in _CONFIGS for path in files):
+        raise ValueError(f"model: expected weights in safetensors files, got none in {folder}")
+    total = hashlib.sha256()
+    for path in files:
+        total.update(f"{path.name} {(size := path.stat().st_size)} ".encode())
+        with path.open("rb") as file:
+            for start in range(0, size, max(size // 256, 64)):
+                file.seek(start)
+                total.update(file.read(64))
+    return total.hexdigest()[:16]
+
+
+def _file(name: object) -> str:
+    """A name as a file's, without its ending; empty for what is no name."""
+    # Halves of surrogate pairs are no characters of a name.
+    file = quote(name, safe=" ", errors="replace") if isinstance(name, str) else ""
+    return file if len(file) <= _LONGEST else ""
 
 
 def _opened(folder: Path, name: object) -> Any:

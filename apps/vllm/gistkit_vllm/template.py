@@ -56,6 +56,17 @@ def chat_template(tokenizer: Any, template: str | None, chat: bool) -> str:
     return rendered
 
 
+def placeholder_of(tokenizer: Any) -> tuple[int, str]:
+    """A special token that stands for a memory token: one that ends nothing, if there is one."""
+    special = {token: index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    named = {str(token): index for token, index in special.items()}
+    last = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token}
+    for text, index in sorted(named.items(), key=lambda item: (item[0] in last, item[1])):
+        if tokenizer(f"{text}{text}\n", add_special_tokens=False)["input_ids"][:2] == [index, index]:
+            return index, text
+    raise ValueError("--model: expected a tokenizer with special tokens, which stand for memory tokens, got none")
+
+
 def _around(turn: str) -> str:
     """An expression of Jinja: a message's content within a turn."""
     return " ~ message['content'] ~ ".join(json.dumps(part) for part in turn.split("{question}"))

@@ -213,6 +213,9 @@ def test_settings_are_json_that_the_launcher_reads(tmp_path, capsys):
     assert launch.main([str(tmp_path), "--print", "--port", "99"]) == 0
     shown = capsys.readouterr().out
     assert f"--model {tmp_path / 'reader'} --served-model-name tiny --port 99" in shown
+    assert '"save": false' in shown
+    assert launch.main([str(tmp_path), "--print", "--save"]) == 0
+    assert '"save": true' in capsys.readouterr().out
     (tmp_path / "reader").rename(tmp_path / "adapter")
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"r": 17}))
     assert launch.main([str(tmp_path), "--print"]) == 2

@@ -21,7 +21,7 @@ def store(tmp_path):
     return tmp_path
 
 
-def call(store, path, body, status=200, method="POST", chunk=7):
+def call(store, path, body, status=200, method="POST", chunk=7, save=True):
     """Sends a request through the front: what the application behind it received, and what the client did."""
     body = body if isinstance(body, bytes) else json.dumps(body).encode()
     parts = [body[start : start + chunk] for start in range(0, len(body), chunk)] or [b""]
@@ -45,7 +45,9 @@ def call(store, path, body, status=200, method="POST", chunk=7):
     async def send(part):
         sent.append(part)
 
-    config = SimpleNamespace(get_from_extra_config=lambda name, default: {"store": str(store)}.get(name, default))
+    config = SimpleNamespace(
+        get_from_extra_config=lambda name, default: {"store": str(store), "save": save}.get(name, default)
+    )
     state = SimpleNamespace(vllm_config=SimpleNamespace(kv_transfer_config=config))
     headers = [(b"Content-Length", str(len(body)).encode()), (b"x-key", b"1")]
     scope = {
@@ -107,6 +109,31 @@ def test_a_memory_that_cannot_be_read_is_told_without_the_engine(store, name, st
     assert error["code"] == code and error["param"] == "kv_transfer_params" and "memory" in error["message"]
 
 
+def test_a_prompt_to_save_passes_as_it_is_and_behind_a_memory(store):
+    body = {"prompt": "A text", "kv_transfer_params": {"save": "2026/text"}}
+    assert passed(store, COMPLETIONS, body) == body
+    body["kv_transfer_params"]["memory"] = "2026/märz"
+    assert passed(store, COMPLETIONS, body)["prompt"] == "<x><x><x>A text"
+    _, sent = call(store, COMPLETIONS, body | {"kv_transfer_params": {"memory": "nothing", "save": "text"}})
+    assert sent[0]["status"] == 404
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "told"),
+    [
+        *((name, {}, "expected a name") for name in ("../x", "/x", "a/", "", ".", 7, None, "x" * 999, "\ud800", "\0")),
+        ("text", {"prompt": ["one", "two"]}, "expected one prompt, got 2"),
+        ("text", {"save": False}, "expected a server that was started with --save, got one that only reads"),
+    ],
+)
+def test_what_cannot_be_saved_is_told_without_the_engine(store, name, more, told):
+    body = {"prompt": more.get("prompt", "?"), "kv_transfer_params": {"save": name}}
+    (received,), sent = call(store, COMPLETIONS, body, status=422, save=more.get("save", True))
+    error = json.loads(sent[1]["body"])["error"]
+    assert received[1] == b"{}" and sent[0]["status"] == 400 and error["code"] == "memory_not_saved"
+    assert error["message"].startswith("save: ") and told in error["message"]
+
+
 def test_who_has_no_key_is_told_nothing(store):
     body = {"prompt": "?", "kv_transfer_params": {"memory": "nothing"}}
     _, sent = call(store, COMPLETIONS, body, status=401)
@@ -123,6 +150,30 @@ def test_a_body_without_end_is_refused(store, monkeypatch):
 def test_prompts_of_no_kind_are_refused(store, prompt):
     _, sent = call(store, COMPLETIONS, {"prompt": prompt, "kv_transfer_params": {"memory": "2026/märz"}})
     assert sent[0]["status"] == 400 and b"prompt: expected a text or token ids" in sent[1]["body"]
+
+
+def test_a_memory_that_is_not_to_be_replaced_stays(store):
+    about, _ = memory_files.about(store, "2026/märz")
+    files = sorted(store.iterdir())
+    again = {"context_tokens": 9, "placeholder": 7, "text": "<x>", "reader": "r", "tokens": 3}
+    with pytest.raises(FileExistsError):
+        memory_files.add(store, "2026/märz", torch.rand(2, 2, 3, 1, 4), replace=False, **again)
+    assert memory_files.about(store, "2026/märz")[0] == about and sorted(store.iterdir()) == files
+
+
+def test_files_of_weights_are_told_apart(tmp_path):
+    with pytest.raises(ValueError, match="model: expected weights in safetensors files, got none in"):
+        memory_files.weights_of(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(bytes(100_000))
+    found = [memory_files.weights_of(tmp_path)]
+    (tmp_path / "gistkit.json").write_text("{}")
+    assert memory_files.weights_of(tmp_path) == found[0]
+    for name, content in (("config.json", b"{1}"), ("model.safetensors", bytes(99_999)), ("b.safetensors", b"")):
+        (tmp_path / name).write_bytes(content)
+        found.append(memory_files.weights_of(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"\1" * 99_999)
+    assert len({*found, memory_files.weights_of(tmp_path)}) == 5
 
 
 def test_a_file_that_changed_or_is_another_is_refused(store):

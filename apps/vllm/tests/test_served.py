@@ -101,7 +101,7 @@ def test_a_server_answers_as_ask_does_and_again_after_a_kill(avgpool):
 
 
 def test_an_adapter_reads_as_the_merged_model_does(avgpool, tmp_path):
-    """By vLLM's own LoRA on the base model, which without the adapter refuses the memory."""
+    """By vLLM's own LoRA on the base model, which without the adapter refuses the memory, and saves its own."""
     place, report, _ = avgpool
     from gistkit.hf.smollm2 import load_smollm2
 
@@ -109,7 +109,7 @@ def test_an_adapter_reads_as_the_merged_model_does(avgpool, tmp_path):
     model.save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
     exported("smollm2-avgpool-2x", "--out", tmp_path / "lora", "--memories", place / "report.gist")
-    words = ("--model", tmp_path / "base", "--served-model-name", "plain", "--api-key", "secret")
+    words = ("--model", tmp_path / "base", "--served-model-name", "plain", "--api-key", "secret", "--save")
     with served(tmp_path / "lora", tmp_path, free_port(), *words) as (_, client):
         assert asked(client, "report", QUESTIONS[0]).status_code == 401
         assert asked(client, "nothing", QUESTIONS[0]).status_code == 401
@@ -118,6 +118,23 @@ def test_an_adapter_reads_as_the_merged_model_does(avgpool, tmp_path):
         assert [content(asked(client, "report", question)) for question in QUESTIONS] == report
         assert asked(client, "report", QUESTIONS[0], model="plain").status_code == 500
         assert content(asked(client, "report", QUESTIONS[0])) == report[0]
+
+        # The base model saves the whole text, for itself.
+        text = (ROOT / "docs" / "report.txt").read_text()
+        body = {"model": "plain", "prompt": text, "temperature": 0, "max_tokens": 1}
+        answer = client.post("/v1/completions", json=body | {"kv_transfer_params": {"save": "whole/report"}})
+        assert answer.json()["kv_transfer_params"] == {"saved": "whole/report"}
+        behind = f"\n### Question:\n{QUESTIONS[0]}\n### Answer:\n"
+        answer = client.post("/v1/completions", json=body | {"prompt": text + behind, "max_tokens": 24})
+        want = answer.json()["choices"][0]["text"].strip()
+        assert content(asked(client, "whole/report", QUESTIONS[0], model="plain")) == want
+        assert asked(client, "whole/report", QUESTIONS[0]).status_code == 500
+        answer = client.post("/v1/completions", json=body | {"kv_transfer_params": {"save": "../report"}})
+        assert answer.status_code == 400 and answer.json()["error"]["code"] == "memory_not_saved"
+        answer = client.post(
+            "/v1/completions", json=body | {"prompt": "?", "kv_transfer_params": {"save": "whole/report"}}
+        )
+        assert "expected a new name or the same prompt's" in answer.json()["kv_transfer_params"]["error"]
 
 
 def test_methods_whose_reader_is_the_base_model_share_an_engine(tmp_path):

@@ -83,9 +83,9 @@ def written(compressor, memory, question, new_tokens=NEW_TOKENS):
     return prompt, rows[0].tolist()
 
 
-def answers(model, store, batches, **options):
+def answers(model, store, batches, save=False, **options):
     """What an engine with the connector answers to batches of requests, see `engine.py`."""
-    given = {"model": str(model), "store": str(store), "options": options, "batches": batches}
+    given = {"model": str(model), "store": str(store), "save": save, "options": options, "batches": batches}
     # The engine is a process of its group, which would outlive a script that is killed.
     script = Path(__file__).with_name("engine.py")
     process = subprocess.Popen(
