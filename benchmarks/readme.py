@@ -77,7 +77,8 @@ def presses_note(found: Comparison) -> str:
     kinds = ", ".join(dict.fromkeys(found.sets))
     said = f"{len(found.sets)} questions ({kinds}) about {len(found.lengths)} contexts of {short} to {long:,} tokens"
     given = found.settings
-    return f"{given['model']} in {given['dtype']}; {said}; in brackets 95% intervals. {machine_line(given['machine'])}."
+    machines = machines_line([given["machine"], *given.get("earlier", [])])
+    return f"{given['model']} in {given['dtype']}; {said}; in brackets 95% intervals. {machines}."
 
 
 def presses_summary() -> str:

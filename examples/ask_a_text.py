@@ -16,7 +16,7 @@ from gistkit.hf.smollm2 import load_smollm2
 REPORT = Path(__file__).parents[1] / "docs" / "report.txt"
 QUESTIONS = [
     "Who started the survey?",
-    "Which pile is the worst?",
+    "When did the survey end?",
     "Who keeps the key of the tool shed?",
 ]
 

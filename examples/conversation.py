@@ -16,7 +16,7 @@ compressor = Compressor.from_pretrained("smollm2-select-4x", model).eval()
 conversation = Conversation(compressor, compressor.compress(text))
 
 ids = tokenizer(text)["input_ids"]
-for question in ("Who started the survey?", "Which pile is the worst?"):
+for question in ("Who started the survey?", "When did the survey end?"):
     # The prompt template of training.
     prompt = tokenizer(QUESTION.format(question=question), add_special_tokens=False)
     answer = conversation.reply(prompt, max_new_tokens=12)

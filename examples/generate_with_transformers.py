@@ -41,7 +41,7 @@ pipe = pipeline(
 print(
     pipe(
         text,
-        questions=["Which pile is the worst?"],
+        questions=["When did the survey end?"],
         template=QUESTION,
         max_new_tokens=12,
     )

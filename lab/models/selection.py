@@ -9,7 +9,7 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,18 +51,17 @@ ABOUT = """## What it is for
 | | |
 |---|---|
 | language | English prose; a text with few common English words gives a warning |
-| length | both adapters were trained on at most 512 tokens; longer contexts are read in parts, with a warning |
-| long texts | of 195 questions about 1,024 to 4,096 tokens 12% right at 4x, 11% at 8x, 18% from the full text |
+| length | read in parts of at most 512 tokens, up to 8 of which the reader learned from; more give a warning |
+| long texts | of 190 questions about 1,024 to 4,096 tokens 23% right at 4x, 22% at 8x, 23% from the full text |
 | questions | answered with a few words of the text: names, numbers, terms; in `### Question:` and `### Answer:` lines |
-| does badly | yes or no (57% right, little better than chance); "not in the text" (said in 45% of such cases); tables |
-| is not for | text that goes on after a memory (perplexity 26; with the first adapter 19) |
+| does badly | yes or no (64% right, where chance is 50%); "not in the text" (said in 61% of such cases); tables |
+| is not for | text that goes on after a memory (perplexity 29; with the first adapter 19) |
 | answers | a few words, even if the question asks for a sentence |
 
-Of 150 questions by hand it answers 47% exactly at 4x, 52% at 8x, 41% at 16x, and 51% from the full text. With the first
-adapter these are 33%, 29%, 21% and 36%. Settings were chosen with the first 50; of the other 100 it answers 41%, 43%
-and 34%, and 43% from the full text. Over these 150 and 251 questions about made-up facts the fit gains 4 points (1 to
-7) at 8x and 10 (7 to 14) at 16x under the same adapter, which learned from fitted memories; some of these rows are of
-another processor. The questions to learn from and those to test with are about different pages of the same manuals, by
+Of 150 questions by hand it answers 51% exactly at 4x, 51% at 8x, 42% at 16x, and 51% from the full text. With the first
+adapter these are 33%, 29%, 21% and 36%. Settings were chosen with the first 50; of the other 100 it answers 42%, 44%
+and 34%, and 42% from the full text. Over these 150 and 251 questions about made-up facts the fit gains 7 points (3 to
+11) at 8x and 10 (6 to 14) at 16x under the same adapter, which learned from fitted memories. The questions to learn from and those to test with are about different pages of the same manuals, by
 the same hand; one test page (Django 1.8.10) repeats most of a training page. `gistkit compress --ratio 8`, or
 `compressor.at(8)`, selects another ratio.
 
@@ -130,17 +129,24 @@ def _trained(folder: Path) -> str:
     lines = (folder / "history.jsonl").read_text().splitlines() if (folder / "history.jsonl").exists() else []
     if not lines:
         return ", so far a copy of that one."
-    first, last = json.loads(lines[0]), json.loads(lines[-1])
-    right = ", ".join(
-        f"{key} {first[key]['right']:.0f} to {last[key]['right']:.0f}" for key in last if key[0].isdigit()
-    )
-    tokens = f"{last['tokens'] / 1000:.0f} thousand tokens"
-    return f""". It began as a copy of the first, and learned to answer from
-such memories at 4x, 8x and 16x: {last["step"]} steps about {last["texts"]} texts, {tokens} of questions and answers in
+    found = [json.loads(line) for line in lines]
+    ratios = [key for key in found[-1] if key[0].isdigit()]
+
+    def right(kind: str, rows: Sequence[Mapping[str, Any]]) -> str:
+        return ", ".join(f"{key} {rows[0][key][kind]:.0f} to {rows[-1][key][kind]:.0f}" for key in ratios)
+
+    tokens, texts = f"{found[-1]['tokens'] / 1000:.0f} thousand tokens", max(line["texts"] for line in found)
+    text = f""". It began as a copy of the first, and learned to answer from
+such memories at 4x, 8x and 16x: {found[-1]["step"]} steps about {texts} texts, {tokens} of questions and answers in
 all. The questions were written by hand about pages of manuals (1,032), and made up (facts that were put into
 pages, and the next words of a passage). Where the first adapter answers right from the whole text, its distribution was
 the teacher. Of 72 made-up questions about held-out pages, those with every token right went, in percent, from
-{right}."""
+{right("right", found)}."""
+    if together := [line for line in found if "joined" in line[ratios[0]]]:
+        text += f""" In the last {together[-1]["step"] - together[0]["step"]} steps up to 8 memories were
+joined, as those of the parts of a long text are. From all held-out pages joined, those with every token right then went
+from {right("joined", together)}."""
+    return text
 
 
 def main() -> int:

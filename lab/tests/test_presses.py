@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from itertools import product
 from statistics import NormalDist
 
@@ -202,12 +203,13 @@ def test_what_was_measured_is_kept_and_goes_on(tmp_path):
         model,
         byte_tokenizer(),
         SETS,
-        done=again,
+        done=replace(again, settings=again.settings | {"machine": {"processor": "another"}}),
         on_outcome=lambda found: calls.append(len(found.outcomes)),
         **settings,
     )
     assert calls == list(range(2, len(entries({}, ratios=[4], by=["even"])) + 1))
     assert whole.outcomes[0] == again.outcomes[0]
+    assert whole.settings == again.settings | {"earlier": [{"processor": "another"}]}
     with pytest.raises(ValueError, match="done: expected a comparison of the same model, questions"):
         against_presses(model, byte_tokenizer(), {"ferries": SETS["ferries"]}, done=again, **settings)
     (tmp_path / "other.jsonl").write_text('{"rows": 1}\n')

@@ -98,7 +98,7 @@ class Comparison:
     """Outcomes about the same questions.
 
     Args:
-        settings: model, dtype, new tokens and machine.
+        settings: model, dtype, new tokens, machine, and those that measured some of the outcomes before.
         sets: the set of each question.
         contexts: the number of each question's context.
         lengths: tokens of each context.
@@ -231,6 +231,9 @@ def against_presses(
     asked = asked_of(sets, tokenizer)
     settings: dict[str, Any] = {"model": display_name(model), "dtype": str(model.dtype).removeprefix("torch.")}
     settings |= {"max_new_tokens": max_new_tokens, "machine": machine()}
+    if done is not None:
+        before = [*done.settings.get("earlier", []), done.settings["machine"]]
+        settings["earlier"] = [each for each in before if each != settings["machine"]]
     lengths = [len(context.context) for context in asked.contexts]
     found = Comparison(settings, asked.sets, asked.owners, lengths, [] if done is None else list(done.outcomes))
     if done is not None:
