@@ -109,7 +109,7 @@ class GistConnector(KVConnectorBase_V1):
         self._model = model
         # Of the scheduler.
         self._wanted: dict[str, Wanted] = {}
-        self._to_save: dict[str, Any] = {}
+        self._to_save: dict[str, tuple[Any, Save]] = {}
         self._pending = Step()
         # Of a worker.
         self._held: OrderedDict[tuple[str, str], torch.Tensor] = OrderedDict()
@@ -130,7 +130,7 @@ class GistConnector(KVConnectorBase_V1):
             try:
                 wanted.save = self._checked_save(request, params["save"], wanted)
                 if not self._is_saved(wanted.save):
-                    self._to_save[request.request_id] = request
+                    self._to_save[request.request_id] = request, wanted.save
             except Exception as error:
                 logger.error("request %s: %s", request.request_id, error)
                 wanted.save, wanted.unsaved = None, str(error)
@@ -205,7 +205,7 @@ class GistConnector(KVConnectorBase_V1):
             raise ValueError(f"save {name!r}: expected a prompt of token ids, got one with embeddings or images")
         (placeholder, text), reader = self._placeholder, self._reader(request)
         source = hashlib.sha256(json.dumps([reader, wanted.digest, ids]).encode()).hexdigest()
-        about = {"tokens": len(ids), "context_tokens": wanted.context_tokens + len(ids) - wanted.tokens}
+        about: dict[str, Any] = {"tokens": len(ids), "context_tokens": wanted.context_tokens + len(ids) - wanted.tokens}
         about |= {"placeholder": placeholder, "text": text, "reader": reader, "source": source}
         return Save(str(name), about, wanted.digest)
 
@@ -243,10 +243,12 @@ class GistConnector(KVConnectorBase_V1):
         """What the workers of this step load, and which prompts they save, as it computes the last of their tokens."""
         pending, self._pending = self._pending, Step()
         for name, count in scheduler_output.num_scheduled_tokens.items():
-            request = self._to_save.get(name)
-            if request is not None and request.num_computed_tokens + count >= request.num_prompt_tokens:
+            if name not in self._to_save:
+                continue
+            request, save = self._to_save[name]
+            if request.num_computed_tokens + count >= request.num_prompt_tokens:
                 (blocks,) = scheduler_output.kv_connector_block_state.get_block_ids(name)
-                pending.saves.append(replace(self._wanted[name].save, block_ids=list(blocks)))
+                pending.saves.append(replace(save, block_ids=list(blocks)))
                 del self._to_save[name]
         return pending
 
@@ -261,8 +263,8 @@ class GistConnector(KVConnectorBase_V1):
                 wanted.unsaved = f"save {wanted.save.memory!r}: not written; the server's log has the reason"
             except Exception as error:
                 wanted.unsaved = str(error)
-        error = wanted.refusal or wanted.unsaved
-        return False, None if error is None else {"error": error}
+        reason = wanted.refusal or wanted.unsaved
+        return False, None if reason is None else {"error": reason}
 
     # In a worker's process.
 
