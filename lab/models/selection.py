@@ -61,9 +61,9 @@ ABOUT = """## What it is for
 Of 150 questions by hand it answers 51% exactly at 4x, 51% at 8x, 42% at 16x, and 51% from the full text. With the first
 adapter these are 33%, 29%, 21% and 36%. Settings were chosen with the first 50; of the other 100 it answers 42%, 44%
 and 34%, and 42% from the full text. Over these 150 and 251 questions about made-up facts the fit gains 7 points (3 to
-11) at 8x and 10 (6 to 14) at 16x under the same adapter, which learned from fitted memories. The questions to learn from and those to test with are about different pages of the same manuals, by
-the same hand; one test page (Django 1.8.10) repeats most of a training page. `gistkit compress --ratio 8`, or
-`compressor.at(8)`, selects another ratio.
+11) at 8x and 10 (6 to 14) at 16x under the same adapter, which learned from fitted memories. The questions to learn
+from and those to test with are about different pages of the same manuals, by the same hand; one test page (Django
+1.8.10) repeats most of a training page. `gistkit compress --ratio 8`, or `compressor.at(8)`, selects another ratio.
 
 ## What it costs
 
