@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gistkit_lab.studies.images import Images, resize
-
-if TYPE_CHECKING:
-    from gistkit_lab.studies.voco import Recipe
 
 # Kinds of questions: which item is at a cell, how many of an item, and which item is left of another.
 KINDS = ("at", "count", "left")
@@ -62,6 +59,20 @@ class Words:
         return self.number(self.cells) + 1
 
 
+class Sizes(Protocol):
+    """Of mosaics: `side` items on a side, `patches` on a side of an item, and `questions` about each mosaic."""
+
+    @property
+    def side(self) -> int: ...
+    @property
+    def patches(self) -> int: ...
+    @property
+    def questions(self) -> int: ...
+    @property
+    def cells(self) -> int: ...
+    def patch(self, images: Images) -> int: ...
+
+
 class Batch(NamedTuple):
     """Mosaics with questions.
 
@@ -85,7 +96,7 @@ class Mosaics:
         seed: of the training mosaics.
     """
 
-    def __init__(self, images: Images, recipe: Recipe, seed: int) -> None:
+    def __init__(self, images: Images, recipe: Sizes, seed: int) -> None:
         self.images, self.recipe, self.seed = images, recipe, seed
         self.words = Words(images.classes, recipe.cells)
         most = recipe.cells + images.classes
