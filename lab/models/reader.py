@@ -282,12 +282,13 @@ def train(name: str, dtype: torch.dtype, steps: int, rate: float, size: int, mos
         seconds, tokens = last["seconds"], last["tokens"]
     texts: dict[str, Read] = {}
     apart = [loaded(folder / "texts" / f"{seed:05}") for seed in range(HELD_OUT)]
-    sums = np.zeros(2)
+    sums, since = np.zeros(2), done
     for step in range(done, steps + 1):
         if (step % every == 0 or step in (first, steps)) and not first < step == done:
             line = {"step": step, "seconds": round(seconds), "texts": len(texts), "tokens": tokens}
-            line |= {"qa": round(sums[0] / every, 4), "kl": round(sums[1] / every, 4), **held_out(presses, apart)}
-            sums[:] = 0
+            means = sums / max(step - since, 1)
+            line |= {"qa": round(means[0], 4), "kl": round(means[1], 4), **held_out(presses, apart)}
+            sums[:], since = 0, step
             with (folder / "history.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
             print(json.dumps(line), flush=True)
