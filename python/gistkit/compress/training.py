@@ -227,7 +227,7 @@ def warn_of_unlike(compressor: Any, contexts: Rows) -> None:
     if longest is not None and max(contexts.lengths) > longest:
         count = max(len(compressor.part_ends(row)) for row in contexts.lists())
         in_parts, parts = (f", which are read in {count} parts", compressor.trained_parts) if count > 1 else ("", 1)
-        if count > parts or parts == 1:
+        if not 1 < count <= parts:
             warnings.warn(
                 f"input_ids: expected at most {parts * longest} tokens, the longest context that the compressor was "
                 f"trained on, got {max(contexts.lengths)}{in_parts}: answers from its memory may be worse",
