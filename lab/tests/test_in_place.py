@@ -10,7 +10,7 @@ from study_runs import Bar, session
 
 from gistkit.compress import GistPool
 from gistkit.hf import attach
-from gistkit_lab.studies import in_place
+from gistkit_lab.studies import in_place, pairs
 from gistkit_lab.studies.fitting import Session
 from gistkit_lab.studies.in_place import PRESETS, STUDY, STYLE, Arm
 from gistkit_lab.studies.needles import Needles, as_batch
@@ -115,8 +115,8 @@ def test_arms():
     assert len(names) == len(set(names)) == 2 + 5 * 4 + 3
     assert names[:3] == ["no", "full", "gist-1x"] and "avgpool-1x" not in names
     assert [arm.name for arm in in_place.arms(["full", "gistpool"], [2])] == ["full", "gistpool-2x"]
-    known = {*in_place.METHODS, *in_place.OTHER_METHODS}
-    assert known == set(in_place.TITLES) == set(in_place.PAPER)
+    known = [*in_place.METHODS, *in_place.OTHER_METHODS]
+    assert set(known) == set(in_place.PAPER) and [*known, *pairs.SUCCESSORS] == list(in_place.TITLES)
     assert set(in_place.TITLES.values()) == set(STYLE)
 
 

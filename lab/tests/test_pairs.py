@@ -1,6 +1,7 @@
 """Study `pairs`: contexts of keys and values, answers behind a compressed context, runs that resume."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,6 +44,19 @@ def test_the_full_context_is_that_of_plain_transformers():
         with attach(model):
             found = study.logits(compressor, pairs, RECIPE)
     torch.testing.assert_close(found, torch.cat(plain, 1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["gist", *study.SUCCESSORS])
+def test_keys_asked_together_are_answered_as_each_alone(method):
+    pairs = draw(RECIPE, "test", 1, rows=3)
+    recipe = replace(RECIPE, fewest=pairs.keys.shape[1], most=pairs.keys.shape[1])
+    compressor = study.build_compressor(recipe, Arm(method, 2), fresh_model(recipe, 0)).eval()
+    with torch.no_grad(), attach(compressor.model):
+        found = study.logits(compressor, pairs, recipe)
+        memory = compressor.encode(pairs.contexts)
+        states = [compressor.decode(memory, "qa", key)[:, 1:] for key in pairs.keys.split(1, 1)]
+    expected = compressor.logits(torch.cat(states, 1))[..., recipe.keys : recipe.bos]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_figures_are_of_all_answers(monkeypatch):

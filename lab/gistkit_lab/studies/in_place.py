@@ -320,6 +320,14 @@ TITLES = {
     "gist-pool": "Gist with pool mask",
     "sep-gist-pool": "SepGist with pool mask",
     "offset-gist-pool": "OffsetGist with pool mask",
+    # Of the study of pairs.
+    "icae": "ICAE",
+    "separate-encoder": "SeparateEncoder",
+    "x500": "500xCompressor",
+    "sac": "SAC",
+    "dodo": "Dodo",
+    "kv-distill": "KV-Distill",
+    "beacon": "Beacon",
 }
 # GistPool, Table 3: evaluation loss on SQuAD with Gemma2 2B.
 PAPER = {
@@ -369,7 +377,7 @@ class InPlaceStudy(Study):
         )
 
     def order(self, run: Run) -> tuple[int, int]:
-        return (METHODS + OTHER_METHODS).index(run.method), run.ratio
+        return list(TITLES).index(run.method), run.ratio
 
     def rows(self, runs: Sequence[Run], recipe: Any, split: str = "test") -> Rows:
         kinds = [kind for kind in getattr(runs[0], split) if kind != "all"]
@@ -381,7 +389,7 @@ class InPlaceStudy(Study):
             for figure in ("loss", "exact"):
                 columns[figure if kind == "all" else f"{kind}: {figure}"] = of_split(split, kind, figure)
         columns["seeds"] = SEEDS
-        paper = lambda arm: PAPER[arm.method].get(arm.ratio)  # noqa: E731
+        paper = lambda arm: PAPER.get(arm.method, {}).get(arm.ratio)  # noqa: E731
         columns["paper: SQuAD loss"] = name_of(lambda arm: f"{loss:.3f}" if (loss := paper(arm)) else "-")
         return tabulate(self.by_arm(runs), columns)
 
@@ -415,7 +423,7 @@ class InPlaceStudy(Study):
             for figure, methods in by_ratio.items():
                 values = [run.held_out["all"][figure] for run in arm_runs]
                 methods.setdefault(TITLES[arm.method], {})[arm.ratio] = values
-        paper = {TITLES[method]: {ratio: [loss] for ratio, loss in PAPER[method].items()} for method in PAPER}
+        paper = {TITLES[name]: {ratio: [loss] for ratio, loss in PAPER.get(name, {}).items()} for name in TITLES}
         panels = {
             "held-out loss (nats a token)": by_ratio["loss"],
             "answers without a wrong token": by_ratio["exact"],
@@ -430,7 +438,9 @@ STYLE = {
     "OffsetGist": ("orange", "--", "D"), "SepOffsetGist": ("purple", "-.", "v"), "AvgPool": ("green", "-", "^"),
     "GistPool": ("blue", "-", "o"), "GistPool from means": ("sky", "-", "P"), "SepGist": ("red", "-.", "<"),
     "Gist with pool mask": ("red", "-", "s"), "SepGist with pool mask": ("purple", "-", "<"),
-    "OffsetGist with pool mask": ("orange", "-", "D"),
+    "OffsetGist with pool mask": ("orange", "-", "D"), "ICAE": ("grey", "--", "x"),
+    "SeparateEncoder": ("grey", "-", "x"), "500xCompressor": ("sky", "--", "p"), "SAC": ("sky", "-", "p"),
+    "Dodo": ("purple", "--", "*"), "KV-Distill": ("purple", "-", "*"), "Beacon": ("red", ":", "h"),
 }  # fmt: skip
 # Methods without a ratio are level lines.
 LEVEL = ("No context", "Full context")

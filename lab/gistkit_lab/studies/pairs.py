@@ -9,6 +9,7 @@ Figure 2 and Table 3, where the contexts are SQuAD's and others and the model is
 from __future__ import annotations
 
 import argparse
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
@@ -19,8 +20,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import ArceeConfig, ArceeForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from gistkit import compress
+from gistkit.compress import Compressor
 from gistkit.compress.memory import Memory
-from gistkit.compress.methods.in_place import InPlace
 from gistkit.hf import attach
 from gistkit.layouts import Plan
 from gistkit.train.recipe import adamw
@@ -34,8 +36,11 @@ from gistkit_lab.studies.study import Names, SavedRun
 SPLITS = {"train": 0, "held_out": 1, "test": 2}
 # Methods of the study `in-place` that run unless others are asked for.
 METHODS = ("no", "full", "gist", "sep-offset-gist", "avgpool", "gistpool")
+# Methods that came after the papers' and those that they are nearest to, read by the frozen decoder but for Dodo and
+# Beacon, with this rank of LoRA.
+SUCCESSORS, RANK = ("icae", "separate-encoder", "x500", "sac", "dodo", "kv-distill", "beacon"), 32
 # Here gists learn to pool by training alone.
-OTHER_METHODS = ("offset-gist", *in_place.OTHER_METHODS)
+MORE_METHODS = ("offset-gist", *in_place.OTHER_METHODS, *SUCCESSORS)
 # Contexts of a group, all of one length.
 GROUP = 32
 
@@ -183,7 +188,7 @@ def train(session: Session) -> Run:
     with session.shared("base", **changes) as shared:
         fit(shared, arm_compressor(Arm("full"), model, lora=None).to(session.device), part=0)
     torch.manual_seed(seed)
-    compressor = arm_compressor(arm, model, lora=None).to(session.device)
+    compressor = build_compressor(recipe, arm, model).to(session.device)
     run = Run(arm.method, arm.ratio, seed, parameters=sum(value.numel() for _, value in compressor.trainable()))
     progress = fit(session, compressor, part=1)
     run.curve, run.seconds = progress.curve, progress.seconds
@@ -193,8 +198,31 @@ def train(session: Session) -> Run:
     return run
 
 
+def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel) -> Compressor:
+    """The untrained compressor of an arm around the base of its seed."""
+    qa: dict[str, Any] = {"ratio": arm.ratio, "losses": ("qa",)}
+    chunk = qa | {"chunk": recipe.length or 2 * recipe.most, "lora": RANK}
+    match arm.method:
+        case "icae":
+            return compress.ICAE(model, **chunk)
+        case "separate-encoder":
+            segment = chunk["chunk"]
+            return compress.SeparateEncoder(model, encoder=copy.deepcopy(model), segment=segment, lora=None, **qa)
+        case "x500":
+            return compress.FiveHundredX(model, **chunk)
+        case "sac":
+            return compress.SAC(model, **chunk)
+        case "dodo":
+            return compress.Dodo(model, layer=1, lora=RANK, **qa)
+        case "kv-distill":
+            return compress.KVDistill(model, layer=1, lora=RANK, **qa)
+        case "beacon":
+            return compress.Beacon(model, segment=2 * arm.ratio, lora=None, **qa)
+    return arm_compressor(arm, model, lora=None)
+
+
 def fit(
-    session: Session, compressor: InPlace, *, part: int, stages: Sequence[Stage] = (),
+    session: Session, compressor: Compressor, *, part: int, stages: Sequence[Stage] = (),
     before: Callable[[int], None] | None = None, carried: Carried | None = None,
 ) -> Progress:  # fmt: skip
     """Trains a compressor on the answers of a recipe's contexts.
@@ -226,32 +254,40 @@ def fit(
     )
 
 
-def logits(compressor: InPlace, pairs: Pairs, recipe: Recipe, memory: Memory | None = None) -> Tensor:
+def logits(compressor: Compressor, pairs: Pairs, recipe: Recipe, memory: Memory | None = None) -> Tensor:
     """[B, n, values], those of the values where each key is asked for, behind a memory; None: the context's.
 
     All keys are asked at once. Where each is `alone` none knows of the others: it has the position id that follows the
-    context, and sees the memory and itself. Otherwise the keys are a text without values: a value beside its key would
-    tell what the others are not.
+    context, and sees the memory, the task token if there is one, and itself. Otherwise the keys are a text without
+    values: a value beside its key would tell what the others are not.
     """
     if memory is None:
         memory, _, _ = compressor.compress_rows(compressor.contexts(pairs.contexts))
     plan = None
     if recipe.alone:
-        plan = _each_alone(memory.num_tokens, pairs.keys.shape[1], memory.starts[0]).to(compressor.device)
+        tasks = compressor.task_embedding("qa", memory).shape[1]
+        plan = _each_alone(memory, tasks, pairs.keys.shape[1]).to(compressor.device)
     # The first state is the one before the first key.
     states = compressor.read(memory, "qa", compressor.rows("keys", pairs.keys), plan)[:, 1:]
     return compressor.logits(states)[..., recipe.keys : recipe.bos]
 
 
-def _each_alone(memory: int, questions: int, start: int) -> Plan:
-    own = torch.arange(memory, memory + questions, dtype=torch.int32)
-    spans = torch.stack([torch.tensor([[0, memory]], dtype=torch.int32).expand(questions, 2),
-                         torch.stack([own, own + 1], -1)], 1)  # fmt: skip
-    return Plan.from_spans(spans, memory + questions, torch.full((questions,), start))
+def _each_alone(memory: Memory, tasks: int, questions: int) -> Plan:
+    """Memories of embeddings are rows of the pass too; with the task token they see what is before them."""
+    before, start = memory.num_tokens + tasks, memory.starts[0]
+    own = torch.arange(before + questions, dtype=torch.int32)
+    shared = torch.stack([torch.zeros_like(own), (own + 1).clamp(max=before)], -1)
+    # Of the keys; a row of the memory has no other span.
+    alone = torch.stack([own, own + 1], -1) * (own >= before)[:, None]
+    spans = torch.stack([shared, alone], 1)
+    after = start + torch.arange(tasks + questions).clamp(max=tasks)
+    first = 0 if memory.embeddings is not None else memory.num_tokens
+    position_ids = torch.cat([memory.positions[0], after])
+    return Plan.from_spans(spans[first:], len(own), position_ids[first:])
 
 
 @torch.no_grad()
-def measure(compressor: InPlace, recipe: Recipe, split: str, contexts: int) -> dict[str, float]:
+def measure(compressor: Compressor, recipe: Recipe, split: str, contexts: int) -> dict[str, float]:
     """{"loss", "exact"} over contexts of a split: nats an answer, and the share of right answers."""
     loss = right = count = 0.0
     for pairs in groups(recipe, split, contexts):
@@ -282,7 +318,7 @@ class PairsStudy(in_place.InPlaceStudy):
     sizes = "quick: contexts of 30 tokens, some 30 minutes of a core a seed; varied: of 16 to 40 tokens"
     lists: ClassVar[Mapping[str, Names]] = {
         **in_place.InPlaceStudy.lists,
-        "methods": Names((*METHODS, *OTHER_METHODS), METHODS, f"; there are also {', '.join(OTHER_METHODS)}"),
+        "methods": Names((*METHODS, *MORE_METHODS), METHODS, f"; there are also {', '.join(MORE_METHODS)}"),
     }
     text = ""
     measured = "Held-out contexts", "Contexts that no choice was made on"
