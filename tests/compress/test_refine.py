@@ -8,6 +8,7 @@ from transformers import DynamicCache
 
 from gistkit.compress import ICAE, AvgPool, FiveHundredX, Memory, Select, refine
 from gistkit.hf import CACHE
+from tests.helpers.in_place_oracle import unsettle
 from tests.helpers.models import byte_tokenizer, eager, tiny_llama
 from tests.helpers.tiers import tiers
 
@@ -60,6 +61,16 @@ def test_the_divergence_is_that_of_the_model_s_own_attention():
     recited = [token for exercise in trained[:3] for token in exercise.ids[exercise.first :]]
     assert sorted(recited) == sorted(ids)
     assert not {tuple(one.ids) for one in held} & {tuple(one.ids) for one in trained}
+
+
+@pytest.mark.parametrize("own_reader", [False, True])
+def test_the_teacher_reads_the_text_as_the_compressor_does(own_reader):
+    model = tiny_llama(vocab_size=258, bos_token_id=257)
+    compressor = unsettle(Select(model, ratio=1, by="kvzip", lora=2, own_reader=own_reader)).eval()
+    compressor.tokenizer = byte_tokenizer(start=True)
+    # A memory with all keys and values has nothing to learn.
+    found = refine(compressor, compressor.compress(TEXT), TEXT, steps=1)
+    assert found.before == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", tiers(METHODS, ["select", "embeddings"]))

@@ -34,6 +34,10 @@ LEAST = 8
 # The parts of the seconds after which continuations, questions and the reading of both with the whole text end.
 CONTINUING, WRITING, READING = 0.2, 0.4, 0.55
 STEPS = 100
+# Settings of a selection that keeps a whole context.
+EVERYTHING: dict[str, Any] = {
+    "by": "even", "question": None, "budget": None, "shares": "equal", "part": 0, "positions": "kept", "fit": False,
+}  # fmt: skip
 
 
 class Clock:
@@ -213,8 +217,12 @@ def _exercises(
     """What trains the memory, and what measures it, with the states of the model that reads the whole text."""
     rows = compressor.uncompressed(pad([ids], compressor.device))
     # It keeps all keys of a context, which has its first token already.
-    teacher = Select(compressor.model, ratio=1, by="even", bos_token=int(rows.known[0, 0])).eval()
-    teacher.tokenizer = compressor.tokenizer
+    if isinstance(compressor, Select):
+        # One adapter may read contexts, and another what follows.
+        teacher = compressor.changed(**EVERYTHING).at(1)
+    else:
+        teacher = Select(compressor.model, ratio=1, by="even", bos_token=int(rows.known[0, 0])).eval()
+        teacher.tokenizer = compressor.tokenizer
     with compressor.using(compressor.reader):
         whole_text = teacher.compress_rows(rows)[0]
         recited = list(_passages(ids, draw, compressor.tokenizer))
