@@ -1,6 +1,7 @@
 """Generation from a memory: greedy, ragged, sampled, with beams or an assistant, to each row's stop."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -218,6 +219,15 @@ def test_an_assistant_changes_no_token(method, scheme):
     drafted = compressor.generate(memory, text, max_new_tokens=20, assistant_model=copy.deepcopy(compressor.model))
     looked_up = compressor.generate(memory, text, max_new_tokens=20, prompt_lookup_num_tokens=3)
     assert torch.equal(drafted, plain) and torch.equal(looked_up, plain)
+
+
+def test_random_numbers_of_another_device_are_refused():
+    # Its draws would not be those of the generator.
+    other = SimpleNamespace(device=torch.device("cuda", 0))
+    compressor = ICAE(tiny_llama(), chunk=8, ratio=4, lora=None)
+    memory = compressor.encode(torch.randint(0, 50, (1, 8)))
+    with pytest.raises(ValueError, match="generator: expected one on cpu, got one on cuda:0"):
+        compressor.generate(memory, do_sample=True, generator=other)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import copy
 import pickle
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from transformers import TextStreamer
 
 from gistkit.ask import Conversation
 from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, GistPool, Select
-from gistkit.compress.steps import LEAST, Shape
+from gistkit.compress.steps import LEAST, Shape, captured
 from gistkit.hf.cache import CACHE
 from gistkit.inspect import AttentionRecorder
 from tests.helpers.in_place_oracle import unsettle
@@ -438,3 +439,31 @@ def test_a_shape_has_room_for_its_plan_and_little_more():
         shape = Shape.of(plan, 5)
         assert shape.batch == 8
         assert plan.num_keys <= shape.room <= max(256, 1.25 * plan.num_keys + 1)
+
+
+def test_a_graph_is_captured_on_a_stream_of_the_current_device(monkeypatch):
+    """Not on torch's own for captures, which one device has; after an error the stream before is current again."""
+    streams = ["device's"]
+
+    @contextmanager
+    def graph(kept, stream, capture_error_mode):
+        streams.append(stream)
+        yield
+        # What torch leaves undone where a capture cannot be ended.
+        streams.pop()
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: "new")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: streams.append(stream))
+    seen = []
+    assert captured(lambda: seen.append(streams[-1]) or "out")() == "out"
+    assert seen == ["new"] and streams == ["device's"]
+
+    def waits():
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        captured(waits)
+    assert streams[-1] == "device's"

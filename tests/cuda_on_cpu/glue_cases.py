@@ -203,6 +203,10 @@ def bounds() -> dict[str, dict[str, Any]]:
                 case["refused"] = str(error)
             gistkit.attention(*inputs, plan)
             _gpu.capturing = lambda: False
+            glue.calls()
+            with torch.no_grad():
+                gistkit.attention(*inputs, Plan(spans, keys + more))
+            case["forward"] = "launch key_lists" in glue.calls()
             found[f"{name} {where}"] = case
     glue.dry(False)
     return found

@@ -58,6 +58,8 @@ def test_bounds_of_lists_that_the_device_makes() -> None:
     for name in ("tiles", "lists"):
         assert cases[f"{name} at"]["device"] and not cases[f"{name} at"]["refused"]
         assert not cases[f"{name} beyond"]["device"] and "Plan.to" in cases[f"{name} beyond"]["refused"]
+    # Without gradients there are lists of queries only.
+    assert cases["lists beyond"]["forward"] and not cases["tiles beyond"]["forward"]
     # In both directions, the grid; beyond, 4 numbers a list, two entries at most, and room for one more list.
     assert cases["tiles at"]["bytes"] >= 2 * 4 * 2**24
     assert cases["tiles beyond"]["bytes"] <= 2 * 4 * (4 * 4097 + 2 * 4097 + 4097)

@@ -87,6 +87,21 @@ def test_disordered_position_ids_are_not_read_as_packed_sequences(family):
         torch.testing.assert_close(ours, expected, **TOLERANCE)
 
 
+@pytest.mark.parametrize("given", ["input_ids", "inputs_embeds"])
+def test_no_pass_beyond_the_cpu_waits_to_look_for_packed_sequences(given):
+    # The meta device has no values: whoever asks for one fails.
+    model, ids = tiny("llama").to("meta"), tokens(1).to("meta")
+    inputs = {given: ids if given == "input_ids" else model.get_input_embeddings()(ids)}
+
+    def stop(*_):
+        raise InterruptedError("the first layer is reached")
+
+    model.model.layers[0].register_forward_pre_hook(stop)
+    for of in (model, model.model):
+        with attach(model), pytest.raises(InterruptedError):
+            of(**inputs, plan=causal(ids.shape[1], model).to("meta"), use_cache=False)
+
+
 @pytest.mark.parametrize("family", tiers(FAMILIES))
 def test_gradients_equal_the_models_own(family):
     model = tiny(family).train()

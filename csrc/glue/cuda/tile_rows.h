@@ -53,7 +53,7 @@ class TileRows {
 
   // [spans as the kernels take them, their lists]
   std::tuple<Tensor, Tensor> make(const AttentionProblem& p, bool both, const Launch& launch) const {
-    const int64_t lists = batch_ * std::max(query_tiles_, key_tiles_);
+    const int64_t lists = batch_ * (both ? std::max(query_tiles_, key_tiles_) : query_tiles_);
     STD_TORCH_CHECK(lists <= cuda::kMostLists && batch_ * query_tiles_ * key_tiles_ <= kMostTiles,
                     "attention: expected a plan with lists of tiles for ", p.num_queries, " queries and ", p.num_keys,
                     " keys: while compiling or capturing a graph, lists are made for at most ", kMostTiles,

@@ -75,7 +75,7 @@ def generate(
         pad_token: fills a row after its end; a token id or any other number. None: pad_token_id of the same
             configuration, or else the first stop id.
         streamer: receives the prompt, then the new tokens of each step, as transformers' streamers expect.
-        generator: of the random numbers; None: torch's global one.
+        generator: of the random numbers, on the model's device; None: torch's global one.
         options: other arguments of `model.generate`: fields of `GenerationConfig`, such as max_new_tokens (default:
             256), do_sample, temperature, top_k (default: all tokens), top_p, num_beams and repetition_penalty; or
             assistant_model, logits_processor, stopping_criteria.
@@ -95,6 +95,8 @@ def generate(
         memory = memory.repeat(prompt.batch_size)
     check_rows("prompt_ids", prompt, memory.batch_size)
     width = prompt.ids.shape[1]
+    if generator is not None and generator.device != compressor.device:
+        raise ValueError(f"generator: expected one on {compressor.device}, got one on {generator.device}")
     config, options = configured(compressor.lm, width, generation_config, stop_tokens, pad_token, options)
     copies = max(config.num_beams or 1, config.num_return_sequences or 1)
     with answering(compressor, config.max_new_tokens) as behind:

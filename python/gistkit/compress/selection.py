@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gistkit import hf, ops
+from gistkit.common.checks import moved
 from gistkit.compress.matching import References, matched
 from gistkit.compress.scores import Heads, Score
 
@@ -72,9 +73,13 @@ def _fitted(references: References, key: Tensor, value: Tensor, index: Tensor) -
     return biases, changes
 
 
-def _places(chosen: Sequence[Tensor]) -> Tensor:
-    """int64 [B, Hk, K], the places of what is chosen, bool [Hk, n] of each row, ascending, and then -1."""
-    width = max(int(row.sum(-1).max()) for row in chosen)
+def _places(chosen: Sequence[Tensor], width: int | None) -> Tensor:
+    """int64 [B, Hk, K], the places of what is chosen, bool [Hk, n] of each row, ascending, and then -1.
+
+    Args:
+        width: K; None: as many as a head has at most, for which the host waits.
+    """
+    width = max(int(row.sum(-1).max()) for row in chosen) if width is None else width
     index = chosen[0].new_full((len(chosen), len(chosen[0]), width), -1, dtype=torch.int64)
     for row, own in enumerate(chosen):
         ordered = torch.sort(own.int(), dim=-1, descending=True, stable=True)
@@ -168,6 +173,10 @@ class Selection(hf.Keeper):
         place, depth = self.full.index(layer), len(self.full)
         return [pyramid(count, length, depth, min(window, length // 2))[place] for count, length in rows]
 
+    def _width(self, layer: int, rows: slice = slice(None)) -> int | None:
+        """How many tokens each head of a layer keeps at most of some rows; None where heads differ."""
+        return max(self._counts(layer)[rows]) if self.shares in ("equal", "pyramid") else None
+
     def _chosen(self, scores: Sequence[Tensor], count: int) -> Sequence[Tensor]:
         places = torch.arange(self.sinks, device=scores[0].device).clamp(max=scores[0].shape[1] - 1)
         scores = [own.index_fill(1, places, torch.inf) for own in scores]
@@ -179,7 +188,7 @@ class Selection(hf.Keeper):
         count, length = (torch.tensor(numbers)[:, None, None] for numbers in (self.last, self.lengths))
         columns = torch.arange(max(self.last))
         index = (length - count + columns).where(columns < count, -1)
-        return index.expand(-1, key.shape[1], -1).to(key.device)
+        return moved(index, key.device).expand(-1, key.shape[1], -1)
 
     def choose(
         self,
@@ -204,7 +213,10 @@ class Selection(hf.Keeper):
         stay: dict[int, list[Tensor]] = {layer: [] for layer in full}
         for row in range(len(self.lengths)) if full else ():
             self.fits[row] |= self._choose_row(row, layers, found(row), pools, stay)
-        kept = {layer: _places(stay[layer]) if layer in stay else self._last(layers[layer][0]) for layer in layers}
+        kept = {
+            layer: _places(stay[layer], self._width(layer)) if layer in stay else self._last(layers[layer][0])
+            for layer in layers
+        }
         most = torch.stack([(index >= 0).sum(-1).amax(1) for index in kept.values()]).amax(0)
         for layer, (key, value) in layers.items():
             ends = most if layer in windows else None
@@ -245,7 +257,8 @@ class Selection(hf.Keeper):
         fits = {}
         for layer, references in found.references.items():
             key, value = (tensor[row, :, : self.lengths[row]] for tensor in layers[layer])
-            fits[layer] = _fitted(references, key, value, _places(stay[layer][-1:])[0])
+            width = self._width(layer, slice(row, row + 1))
+            fits[layer] = _fitted(references, key, value, _places(stay[layer][-1:], width)[0])
         return fits
 
     def key_bias(self, width: int) -> Tensor | None:

@@ -154,7 +154,7 @@ def _answer_losses(compressor: Any, memory: Memory, contexts: Rows, question: Ro
             losses[name] = divergence_loss(*both[:: DIVERGENCES[name]], **compressor.output_embedding)
     if by_layer:
         # The first token of a text follows a token of the memory, which the teacher does not have.
-        first, later = layers[0].shape[1] - text.ids.shape[1] + 1, in_answer[:, 1:]
+        first, later = layers[0].shape[1] - text.ids.shape[1] + 1, in_answer[:, 1:].nonzero(as_tuple=True)
         own, goals = [out[:, first:][later] for out in layers], [out[:, 1:][later] for out in teacher_layers]
         losses["hidden"] = hidden_loss(own, goals)
     return losses

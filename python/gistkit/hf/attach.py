@@ -358,7 +358,9 @@ def _check_and_place(
                 "without a plan: which of its keys are filled is not known"
             )
         return args, kwargs
-    tokens = args[0] if args else kwargs.get("inputs_embeds", kwargs.get("input_ids"))
+    tokens = kwargs.get("inputs_embeds")
+    if tokens is None:
+        tokens = args[0] if args else kwargs.get("input_ids")
     if cache is None and kwargs.get("attention_mask") is None and tokens is not None and not tokens.is_cpu:
         # Without a mask transformers looks for packed sequences in position IDs, and waits for the answer.
         kwargs = kwargs | {"attention_mask": all_tokens(tokens.device).expand(tokens.shape[:2])}

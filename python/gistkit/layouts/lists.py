@@ -53,11 +53,15 @@ def version_of(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def made_on_gpu(spans: Tensor, num_keys: int) -> bool:
-    """Whether the lists of spans [B or 1, Nq, S, 2] on a GPU are made there, which waits for nothing."""
+def made_on_gpu(spans: Tensor, num_keys: int, gradient: bool) -> bool:
+    """Whether the lists of spans [B or 1, Nq, S, 2] on a GPU, of both sides or of queries, are made there.
+
+    That waits for nothing.
+    """
     batch, rows, _, _ = spans.shape
     query_tiles, key_tiles = max(1, -(-rows // TILE_QUERIES)), max(1, -(-num_keys // TILE_KEYS))
-    return batch * max(query_tiles, key_tiles) <= MOST_LISTS and batch * query_tiles * key_tiles <= MOST_TILES
+    lists = max(query_tiles, key_tiles) if gradient else query_tiles
+    return batch * lists <= MOST_LISTS and batch * query_tiles * key_tiles <= MOST_TILES
 
 
 def lists_on(spans: Tensor, num_keys: int, there: Tensor) -> TileLists:

@@ -149,7 +149,7 @@ def _lists(plan: Plan, gradient: bool) -> tuple[Tensor, Tensor | None]:
     # A graph outlives lists that a later call may replace: it takes those that came with the plan, or makes its own.
     if (kept is None or kept.stream is not None) and _gpu.capturing():
         return spans, None
-    if kept is None and not made_on_gpu(spans, plan.num_keys):
+    if kept is None and not made_on_gpu(spans, plan.num_keys, gradient):
         kept = lists_on(spans.cpu(), plan.num_keys, spans)
         plan._keep(kept)
     if kept is None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gistkit.common.checks import moved
 from gistkit.compress.scores.score import Heads, Score, wide
 
 
@@ -60,7 +61,7 @@ class Even(Score):
         length, count = heads.key.shape[1], heads.count
         score = torch.arange(length, dtype=torch.float64) * (5**0.5 / 2 - 0.5) % 1
         score[torch.linspace(0, length - 1, count).round().long()] = 1 + score[:count]
-        return score.to(heads.key.device).expand(heads.key.shape[0], -1)
+        return moved(score, heads.key.device).expand(heads.key.shape[0], -1)
 
 
 @dataclass(frozen=True)
@@ -76,4 +77,4 @@ class Random(Score):
     def __call__(self, heads: Heads) -> Tensor:
         """Uniform in [0, 1)."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + heads.layer)
-        return torch.rand(heads.key.shape[:2], generator=generator).to(heads.key.device)
+        return moved(torch.rand(heads.key.shape[:2], generator=generator), heads.key.device)

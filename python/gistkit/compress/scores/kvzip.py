@@ -86,8 +86,8 @@ class Repetition(hf.Keeper):
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
     ) -> None:
         """Computes the weights of the repetition [1, Hq, T, D] over sinks, part and itself."""
-        own, read = wide(key)[0], wide(self.layers_read[layer_idx][0])[0]
-        keys = torch.cat([read[:, self.sinks], read[:, self.part], own], 1)
+        own, read = wide(key)[0], self.layers_read[layer_idx][0][0]
+        keys = torch.cat([wide(read[:, self.sinks]), wide(read[:, self.part]), own], 1)
         grouped = wide(query)[0].unflatten(0, (len(keys), -1))
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         logits = grouped @ keys[:, None].mT * scale
