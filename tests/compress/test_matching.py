@@ -67,6 +67,12 @@ def check_by_hand(bias, values, query, behind, key, value, kept, scale):
     torch.testing.assert_close(values.double(), solved(gram, right), rtol=1e-5, atol=1e-5)
 
 
+def fitted(query, behind, key, value, kept):
+    """`matched` of one head."""
+    found = matched(References(query[None], behind[None], 0.4), slice(1), key[None], value[None], kept[None])
+    return (each[0] for each in found)
+
+
 def case(queries, seed=0, dtype=torch.float64):
     draw = torch.Generator().manual_seed(seed)
     key, value = (torch.randn(24, 6, generator=draw, dtype=dtype) for _ in range(2))
@@ -79,9 +85,30 @@ def case(queries, seed=0, dtype=torch.float64):
 def test_a_fit_is_that_of_the_normal_equations(queries, dtype):
     query, behind, key, value = case(queries, dtype=dtype)
     kept = torch.tensor([0, 3, 4, 9, 15, 20, 23])
-    bias, values = matched(References(query[None], behind[None], 0.4), 0, key, value, kept)
+    bias, values = fitted(query, behind, key, value, kept)
     assert bias.dtype == values.dtype == dtype
     check_by_hand(bias, values, query, behind, key, value, kept.tolist(), 0.4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_heads_with_different_numbers_of_keys_are_fitted_together_as_each_alone(dtype, monkeypatch):
+    heads = [case(30, seed, dtype) for seed in range(4)]
+    query, behind, key, value = (torch.stack(each) for each in zip(*heads, strict=True))
+    kept = [[0, 3, 4, 9, 15, 20, 23], [7, 8], [], [*range(24)]]
+    index = torch.tensor([[*places, *[-1] * (24 - len(places))] for places in kept])
+    one = selection._fitted(References(query, behind, 0.4), key, value, index)
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
+    together = selection._fitted(References(query, behind, 0.4), key, value, index)
+    for alone, found in zip(one, together, strict=True):
+        torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-5)
+    for head, places in enumerate(kept[:2]):
+        bias, values = fitted(*heads[head], torch.tensor(places))
+        count = len(places)
+        torch.testing.assert_close(together[0][head, :count], bias, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(together[1][head, :count] + value[head, places], values, rtol=1e-5, atol=1e-5)
+        assert not together[0][head, count:].any() and not together[1][head, count:].any()
+    # Heads without keys, and with all of them.
+    assert not together[0][2:].any() and not together[1][2:].any()
 
 
 def outputs(query, behind, key, value, bias, scale=0.4):
@@ -93,7 +120,7 @@ def outputs(query, behind, key, value, bias, scale=0.4):
 def test_other_queries_get_more_of_all_keys():
     query, behind, key, value = case(400)
     kept = torch.tensor([0, 3, 4, 9, 15, 20, 23])
-    bias, values = matched(References(query[None, :200], behind[None, :200], 0.4), 0, key, value, kept)
+    bias, values = fitted(query[:200], behind[:200], key, value, kept)
     query, behind = query[200:], behind[200:]
     whole = outputs(query, behind, key, value, torch.zeros(24))
     away = [
@@ -107,10 +134,10 @@ def test_few_queries_change_little():
     query, behind, key, value = case(3)
     kept = torch.arange(20)
     # Queries that read what is behind the text, and none that read the text.
-    bias, values = matched(References(query[None], behind[None] + 30, 0.4), 0, key, value, kept)
+    bias, values = fitted(query, behind + 30, key, value, kept)
     torch.testing.assert_close(values, value[:20], rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(bias, torch.zeros(20).double(), rtol=1e-9, atol=1e-9)
-    _, values = matched(References(query[None], behind[None], 0.4), 0, key, value, kept)
+    _, values = fitted(query, behind, key, value, kept)
     assert float((values - value[:20]).norm()) < 0.5 * float(value[:20].norm())
 
 

@@ -38,8 +38,8 @@ class References:
         return cls(query, behind, parts[0].scale)
 
 
-def matched(references: References, head: int, key: Tensor, value: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Biases [K] of the kept keys of a head and their new values [K, Dv], both in float32 at least.
+def matched(references: References, heads: slice, key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Biases [H, K] of the kept keys of some heads and their new values [H, K, Dv], both in float32 at least.
 
     Fast KV compaction via attention matching (Zweiger et al., arXiv 2602.16284), in closed form: weights exp(bias)
     with which the kept keys have the mass of all keys, and then the values with which they give what all keys give, for
@@ -48,31 +48,36 @@ def matched(references: References, head: int, key: Tensor, value: Tensor, kept:
 
     Args:
         references: of the layer.
-        head: the key head.
-        key, value: [n, D] and [n, Dv] of the head, of all tokens.
-        kept: int64 [K], places of the kept keys.
+        heads: the key heads.
+        key, value: [H, n, D] and [H, n, Dv] of them, of all tokens.
+        index: int64 [H, K], places of the kept keys, and then -1 in heads with fewer.
     """
     dtype = torch.promote_types(key.dtype, torch.float32)
     key, value = key.to(dtype), value.to(dtype)
+    none, places = index < 0, index.clamp(min=0)
     # In place, as new memory takes longer than the arithmetic.
-    weights = (references.query[head].to(dtype) * references.scale) @ key.mT
+    weights = (references.query[heads].to(dtype) * references.scale) @ key.mT
     highest = weights.amax(-1, keepdim=True)
     total = weights.sub_(highest).exp_().sum(-1, keepdim=True)
     weights.div_(total)
     # The part of a query's attention that the text has.
-    part = torch.sigmoid(highest + total.log() - references.behind[head].to(dtype)[:, None])
-    seen = weights[:, kept]
+    part = torch.sigmoid(highest + total.log() - references.behind[heads].to(dtype)[..., None])
+    # A key that there is not has no weight, and then no bias and no change.
+    seen = weights.gather(-1, places[:, None].expand(-1, weights.shape[1], -1)).masked_fill_(none[:, None], 0)
     weighted = seen * part
-    gram, target = weighted.mT @ weighted, weighted.mT @ part[:, 0]
+    gram, target = weighted.mT @ weighted, weighted.mT @ part
     factor = torch.ones_like(target)
     for _ in range(STEPS):
         # Multiplicative updates (Lee and Seung) of the least squares, which never leave the positive numbers.
         factor = factor * (target + BIAS_RIDGE) / (gram @ factor + BIAS_RIDGE * factor)
-    bias = factor.log().clamp(-LIMIT, LIMIT)
-    seen = seen * bias.exp()
+    bias = factor[..., 0].log().clamp(-LIMIT, LIMIT)
+    seen = seen * bias.exp()[:, None]
     seen = seen / seen.sum(-1, keepdim=True).clamp(min=torch.finfo(dtype).tiny)
-    missing = (weights @ value - seen @ value[kept]) * part
+    own = value.take_along_dim(places[..., None], 1)
+    missing = (weights @ value - seen @ own) * part
     seen = seen * part
     gram = seen.mT @ seen
-    gram.diagonal().add_(RIDGE)
-    return bias, value[kept] + torch.cholesky_solve(seen.mT @ missing, torch.linalg.cholesky(gram))
+    gram.diagonal(dim1=-2, dim2=-1).add_(RIDGE)
+    # Without its check, for which the host would wait: with the ridge it is positive definite.
+    root, _ = torch.linalg.cholesky_ex(gram)
+    return bias, own + torch.cholesky_solve(seen.mT @ missing, root)

@@ -13,6 +13,9 @@ from gistkit.common.checks import moved
 from gistkit.compress.matching import References, matched
 from gistkit.compress.scores import Heads, Score
 
+# Weights of queries that heads are fitted to together on a GPU, half a GiB of them.
+TOGETHER = 2**27
+
 
 class Repeated(NamedTuple):
     """What passes that repeat a text find, of each layer.
@@ -63,14 +66,17 @@ def pyramid(count: int, length: int, layers: int, window: int = 1, steepness: in
 @torch.no_grad()
 def _fitted(references: References, key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     """Biases like `index`, [Hk, K], and the changes [Hk, K, Dv] of the values there, of a row's key and value."""
-    biases = torch.zeros(index.shape, device=index.device)
-    changes = value.new_zeros((*index.shape, value.shape[-1]), dtype=torch.promote_types(value.dtype, torch.float32))
-    for head, places in enumerate(index):
-        kept = places[places >= 0]
-        if 0 < len(kept) < value.shape[1]:
-            biases[head, : len(kept)], values = matched(references, head, key[head], value[head], kept)
-            changes[head, : len(kept)] = values - value[head, kept]
-    return biases, changes
+    length = value.shape[1]
+    together = 1 if value.is_cpu else max(1, TOGETHER // (references.query.shape[1] * length))
+    fits = []
+    for first in range(0, len(index), together):
+        heads = slice(first, first + together)
+        fits.append(matched(references, heads, key[heads], value[heads], index[heads]))
+    biases, values = (torch.cat(each) for each in zip(*fits, strict=True))
+    # Of a head that keeps everything nothing is missing.
+    none = (index < 0) | ((index >= 0).sum(-1, keepdim=True) == length)
+    changes = values - value.take_along_dim(index.clamp(min=0)[..., None], 1)
+    return biases.masked_fill(none, 0), changes.masked_fill(none[..., None], 0)
 
 
 def _places(chosen: Sequence[Tensor], width: int | None) -> Tensor:
