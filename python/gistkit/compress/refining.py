@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,8 +26,11 @@ from gistkit.hf.modes import eval_mode
 
 # How the model's own questions begin.
 OPENINGS = ("What", "Which", "Who", "When", "Where", "Why", "How many", "What does")
-# Tokens of a passage; passages that are recited, questions and continuations at most; tokens of a step.
-PIECE, PASSAGES, QUESTIONS, CONTINUATIONS, STEP = 64, 64, 32, 4, 128
+# Tokens of a passage; passages that are recited, sentences that are completed, questions and continuations at most;
+# tokens of a step.
+PIECE, PASSAGES, SENTENCES, QUESTIONS, CONTINUATIONS, STEP = 64, 64, 48, 32, 4, 128
+# Words of a sentence at least, and tokens of its end at most.
+WORDS, END = 5, 16
 # Passages that are asked about at a time, without a limit of seconds.
 TOGETHER = 4
 # Tokens of a continuation at least.
@@ -110,10 +114,10 @@ def refine(
 ) -> Refined:
     """Trains a memory for its text, starting from the given one, as Cartridges do (Eyuboglu et al., arXiv 2506.06266).
 
-    The teacher is the model with the full text. It recites passages, continues the text, and answers questions that it
-    wrote itself about passages. The memory's keys and values, or embeddings, are trained so that the model predicts the
-    same from them: Adam on the Kullback-Leibler divergence of the next tokens. The compressor does not change, and the
-    result is an ordinary memory. With only `steps` the result is reproducible.
+    The teacher is the model with the full text. It recites passages, completes sentences, continues the text, and
+    answers questions that it wrote itself about passages. The memory's keys and values, or embeddings, are trained so
+    that the model predicts the same from them: Adam on the Kullback-Leibler divergence of the next tokens. The
+    compressor does not change, and the result is an ordinary memory. With only `steps` the result is reproducible.
 
     Args:
         compressor: reads the memory; the teacher uses the same adapter for reading.
@@ -225,7 +229,7 @@ def _exercises(
         teacher.tokenizer = compressor.tokenizer
     with compressor.using(compressor.reader):
         whole_text = teacher.compress_rows(rows)[0]
-        recited = list(_passages(ids, draw, compressor.tokenizer))
+        recited = [*_passages(ids, draw, compressor.tokenizer), *_sentences(ids, draw, compressor.tokenizer)]
         written = [*_continuations(teacher, whole_text, draw, clock), *_questions(teacher, rows, draw, clock)]
         # One in four of what the model wrote is kept apart.
         apart = range(0, len(written), 4)
@@ -239,6 +243,20 @@ def _passages(ids: list[int], draw: random.Random, tokenizer: Any) -> Iterator[t
     found = list(KVzip(chunk=PIECE).repetitions(ids, tokenizer))
     for part, words in draw.sample(found, min(PASSAGES, len(found))):
         yield words, len(words) - (part.stop - part.start)
+
+
+def _sentences(ids: list[int], draw: random.Random, tokenizer: Any) -> Iterator[tuple[list[int], int]]:
+    """Sentences of the text, or lines, whose beginning is the question and whose end is the answer.
+
+    A model writes few questions that ask for what the text says; these ask for all of it.
+    """
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    found = [words for part in re.split(r"(?<=[.!?])\s+|\n", text) if len(words := part.split()) >= WORDS]
+    for words in draw.sample(found * SENTENCES, SENTENCES) if found else ():
+        cut = draw.randint(len(words) // 3 + 1, len(words) - 2)
+        question = filled_ids(QUESTION, "{question}", " ".join(words[:cut]), tokenizer)
+        end = text_ids(" ".join(words[cut:]), tokenizer, special_tokens=False)
+        yield question + end[:END], len(question)
 
 
 def _continuations(
