@@ -123,6 +123,7 @@ class MemoryRepository:
 
         Raises:
             KeyError: if there is none, or its file is damaged.
+            OSError, ValueError: if its file cannot be read now; it stays.
         """
         if name in self.offline.entries:
             return self.offline.get(name)
@@ -176,6 +177,10 @@ class MemoryRepository:
             check_own(self._compressor, self._prints, memory)
             return memory
         except (OSError, ValueError) as error:
+            # Too many open files are told as a missing one, and too little memory as a file that cannot be read.
+            passing = isinstance(error, OSError) or isinstance(error.__cause__, RuntimeError)
+            if passing and self._path(name).exists():
+                raise
             log.warning("a memory is lost: %s", error)
             with self._lock:
                 self._entries.pop(name, None)

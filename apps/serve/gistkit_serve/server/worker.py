@@ -460,7 +460,7 @@ class Worker:
             raise Refused(
                 404, f"memory: expected the id of a memory, got {name[:80]!r}", "memory", code="memory_not_found"
             ) from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, MemoryError) as error:
             log.warning("a memory cannot be read: %s", error)
             raise Refused(503, "the memory cannot be read", "memory", code="storage_failed") from error
         if not memories:
