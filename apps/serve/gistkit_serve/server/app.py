@@ -31,6 +31,8 @@ from gistkit_serve.server.worker import Answer, Job, Limits, Question, Sampling,
 
 # Names by which a server on this machine alone is called.
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+# Of an answer, where a request says nothing of it and the server's limit is no lower.
+_NEW_TOKENS = 256
 
 
 def application(
@@ -136,16 +138,15 @@ def application(
         if body.model is not None and body.model not in names:
             expected = " or ".join(names)
             raise Refused(404, f"model: expected {expected}, got {body.model[:80]!r}", "model", code="model_not_found")
-        if body.max_tokens > limits.new_tokens:
-            raise Refused(400, f"max_tokens: expected at most {limits.new_tokens}, got {body.max_tokens}", "max_tokens")
+        new_tokens = min(_NEW_TOKENS, limits.new_tokens) if body.max_tokens is None else body.max_tokens
+        if new_tokens > limits.new_tokens:
+            raise Refused(400, f"max_tokens: expected at most {limits.new_tokens}, got {new_tokens}", "max_tokens")
         asked = body.turns()
         # So near to 0 the likeliest token is all but certain, and logits would overflow.
         sampling = Sampling(body.temperature, body.top_p, body.seed) if body.temperature >= 1e-3 else Sampling()
 
         def question(tell: Callable[[Any], None]) -> Question:
-            return Question(
-                tell, body.memory, asked, body.max_tokens, sampling, body.stop, body.stream, body.ignore_eos
-            )
+            return Question(tell, body.memory, asked, new_tokens, sampling, body.stop, body.stream, body.ignore_eos)
 
         exchange = _Exchange(request, seconds, question)
         head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": name}
