@@ -95,8 +95,10 @@ def application(
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
+        # A type that a field may have is among the places, such as list[Part]; a field nobody knows may be called so.
+        parts = [str(part) for part in first["loc"][1:] if "[" not in str(part) or first["type"] == "extra_forbidden"]
         # What is no JSON has a number of bytes for a place.
-        place = "" if first["type"] == "json_invalid" else ".".join(str(part) for part in first["loc"][1:])
+        place = "" if first["type"] == "json_invalid" else ".".join(parts)
         kind = request.headers.get("content-type", "none").partition(";")[0]
         if first["loc"][0] == "body" and "json" not in kind:
             return Refused(400, f"content-type: expected application/json, got {kind[:80]}").response()
