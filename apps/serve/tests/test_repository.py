@@ -10,6 +10,7 @@ import pytest
 import safetensors
 import torch
 
+from gistkit.common.files import lock
 from gistkit_serve.server import MemoryRepository
 from gistkit_serve.server.repository import temporary_folder
 from tests.helpers.stores import make_compressor
@@ -167,6 +168,29 @@ def test_a_disk_without_locks_is_refused_and_folders_of_others_stay(compressor, 
     with pytest.raises(OSError, match="not supported"), temporary_folder():
         pass
     assert others.is_dir()
+
+
+@pytest.mark.parametrize("when", ["before it is opened", "before it is locked"])
+def test_a_temporary_folder_that_another_start_removes_is_made_again(compressor, tmp_path, monkeypatch, when):
+    place, name = (tempfile, "mkdtemp") if when == "before it is opened" else (fcntl, "flock")
+    call, calls = getattr(place, name), []
+
+    def removed(*given):
+        result = call(*given)
+        if not calls:
+            (folder,) = tmp_path.iterdir()
+            folder.rmdir()
+        calls.append(given)
+        return result
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(place, name, removed)
+    with temporary_folder() as folder:
+        assert [folder.parent] == list(tmp_path.iterdir())
+        with pytest.raises(OSError, match="got one that is in use"):
+            lock(folder.parent, "server")
+        opened(folder, compressor).close()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_named_at_the_start(compressor, tmp_path, monkeypatch, logged):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import re
@@ -11,7 +12,7 @@ import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING
@@ -247,9 +248,14 @@ def temporary_folder() -> Iterator[Path]:
                 held = lock(left, _USER)
                 shutil.rmtree(left, ignore_errors=True)
                 os.close(held)
-    with tempfile.TemporaryDirectory(prefix=_TEMPORARY) as name:
-        held = lock(Path(name), _USER)
-        try:
-            yield Path(name) / "memories"
-        finally:
-            os.close(held)
+    with ExitStack() as stack:
+        while True:
+            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_TEMPORARY)))
+            # Until it is locked, another server that starts may take it for one that was left.
+            with suppress(FileNotFoundError):
+                held = os.open(path, os.O_RDONLY)
+                stack.callback(os.close, held)
+                fcntl.flock(held, fcntl.LOCK_EX)
+            if path.exists():
+                break
+        yield path / "memories"
