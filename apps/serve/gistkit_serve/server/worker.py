@@ -397,16 +397,19 @@ class Worker:
 
     def _read(self, rows: Rows, answers: dict[Row, _Answer], writing: Sequence[Row], reading: Sequence[Row]) -> None:
         """One more token of answers, and a part of prompts; if that fails, each prompt is read by itself."""
+        read: list[tuple[Row, Tensor]] | None = None
         try:
             read = rows.read({row: answers[row].writing.tokens[-1] for row in writing}, reading)
         except BaseException as error:
             apart = [part for part in ((writing, []), *(([], [row]) for row in reading)) if any(part)]
-            if len(apart) > 1:
-                for part in apart:
-                    self._read(rows, answers, *part)
-            else:
+            if len(apart) == 1:
                 for row in (*writing, *reading):
                     self._leave(rows, answers, row, error)
+                return
+        if read is None:
+            # Here no error holds the tensors of the pass that failed any more.
+            for part in apart:
+                self._read(rows, answers, *part)
             return
         self.tokens += len(read)
         for row, logits in read:
