@@ -125,6 +125,18 @@ def test_a_cancelled_question_that_waits_for_room_keeps_no_other_waiting(tmp_pat
         assert long.empty() and waits not in serving.worker.running
 
 
+def test_a_packed_memory_counts_once_for_all_questions_about_it(tmp_path, gate, sizes):
+    size, width = 27, len(QUESTION.format(question="Who?")) + 20
+    # Room for three questions about one memory.
+    with Serving(shared, tmp_path, batch_tokens=size + 3 * width) as serving:
+        assert serving.repository.get(serving.ids[5]).sizes[0] == size
+        told = [serving.ask(5, "Who?", 20) for _ in range(4)]
+        assert gate.begun.wait(30)
+        gate.set()
+        assert {answer.get(timeout=30).text for answer in told} == {serving.alone(5, "Who?", 20, Sampling())}
+    assert max(sizes) == 3
+
+
 def test_prompts_that_wait_are_read_in_one_pass_with_the_next_token_of_an_answer(tmp_path, gate, monkeypatch):
     passes, read = [], rows.Rows.read
     cases = [(number, "Who? " * number, 20 + number, Sampling()) for number in (1, 2, 3, 4)]

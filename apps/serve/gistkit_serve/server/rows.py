@@ -206,6 +206,10 @@ class Rows:
         """Tokens of memories beside those, which rows may share."""
         return _tokens({**self._memories, **_memories(self._rows)})
 
+    def holds(self, memory: Memory | None) -> bool:
+        """Whether `packed` counts a memory."""
+        return id(memory) in {**self._memories, **_memories(self._rows)}
+
     def join(self, row: Row) -> None:
         """Takes a row of which nothing is read yet."""
         self._make_room(len(self) + 1, max(self.longest, row.end))

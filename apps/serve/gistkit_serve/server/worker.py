@@ -375,7 +375,9 @@ class Worker:
                 self._next = None
                 self._finish(answer.job)
                 continue
-            width, packed = max(rows.longest, answer.width), rows.packed + answer.packed
+            width = max(rows.longest, answer.width)
+            # One that rows share is held once.
+            packed = rows.packed + (0 if rows.holds(answer.memory) else answer.packed)
             if len(rows) and (len(rows) + 1) * width + packed > self.limits.batch_tokens:
                 return
             self._next = None
