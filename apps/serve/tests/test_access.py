@@ -123,9 +123,11 @@ def test_what_is_beyond_all_limits_hears_when_to_come_again(live, gate):
     with live(requests=1) as client, ThreadPoolExecutor(1) as pool:
         busy = pool.submit(asked, client, None, "Who?", max_tokens=2)
         assert gate.begun.wait(10)
-        response = client.get("/health")
+        response = client.get("/v1/models")
         assert response.status_code == 503 and response.headers["retry-after"] == "1"
         assert response.json()["error"]["code"] == "requests_full"
+        # Whoever watches a server would start it again.
+        assert client.get("/health").status_code == 200
         gate.set()
         assert busy.result().status_code == 200
 

@@ -5,6 +5,7 @@ import queue
 import random
 import threading
 import time
+import weakref
 from contextlib import contextmanager
 
 import pytest
@@ -122,6 +123,18 @@ def test_a_cancelled_question_that_waits_for_room_keeps_no_other_waiting(tmp_pat
         waits.cancelled = True
         assert serving.ask(2, "When?", 3).get(timeout=30).new_tokens == 3
         assert long.empty() and waits not in serving.worker.running
+
+
+def test_a_packed_memory_counts_once_for_all_questions_about_it(tmp_path, gate, sizes):
+    size, width = 27, len(QUESTION.format(question="Who?")) + 20
+    # Room for three questions about one memory.
+    with Serving(shared, tmp_path, batch_tokens=size + 3 * width) as serving:
+        assert serving.repository.get(serving.ids[5]).sizes[0] == size
+        told = [serving.ask(5, "Who?", 20) for _ in range(4)]
+        assert gate.begun.wait(30)
+        gate.set()
+        assert {answer.get(timeout=30).text for answer in told} == {serving.alone(5, "Who?", 20, Sampling())}
+    assert max(sizes) == 3
 
 
 def test_prompts_that_wait_are_read_in_one_pass_with_the_next_token_of_an_answer(tmp_path, gate, monkeypatch):
@@ -311,6 +324,32 @@ def test_questions_about_a_memory_of_another_dtype_read_the_same_tensors(tmp_pat
         kept = len(serving.repository.get(serving.ids[5]).layers[0][0])
     # Rows that all read one memory are one row of it.
     assert max(seen) == (3, 1, kept) and {size for *_, size in seen} == {kept}
+
+
+def test_a_packed_memory_for_which_there_is_no_room_fails_its_own_question(tmp_path, gate, monkeypatch):
+    together, failed = rows._together, []
+
+    def fails(memories):
+        # The passes after that of all have the room that it took. (The log of a test keeps the other's error.)
+        assert not failed or failed[0]() is None
+        if len(memories) > 1:
+            part = torch.zeros(9)
+            failed.append(weakref.ref(part))
+            raise MemoryError("out of memory")
+        return together(memories)
+
+    monkeypatch.setattr(rows, "_together", fails)
+    cases = [(5, "Who?", 60, Sampling()), (4, "When?", 9, Sampling()), (5, "Where?", 20, Sampling())]
+    with Serving(shared, tmp_path) as serving:
+        answers = [serving.ask(*cases[0])]
+        assert gate.begun.wait(30)
+        answers += [serving.ask(*case) for case in cases[1:]]
+        gate.set()
+        first, none, last = (answer.get(timeout=30) for answer in answers)
+        assert isinstance(none, Refused) and str(none) == "the server failed: MemoryError"
+        assert [first.text, last.text] == [serving.alone(*cases[0]), serving.alone(*cases[2])]
+    # Together, and then the one question.
+    assert len(failed) == 2
 
 
 @pytest.mark.parametrize("packed", [False, True])

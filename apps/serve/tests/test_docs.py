@@ -13,7 +13,7 @@ from gistkit.common.trained import default_for
 from gistkit.compress import Compressor
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit_serve.cli.serve import EXAMPLE
-from gistkit_serve.server.app import LOOPBACK
+from gistkit_serve.server.app import _NEW_TOKENS, LOOPBACK
 from gistkit_serve.server.requests import _IDLE, _NEUTRAL, ChatBody
 from gistkit_serve.server.worker import Limits
 
@@ -35,7 +35,8 @@ def test_its_fields_are_those_of_the_server():
     named = set(re.findall(r"`(\w+)`", sentence))
     assert {"user"} <= _IDLE
     assert named == {*ChatBody.model_fields, "max_completion_tokens"}
-    assert ChatBody.model_fields["max_tokens"].default == 256 and ChatBody.model_fields["temperature"].default == 0
+    assert f"`max_completion_tokens`; {_NEW_TOKENS} or" in sentence
+    assert ChatBody.model_fields["temperature"].default == 0
     assert not (_IDLE | _NEUTRAL.keys()) & named and {"tools", "n", "logprobs"} <= _NEUTRAL.keys()
 
 

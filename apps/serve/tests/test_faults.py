@@ -7,6 +7,7 @@ import re
 import shutil
 
 import pytest
+import safetensors
 from clients import added, answer_of, asked
 
 from gistkit_serve.server import repository as repositories
@@ -92,6 +93,21 @@ def test_another_compressors_file_fails_its_own_question(serving):
         shutil.move(client.repository.folder / "foreign", client.repository.folder / f"{bad}.gist")
         assert asked(client, bad, "Who?").status_code == 404
         assert answer_of(asked(client, good, "What is it?")) == want
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("none"), RuntimeError("no memory"), MemoryError("no memory")])
+def test_a_file_that_cannot_be_read_for_now_answers_again_later(serving, monkeypatch, error):
+    def fails(*_, **__):
+        raise error
+
+    with serving(ram_bytes=0) as client:
+        memory = added(client, "The gate code is 4471.")
+        want = answer_of(asked(client, memory, "What is it?"))
+        with monkeypatch.context() as patch:
+            patch.setattr(safetensors, "safe_open", fails)
+            response = asked(client, memory, "What is it?")
+            assert response.status_code == 503 and response.json()["error"]["code"] == "storage_failed"
+        assert answer_of(asked(client, memory, "What is it?")) == want
 
 
 @pytest.mark.parametrize("host", ["[::1].evil.com", "[::1", "localhost:x", "localhost:99:99", "127.0.0.1.evil.com"])

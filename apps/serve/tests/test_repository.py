@@ -7,8 +7,10 @@ import tempfile
 from contextlib import closing
 
 import pytest
+import safetensors
 import torch
 
+from gistkit.common.files import lock
 from gistkit_serve.server import MemoryRepository
 from gistkit_serve.server.repository import temporary_folder
 from tests.helpers.stores import make_compressor
@@ -111,6 +113,40 @@ def test_a_file_that_is_damaged_while_it_is_needed_is_a_memory_less(compressor, 
     assert len(repository) == 0 and "a memory is lost" in logged.text
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        # As safetensors tells of too many open files.
+        (FileNotFoundError("No such file or directory"), FileNotFoundError),
+        (OSError(errno.EIO, os.strerror(errno.EIO)), OSError),
+        (RuntimeError("unable to mmap 400 bytes: Cannot allocate memory (12)"), ValueError),
+        (MemoryError("Cannot allocate memory (os error 12)"), MemoryError),
+    ],
+)
+def test_a_file_that_cannot_be_read_for_now_is_no_memory_less(compressor, tmp_path, monkeypatch, error, told):
+    repository, memory = opened(tmp_path, compressor, ram_bytes=0), memory_of(compressor, 0)
+    name, size = repository.add(memory).id, repository.disk_bytes
+
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(safetensors, "safe_open", fails)
+    with pytest.raises(told):
+        repository.get(name)
+    assert len(repository) == 1 and repository.disk_bytes == size
+    monkeypatch.undo()
+    assert_same(repository.get(name), memory)
+
+
+def test_a_file_that_is_gone_is_a_memory_less(compressor, tmp_path, logged):
+    repository = opened(tmp_path, compressor, ram_bytes=0)
+    name = repository.add(memory_of(compressor, 0)).id
+    (tmp_path / f"{name}.gist").unlink()
+    with pytest.raises(KeyError):
+        repository.get(name)
+    assert len(repository) == 0 and "a memory is lost" in logged.text
+
+
 def test_a_folder_has_one_repository_at_a_time(compressor, tmp_path):
     repository = opened(tmp_path, compressor)
     with pytest.raises(OSError, match="expected a folder of no other server, got one that is in use"):
@@ -132,6 +168,29 @@ def test_a_disk_without_locks_is_refused_and_folders_of_others_stay(compressor, 
     with pytest.raises(OSError, match="not supported"), temporary_folder():
         pass
     assert others.is_dir()
+
+
+@pytest.mark.parametrize("when", ["before it is opened", "before it is locked"])
+def test_a_temporary_folder_that_another_start_removes_is_made_again(compressor, tmp_path, monkeypatch, when):
+    place, name = (tempfile, "mkdtemp") if when == "before it is opened" else (fcntl, "flock")
+    call, calls = getattr(place, name), []
+
+    def removed(*given):
+        result = call(*given)
+        if not calls:
+            (folder,) = tmp_path.iterdir()
+            folder.rmdir()
+        calls.append(given)
+        return result
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(place, name, removed)
+    with temporary_folder() as folder:
+        assert [folder.parent] == list(tmp_path.iterdir())
+        with pytest.raises(OSError, match="got one that is in use"):
+            lock(folder.parent, "server")
+        opened(folder, compressor).close()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_named_at_the_start(compressor, tmp_path, monkeypatch, logged):

@@ -140,6 +140,16 @@ def test_an_answer_that_ignores_its_end_goes_on_to_its_length(client, same):
     assert long["usage"]["completion_tokens"] == 40 and long["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize(("most", "count"), [(100, 100), (1024, 256)])
+def test_an_answer_of_no_stated_length_keeps_to_the_servers_limit(serving, most, count):
+    with serving(limits=Limits(new_tokens=most)) as client:
+        memory = added(client, TEXT)
+        answer = asked(client, memory, QUESTION, max_tokens=None, ignore_eos=True)
+        assert answer_of(answer) and answer.json()["usage"]["completion_tokens"] == count
+        message = f"max_tokens: expected at most {most}, got {most + 1}"
+        assert error_of(asked(client, memory, QUESTION, max_tokens=most + 1), 400) == message
+
+
 def test_a_temperature_next_to_0_is_greedy(client, same):
     memory = added(client, TEXT)
     answer = answer_of(asked(client, memory, QUESTION, temperature=1e-300, max_tokens=20))
@@ -189,8 +199,10 @@ REFUSED = [
         400,
         "messages: expected system messages, then user and assistant in turn",
     ),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content"),
-    ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": None}]}, 400, "messages.0.content: Input should be a valid string"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content: "),
+    ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages.0.content: "),
+    ({"messages[0]": "x"}, 400, "messages[0]: Extra inputs are not permitted"),
     ({"memory": ["0"] * 65}, 400, "memory: List should have at most 64 items"),
     ({"stop": "a" * 1001}, 400, "stop.0: String should have at most 1000 characters"),
     ({"memory": 3}, 400, "memory: Input should be a valid list"),

@@ -31,6 +31,8 @@ from gistkit_serve.server.worker import Answer, Job, Limits, Question, Sampling,
 
 # Names by which a server on this machine alone is called.
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+# Of an answer, where a request says nothing of it and the server's limit is no lower.
+_NEW_TOKENS = 256
 
 
 def application(
@@ -93,8 +95,10 @@ def application(
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
+        # A type that a field may have is among the places, such as list[Part]; a field nobody knows may be called so.
+        parts = [str(part) for part in first["loc"][1:] if "[" not in str(part) or first["type"] == "extra_forbidden"]
         # What is no JSON has a number of bytes for a place.
-        place = "" if first["type"] == "json_invalid" else ".".join(str(part) for part in first["loc"][1:])
+        place = "" if first["type"] == "json_invalid" else ".".join(parts)
         kind = request.headers.get("content-type", "none").partition(";")[0]
         if first["loc"][0] == "body" and "json" not in kind:
             return Refused(400, f"content-type: expected application/json, got {kind[:80]}").response()
@@ -136,16 +140,15 @@ def application(
         if body.model is not None and body.model not in names:
             expected = " or ".join(names)
             raise Refused(404, f"model: expected {expected}, got {body.model[:80]!r}", "model", code="model_not_found")
-        if body.max_tokens > limits.new_tokens:
-            raise Refused(400, f"max_tokens: expected at most {limits.new_tokens}, got {body.max_tokens}", "max_tokens")
+        new_tokens = min(_NEW_TOKENS, limits.new_tokens) if body.max_tokens is None else body.max_tokens
+        if new_tokens > limits.new_tokens:
+            raise Refused(400, f"max_tokens: expected at most {limits.new_tokens}, got {new_tokens}", "max_tokens")
         asked = body.turns()
         # So near to 0 the likeliest token is all but certain, and logits would overflow.
         sampling = Sampling(body.temperature, body.top_p, body.seed) if body.temperature >= 1e-3 else Sampling()
 
         def question(tell: Callable[[Any], None]) -> Question:
-            return Question(
-                tell, body.memory, asked, body.max_tokens, sampling, body.stop, body.stream, body.ignore_eos
-            )
+            return Question(tell, body.memory, asked, new_tokens, sampling, body.stop, body.stream, body.ignore_eos)
 
         exchange = _Exchange(request, seconds, question)
         head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": name}

@@ -13,7 +13,7 @@ from gistkit_serve.server.errors import Refused
 
 # A name or an address in brackets, and perhaps a port.
 _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::\d{0,5})?")
-# What needs no key: it says nothing of memories.
+# What needs no key, since it says nothing of memories, and no place: a server that is full is alive.
 _OPEN = {"/health", "/docs", "/openapi.json"}
 _BODY = 30.0
 """Seconds in which a body has come, at most."""
@@ -86,7 +86,7 @@ class Guard:
             raise Refused(408, f"the body took longer than {self.seconds:g} s") from None
         if body is None:
             return
-        if self._passed >= self._all:
+        if self._passed >= self._all and scope["path"] not in _OPEN:
             raise self._full()
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import re
@@ -11,7 +12,7 @@ import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING
@@ -123,6 +124,7 @@ class MemoryRepository:
 
         Raises:
             KeyError: if there is none, or its file is damaged.
+            OSError, ValueError: if its file cannot be read now; it stays.
         """
         if name in self.offline.entries:
             return self.offline.get(name)
@@ -176,6 +178,10 @@ class MemoryRepository:
             check_own(self._compressor, self._prints, memory)
             return memory
         except (OSError, ValueError) as error:
+            # Too many open files are told as a missing one, and too little memory as a file that cannot be read.
+            passing = isinstance(error, OSError) or isinstance(error.__cause__, RuntimeError)
+            if passing and self._path(name).exists():
+                raise
             log.warning("a memory is lost: %s", error)
             with self._lock:
                 self._entries.pop(name, None)
@@ -242,9 +248,14 @@ def temporary_folder() -> Iterator[Path]:
                 held = lock(left, _USER)
                 shutil.rmtree(left, ignore_errors=True)
                 os.close(held)
-    with tempfile.TemporaryDirectory(prefix=_TEMPORARY) as name:
-        held = lock(Path(name), _USER)
-        try:
-            yield Path(name) / "memories"
-        finally:
-            os.close(held)
+    with ExitStack() as stack:
+        while True:
+            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_TEMPORARY)))
+            # Until it is locked, another server that starts may take it for one that was left.
+            with suppress(FileNotFoundError):
+                held = os.open(path, os.O_RDONLY)
+                stack.callback(os.close, held)
+                fcntl.flock(held, fcntl.LOCK_EX)
+            if path.exists():
+                break
+        yield path / "memories"

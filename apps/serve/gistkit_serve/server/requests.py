@@ -101,7 +101,7 @@ class ChatBody(BaseModel):
     memory: Annotated[list[str], Field(max_length=64)] = []
     messages: Annotated[list[Message], Field(min_length=1, max_length=1000)]
     model: str | None = None
-    max_tokens: Annotated[int, Field(ge=1)] = 256
+    max_tokens: Annotated[int | None, Field(ge=1)] = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None

@@ -204,12 +204,11 @@ class Rows:
     @property
     def packed(self) -> int:
         """Tokens of memories beside those, which rows may share."""
-        return _tokens({**self._memories, **self._read_memories})
+        return _tokens({**self._memories, **_memories(self._rows)})
 
-    @property
-    def _read_memories(self) -> dict[int, Memory]:
-        """The packed memories that rows read, by identity."""
-        return {id(row.memory): row.memory for row in self._rows if row.memory is not None}
+    def holds(self, memory: Memory | None) -> bool:
+        """Whether `packed` counts a memory."""
+        return id(memory) in {**self._memories, **_memories(self._rows)}
 
     def join(self, row: Row) -> None:
         """Takes a row of which nothing is read yet."""
@@ -248,7 +247,7 @@ class Rows:
         self._place(places[:-1], places[1:])
         self._rows.pop()
         self._changed()
-        if 2 * _tokens(self._read_memories) < _tokens(self._memories):
+        if 2 * _tokens(_memories(self._rows)) < _tokens(self._memories):
             self._hold({})
 
     def _place(self, targets: Sequence[int], sources: Sequence[int]) -> None:
@@ -300,6 +299,12 @@ class Rows:
 
     def _parts(self, first: int, counts: Sequence[int], writing: int) -> Parts:
         """How attention takes the next tokens of rows, `counts` of each, of which the first `writing` write."""
+        # What waits is not held for the others' sake; what writes is, so that a prompt takes no room from it.
+        memories = _memories([*self.writing, *self._rows[first : first + len(counts)]])
+        if memories.keys() - self._memories.keys():
+            # What is held goes first, and stays away if there is no room.
+            self._hold({})
+            self._hold(memories)
         starts, device = torch.tensor([0, *counts]).cumsum(0), self._compressor.lm.device
         parts, real = [], []
         for begin, end in ((0, writing), (writing, len(counts))):
@@ -319,12 +324,8 @@ class Rows:
 
     def _memory(self, rows: Sequence[Row]) -> PackedLayers | None:
         """The packed memories of rows, of which some may be the same; None: there is none in the block."""
-        if not (memories := self._read_memories):
+        if not self._memories:
             return None
-        if memories.keys() - self._memories.keys():
-            # What is held goes first, and stays away if there is no room.
-            self._hold({})
-            self._hold(memories)
         # Rows that write and those that are read have plans of their own, which all layers share.
         if (known := (*rows,)) not in self._packed:
             ids = [0 if row.memory is None else id(row.memory) for row in rows]
@@ -373,6 +374,11 @@ def _padded(spans: Sequence[Tensor]) -> Tensor:
     """int32 [B, N, S, 2] of spans [n, S, 2]; what is added sees nothing."""
     count, most = (max(one.shape[dim] for one in spans) for dim in (0, 1))
     return torch.stack([F.pad(one, (0, 0, 0, most - one.shape[1], 0, count - len(one))) for one in spans])
+
+
+def _memories(rows: Sequence[Row]) -> dict[int, Memory]:
+    """The packed memories that rows read, by identity."""
+    return {id(row.memory): row.memory for row in rows if row.memory is not None}
 
 
 def _tokens(memories: Mapping[int, Memory]) -> int:

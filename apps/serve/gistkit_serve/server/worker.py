@@ -375,7 +375,9 @@ class Worker:
                 self._next = None
                 self._finish(answer.job)
                 continue
-            width, packed = max(rows.longest, answer.width), rows.packed + answer.packed
+            width = max(rows.longest, answer.width)
+            # One that rows share is held once.
+            packed = rows.packed + (0 if rows.holds(answer.memory) else answer.packed)
             if len(rows) and (len(rows) + 1) * width + packed > self.limits.batch_tokens:
                 return
             self._next = None
@@ -397,16 +399,19 @@ class Worker:
 
     def _read(self, rows: Rows, answers: dict[Row, _Answer], writing: Sequence[Row], reading: Sequence[Row]) -> None:
         """One more token of answers, and a part of prompts; if that fails, each prompt is read by itself."""
+        read: list[tuple[Row, Tensor]] | None = None
         try:
             read = rows.read({row: answers[row].writing.tokens[-1] for row in writing}, reading)
         except BaseException as error:
             apart = [part for part in ((writing, []), *(([], [row]) for row in reading)) if any(part)]
-            if len(apart) > 1:
-                for part in apart:
-                    self._read(rows, answers, *part)
-            else:
+            if len(apart) == 1:
                 for row in (*writing, *reading):
                     self._leave(rows, answers, row, error)
+                return
+        if read is None:
+            # Here no error holds the tensors of the pass that failed any more.
+            for part in apart:
+                self._read(rows, answers, *part)
             return
         self.tokens += len(read)
         for row, logits in read:
@@ -460,7 +465,7 @@ class Worker:
             raise Refused(
                 404, f"memory: expected the id of a memory, got {name[:80]!r}", "memory", code="memory_not_found"
             ) from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, MemoryError) as error:
             log.warning("a memory cannot be read: %s", error)
             raise Refused(503, "the memory cannot be read", "memory", code="storage_failed") from error
         if not memories:
