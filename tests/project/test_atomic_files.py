@@ -212,3 +212,17 @@ def test_places_that_cannot_be_written_are_named(tmp_path):
         assert "\n" not in str(caught.value) and "[Errno" not in str(caught.value)
         assert caught.value.errno is not None
     assert Path("/dev/null").is_char_device()
+
+
+def test_a_partial_that_another_start_removes_before_it_is_opened_is_made_again(tmp_path, monkeypatch):
+    opened, own = [], os.open
+
+    def removed_first(path, *arguments, **options):
+        if Path(path).is_dir() and not opened:
+            opened.append(path)
+            remove_partials(tmp_path)
+        return own(path, *arguments, **options)
+
+    monkeypatch.setattr("gistkit.common.files.os.open", removed_first)
+    write_text(tmp_path / "a.txt", "whole")
+    assert opened and (tmp_path / "a.txt").read_text() == "whole" and os.listdir(tmp_path) == ["a.txt"]

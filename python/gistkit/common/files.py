@@ -273,12 +273,13 @@ def _private_folder(parent: Path) -> Iterator[Path]:
         while True:
             private = TemporaryDirectory(SUFFIX, PREFIX, parent, ignore_cleanup_errors=True)
             path = Path(stack.enter_context(private))
-            held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            stack.callback(os.close, held)
-            with suppress(OSError):
-                # Some network disks have no locks.
-                fcntl.flock(held, fcntl.LOCK_EX)
-            # `remove_partials` may have come between.
+            # `remove_partials` may come between.
+            with suppress(FileNotFoundError):
+                held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                stack.callback(os.close, held)
+                with suppress(OSError):
+                    # Some network disks have no locks.
+                    fcntl.flock(held, fcntl.LOCK_EX)
             if path.exists():
                 break
         yield path
