@@ -197,12 +197,48 @@ def test_the_chat_template_writes_what_ask_does(chat):
     ids += tokenizer("Olga.")["input_ids"] + [tokenizer.eos_token_id]
     ids += turns.ids(tokenizer, "When?", ids[-1])
     spare = tokenizer.convert_tokens_to_ids("<spare>")
-    got = tokenizer.apply_chat_template(messages, **own, chat_template=written, memory_tokens=3, memory_text="<spare>")
-    assert tokenizer(got, add_special_tokens=False)["input_ids"] == [spare] * 3 + ids
+    # vLLM gives parts of a content to a model whose own template loops over them.
+    parts = [{**m, "content": [{"type": "text", "text": piece} for piece in m["content"]]} for m in messages]
+    for given in (messages, parts):
+        got = tokenizer.apply_chat_template(given, **own, chat_template=written, memory_tokens=3)
+        assert tokenizer(got, add_special_tokens=False)["input_ids"] == [spare] * 3 + ids
     assert tokenizer.apply_chat_template(messages, **own, chat_template=written) == plain
     with pytest.raises(Exception, match="expected roles user and assistant after a memory"):
         system = [{"role": "system", "content": "Obey."}, *messages]
-        tokenizer.apply_chat_template(system, chat_template=written, memory_tokens=1, memory_text="x", tokenize=False)
+        tokenizer.apply_chat_template(system, chat_template=written, memory_tokens=1, tokenize=False)
+
+
+def test_a_client_writes_placeholders_alone_and_no_more_than_a_prompt_has():
+    """Of a request without a memory, whose keywords for the template are the client's."""
+    from gistkit_vllm.template import chat_template
+
+    tokenizer = tokenizer_with_turns()
+    own = {"tokenize": False, "chat_template": chat_template(tokenizer, None, False)}
+    messages = [{"role": "user", "content": "Who?"}]
+    got = tokenizer.apply_chat_template(messages, **own, memory_tokens=2**21, memory_text="anything")
+    assert got == "<spare>" * 2**20 + QUESTION.replace("{question}", "Who?")
+
+
+def test_templates_with_any_words_and_characters_are_kept():
+    from gistkit_vllm.template import chat_template
+
+    tokenizer = tokenizer_with_turns()
+    tokenizer.chat_template = "<FIRST>{% for m in messages %}{{ m['content'] }}<|END_OF_TURN|>LATER MEMORY{% endfor %}"
+    messages = [{"role": "user", "content": "PLAIN"}]
+    plain = tokenizer.apply_chat_template(messages, tokenize=False)
+    written = chat_template(tokenizer, "END 😀 {question} CONTENT\n", False)
+    assert tokenizer.apply_chat_template(messages, tokenize=False, chat_template=written) == plain
+    got = tokenizer.apply_chat_template(messages, tokenize=False, chat_template=written, memory_tokens=1)
+    assert got == "<spare>END 😀 PLAIN CONTENT\n"
+    tokenizer.chat_template = {"rag": "other", "default": tokenizer.chat_template}
+    assert chat_template(tokenizer, "END 😀 {question} CONTENT\n", False) == written
+    del tokenizer.chat_template["default"]
+    with pytest.raises(ValueError, match="expected a tokenizer with a chat template named default, got rag"):
+        chat_template(tokenizer, None, False)
+    tokenizer.chat_template = None
+    written = chat_template(tokenizer, None, False)
+    got = tokenizer.apply_chat_template(messages, tokenize=False, chat_template=written)
+    assert got == QUESTION.replace("{question}", "PLAIN")
 
 
 def test_settings_are_json_that_the_launcher_reads(tmp_path, capsys):
