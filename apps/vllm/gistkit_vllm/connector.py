@@ -117,7 +117,7 @@ class GistConnector(KVConnectorBase_V1):
         self._held: OrderedDict[tuple[str, str], torch.Tensor] = OrderedDict()
         self._bad_blocks: set[int] = set()
         self._refused: set[str] = set()
-        # Blocks without their memory, which another request may find in the prefix cache before the scheduler hears of them.
+        # Blocks without their memory, which other requests may find in the prefix cache until the scheduler hears.
         self._not_loaded: set[int] = set()
         self._orders: dict[Any, torch.Tensor] = {}
 

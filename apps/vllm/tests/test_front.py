@@ -148,10 +148,32 @@ def test_who_has_no_key_is_told_nothing(store):
     assert [sent[0]["status"], sent[1]["body"]] == [401, b"vllm"]
 
 
-def test_a_body_without_end_is_refused(store, monkeypatch):
+@pytest.mark.parametrize("chunk", [7, 200])
+def test_long_bodies_pass_as_they_are(store, monkeypatch, chunk):
+    """Such as those with images; no more than the limit is read for who may have no key."""
     monkeypatch.setattr(front, "LONGEST", 100)
-    _, sent = call(store, COMPLETIONS, b" " * 101)
-    assert sent[0]["status"] == 413
+    body = b'{"messages": [], "image": "' + b"x" * 100 + b'"}'
+    ((headers, content),), sent = call(store, CHAT, body, chunk=chunk)
+    assert content == body and headers[b"Content-Length"] == str(len(body)).encode() and sent[1]["body"] == b"vllm"
+
+
+@pytest.mark.parametrize("named", [{"memory": "2026/märz"}, {"save": "text"}, {"memory": "2026/märz", "save": "text"}])
+def test_beams_of_which_no_connector_hears_are_refused(store, named):
+    body = {"prompt": "?", "kv_transfer_params": named, "use_beam_search": True}
+    (received,), sent = call(store, COMPLETIONS, body)
+    error = json.loads(sent[1]["body"])["error"]
+    assert received[1] == b"{}" and sent[0]["status"] == 400
+    assert error["message"] == f"use_beam_search: expected false with a {' or '.join(named)}, got true"
+    assert error["code"] == ("memory_not_saved" if "save" in named else "memory_not_read")
+    assert passed(store, COMPLETIONS, body | {"use_beam_search": False})["kv_transfer_params"] == named
+    assert passed(store, COMPLETIONS, body | {"kv_transfer_params": {}})["use_beam_search"]
+
+
+@pytest.mark.parametrize("given", [[1], "a", 7])
+def test_settings_of_the_template_that_are_none_are_refused(store, given):
+    body = {"messages": [], "chat_template_kwargs": given, "kv_transfer_params": {"memory": "2026/märz"}}
+    _, sent = call(store, CHAT, body)
+    assert sent[0]["status"] == 400 and b"chat_template_kwargs: expected settings by name, got" in sent[1]["body"]
 
 
 @pytest.mark.parametrize("prompt", [None, 7, [], {}, [[]]])
