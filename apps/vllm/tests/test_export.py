@@ -257,7 +257,14 @@ def test_settings_are_json_that_the_launcher_reads(tmp_path, capsys):
     assert launch.main([str(tmp_path), "--print"]) == 2
     assert "gistkit-vllm: --model: expected that of x" in capsys.readouterr().err
     assert launch.main([str(tmp_path), "--print", "--model", "x"]) == 0
-    assert "--max-lora-rank 32 --model x" in capsys.readouterr().out
+    assert "--max-loras 2 --max-lora-rank 32 --model x" in capsys.readouterr().out
+    more = ["--port", "99", "--lora-modules", "a=b", '{"name": "c"}', "--model", "x", "--lora_modules=d=e", "--seed=1"]
+    words = launch.command(tmp_path, more)
+    start = words.index("--lora-modules")
+    assert words[start + 1 : start + 5] == [f"tiny={tmp_path / 'adapter'}", "a=b", '{"name": "c"}', "d=e"]
+    assert words[start + 5 :] == (
+        ["--max-loras", "5", "--max-lora-rank", "32", "--port", "99", "--model", "x", "--seed=1"]
+    )
 
 
 def test_a_selection_of_a_model_that_has_trained_is_read_by_no_other():
