@@ -178,6 +178,50 @@ def test_stores_keep_their_names_and_other_readers_are_refused(made):
         exported(*words[:-1], place / "else")
 
 
+def files(folder):
+    """What changes if a file is written again, in place or by a move."""
+    return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("merged", [[], ["--merged"]])
+@pytest.mark.parametrize("made", ["avgpool"], indirect=True)
+def test_a_reader_that_servers_may_have_open_is_written_once_and_whole(made, merged, monkeypatch):
+    compressor, memory, place = made
+    words, out = words_of(compressor, place), place / "out"
+    reader = out / ("reader" if merged else "adapter")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killed:
+        killed.setattr(type(out), "rename", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            exported(*words, *merged)
+    assert not reader.exists() and not (out / ".adapter").exists()
+    # As a command that was interrupted left it.
+    reader.mkdir()
+    (reader / "model.safetensors").touch()
+    exported(*words, *merged)
+    before = files(reader)
+    assert memory_files.reader_of(reader) == memory_files.reader_of(out) and len(before) > 2
+    memory.save(place / "late.gist")
+    exported(*words, *merged, "--memories", place / "late.gist")
+    assert files(reader) == before and memory_files.about(out / "memories", "late")
+
+
+@pytest.mark.parametrize("made", ["avgpool"], indirect=True)
+def test_a_command_that_failed_at_a_memory_can_be_corrected(made):
+    compressor, memory, place = made
+    memory.save(place / ("文" * 23))
+    words = words_of(compressor, place)
+    with pytest.raises(ValueError, match="--memories: expected names that differ"):
+        exported(*words, "--memories", place / "text.gist", place / "text.gist")
+    with pytest.raises(ValueError, match="memory: expected a name of 1 to 200 characters"):
+        exported(*words, "--memories", place / ("文" * 23))
+    exported(*words, "--memories", place / "text.gist")
+    assert [path.name for path in (place / "out" / "memories").iterdir()] == ["text.safetensors"]
+
+
 @pytest.mark.parametrize("chat", [False, True])
 def test_the_chat_template_writes_what_ask_does(chat):
     """Behind a memory; elsewhere it is the tokenizer's own."""
