@@ -160,7 +160,9 @@ class GistConnector(KVConnectorBase_V1):
             expected = (layers, two, about.tokens, heads, size)
             raise ValueError(f"memory {name!r}: expected keys and values {expected}, got {shape}, of another model")
         reader = memory_files.reader_of(self._folder(request))
-        if not (reader is None and about.reader.startswith("base:")) and about.reader != self._reader(request):
+        # What gistkit export did not write may be the base model as it is, but not with another's adapter.
+        plain = reader is None and request.lora_request is None
+        if not (plain and about.reader.startswith("base:")) and about.reader != self._reader(request):
             raise ValueError(f"memory {name!r}: expected the reader {about.reader}, got {reader or 'other weights'}")
         if request.skip_reading_prefix_cache:
             raise ValueError("request: expected no prompt_logprobs and no skip_reading_prefix_cache with a memory")
@@ -191,7 +193,13 @@ class GistConnector(KVConnectorBase_V1):
             from huggingface_hub import snapshot_download
 
             folder = snapshot_download(folder, revision=self._model.revision, local_files_only=True)
-        return memory_files.weights_of(folder)
+        weights, model = memory_files.weights_of(folder), self._model
+        # What makes others of the files' weights; files that are quantized say so themselves.
+        changes = [model.hf_overrides, model.quantization_config]
+        changes += [model.quantization] * (model.model_arch_config.quantization_config is None)
+        if not any(changes):
+            return weights
+        return f"{weights}-{hashlib.sha256(json.dumps(changes, sort_keys=True, default=str).encode()).hexdigest()[:8]}"
 
     @cached_property
     def _placeholder(self) -> tuple[int, str]:

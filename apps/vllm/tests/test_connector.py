@@ -98,3 +98,33 @@ def test_a_damaged_memory_can_be_saved_again(connector, engine, tmp_path):
         assert made._is_saved(connector.Save(name, {"source": "s"}, 0)) == saved
     with pytest.raises(ValueError, match=r"expected a new name or the same prompt's"):
         made._is_saved(connector.Save("whole", {"source": "another"}, 0))
+
+
+def test_an_adapter_of_others_is_not_the_base_model_that_a_memory_expects(engine, tmp_path):
+    memory_files.add(tmp_path, "a", torch.rand(2, 2, 3, 1, 4), **ABOUT | {"reader": "base:x"})
+    made = engine(tmp_path, False)
+    made._shape, made._model.model, made._weights = (2, 2, 1, 4), tmp_path, "own"
+    request = MagicMock(
+        lora_request=None, skip_reading_prefix_cache=False, prompt_embeds=None, prompt_token_ids=[7, 7, 7, 1]
+    )
+    assert made._checked(request, "a").tokens == 3
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_model.safetensors").touch()
+    request.lora_request = MagicMock(lora_path=tmp_path / "adapter")
+    with pytest.raises(ValueError, match="memory 'a': expected the reader base:x, got other weights"):
+        made._checked(request, "a")
+
+
+def test_weights_that_vllm_changes_are_others(engine, tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(bytes(999))
+
+    def weights(overrides=None, quantization=None, of_files=None):
+        made = engine(tmp_path, True)
+        made._model.model, made._model.hf_overrides, made._model.quantization_config = tmp_path, overrides or {}, None
+        made._model.quantization, made._model.model_arch_config.quantization_config = quantization, of_files
+        return made._weights
+
+    plain = memory_files.weights_of(tmp_path)
+    assert weights() == plain == weights(quantization="gptq", of_files={"quant_method": "gptq"})
+    others = [weights({"rope_theta": 1}), weights({"rope_theta": 2}), weights(quantization="fp8"), plain]
+    assert len(set(others)) == 4 and weights({"rope_theta": 1}) == others[0]
