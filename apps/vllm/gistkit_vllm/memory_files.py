@@ -242,6 +242,4 @@ def _about(name: object, file: Any) -> About:
         return About(**json.loads(header["memory"]))
     except (KeyError, TypeError, ValueError) as error:
         # A later release may have more to say.
-        raise ValueError(
-            f"memory {name!r}: expected what this release says of one, got other fields: {error}"
-        ) from error
+        raise ValueError(f"memory {name!r}: expected fields of this release, got others: {error}") from error
