@@ -53,13 +53,13 @@ class Save:
     Args:
         memory: its name.
         about: fields of `memory_files.About`.
-        before: digest of the memory that the prompt begins with; empty: none.
+        before: tokens of the memory that the prompt begins with.
         block_ids: of the request, once the prompt is computed.
     """
 
     memory: str
     about: dict[str, Any]
-    before: str
+    before: int
     block_ids: list[int] = field(default_factory=list)
 
 
@@ -101,6 +101,8 @@ class GistConnector(KVConnectorBase_V1):
         if not self._store.is_dir():
             raise ValueError(f"store: expected a folder of memories that gistkit export wrote, got {self._store}")
         self._saves = bool(transfer.get_from_extra_config("save", False))
+        if self._saves:
+            memory_files.remove_partials(self._store)
         self._budget = int(transfer.get_from_extra_config("host_bytes", 1 << 30))
         self._block_size = vllm_config.cache_config.block_size
         model, parallel = vllm_config.model_config, vllm_config.parallel_config
@@ -115,7 +117,8 @@ class GistConnector(KVConnectorBase_V1):
         self._held: OrderedDict[tuple[str, str], torch.Tensor] = OrderedDict()
         self._bad_blocks: set[int] = set()
         self._refused: set[str] = set()
-        self._not_loaded: set[str] = set()
+        # Blocks without their memory, which other requests may find in the prefix cache until the scheduler hears.
+        self._not_loaded: set[int] = set()
         self._orders: dict[Any, torch.Tensor] = {}
 
     # In the scheduler's process. What leaves a method here as an error ends the engine.
@@ -157,7 +160,9 @@ class GistConnector(KVConnectorBase_V1):
             expected = (layers, two, about.tokens, heads, size)
             raise ValueError(f"memory {name!r}: expected keys and values {expected}, got {shape}, of another model")
         reader = memory_files.reader_of(self._folder(request))
-        if not (reader is None and about.reader.startswith("base:")) and about.reader != self._reader(request):
+        # What gistkit export did not write may be the base model as it is, but not with another's adapter.
+        plain = reader is None and request.lora_request is None
+        if not (plain and about.reader.startswith("base:")) and about.reader != self._reader(request):
             raise ValueError(f"memory {name!r}: expected the reader {about.reader}, got {reader or 'other weights'}")
         if request.skip_reading_prefix_cache:
             raise ValueError("request: expected no prompt_logprobs and no skip_reading_prefix_cache with a memory")
@@ -188,7 +193,13 @@ class GistConnector(KVConnectorBase_V1):
             from huggingface_hub import snapshot_download
 
             folder = snapshot_download(folder, revision=self._model.revision, local_files_only=True)
-        return memory_files.weights_of(folder)
+        weights, model = memory_files.weights_of(folder), self._model
+        # What makes others of the files' weights; files that are quantized say so themselves.
+        changes = [model.hf_overrides, model.quantization_config]
+        changes += [model.quantization] * (model.model_arch_config.quantization_config is None)
+        if not any(changes):
+            return weights
+        return f"{weights}-{hashlib.sha256(json.dumps(changes, sort_keys=True, default=str).encode()).hexdigest()[:8]}"
 
     @cached_property
     def _placeholder(self) -> tuple[int, str]:
@@ -207,12 +218,12 @@ class GistConnector(KVConnectorBase_V1):
         source = hashlib.sha256(json.dumps([reader, wanted.digest, ids]).encode()).hexdigest()
         about: dict[str, Any] = {"tokens": len(ids), "context_tokens": wanted.context_tokens + len(ids) - wanted.tokens}
         about |= {"placeholder": placeholder, "text": text, "reader": reader, "source": source}
-        return Save(str(name), about, wanted.digest)
+        return Save(str(name), about, wanted.tokens)
 
     def _is_saved(self, save: Save) -> bool:
         try:
             about, _ = memory_files.about(self._store, save.memory)
-        except memory_files.Missing:
+        except (memory_files.Missing, memory_files.Damaged):
             return False
         if about.source != save.about["source"]:
             raise ValueError(f"save {save.memory!r}: expected a new name or the same prompt's, got another memory's")
@@ -274,14 +285,14 @@ class GistConnector(KVConnectorBase_V1):
         assert isinstance(step, Step)
         self._refused.update(step.refused)
         for load in step.loads:
+            blocks = load.block_ids[load.start // self._block_size : -(-load.stop // self._block_size)]
             try:
                 self._load(load)
-                self._not_loaded.discard(load.digest)
+                self._not_loaded.difference_update(blocks)
             except Exception as error:
                 logger.error("memory %r could not be loaded: %s", load.memory, error)
-                self._not_loaded.add(load.digest)
-                first = load.start // self._block_size
-                self._bad_blocks.update(load.block_ids[first : -(-load.stop // self._block_size)])
+                self._not_loaded.update(blocks)
+                self._bad_blocks.update(blocks)
 
     @torch.no_grad()
     def _load(self, load: Load) -> None:
@@ -347,7 +358,7 @@ class GistConnector(KVConnectorBase_V1):
 
     @torch.no_grad()
     def _save(self, save: Save) -> None:
-        if save.before in self._not_loaded:
+        if not self._not_loaded.isdisjoint(save.block_ids[: -(-save.before // self._block_size)]):
             raise ValueError("expected the memory that the prompt begins with, which could not be loaded")
         layers, (count, two, heads, size), tokens = self._layers(), self._shape, save.about["tokens"]
         slots = self._slots(save.block_ids, 0, tokens, layers[0].kv_cache.device)

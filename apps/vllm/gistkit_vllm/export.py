@@ -56,6 +56,7 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from gistkit.common.files import write_text
     from gistkit_vllm import memory_files
 
     if arguments.name is not None and arguments.compressor is not None:
@@ -67,13 +68,16 @@ def _run(arguments: argparse.Namespace) -> int:
     compressor.tokenizer = tokenizer
     placeholder, text = placeholder_of(tokenizer)
     reader, name = _reader(compressor), _name(arguments, compressor)
-    settings = {"name": name, "base": arguments.model, "reader": reader}
+    settings = json.dumps({"name": name, "base": arguments.model, "reader": reader}, indent=2) + "\n"
     _check_folder(arguments.out, reader)
     template = chat_template(tokenizer, arguments.template, arguments.chat)
     count = 0
     for memory_name, memory in _memories(arguments.memories):
         _check_heads(memory_name, memory)
         values = _values(as_made(compressor, memory), memory, arguments.task)
+        if not count:
+            # From the first memory on it is this reader's folder, wherever the command ends.
+            write_text(arguments.out / memory_files.SETTINGS, settings)
         memory_files.add(
             arguments.out / memory_files.MEMORIES, memory_name, values,
             tokens=values.shape[2],
@@ -81,11 +85,10 @@ def _run(arguments: argparse.Namespace) -> int:
             reader=reader,
         )  # fmt: skip
         count += 1
-    (arguments.out / memory_files.MEMORIES).mkdir(parents=True, exist_ok=True)
-    written = _write_reader(compressor, arguments, tokenizer)
-    for folder in (arguments.out, *([] if written is None else [written])):
-        (folder / memory_files.SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
-    (arguments.out / memory_files.TEMPLATE).write_text(template)
+    write_text(arguments.out / memory_files.SETTINGS, settings)
+    (arguments.out / memory_files.MEMORIES).mkdir(exist_ok=True)
+    written = _write_reader(compressor, arguments, tokenizer, reader, settings)
+    write_text(arguments.out / memory_files.TEMPLATE, template)
     whole = written is not None and written.name == memory_files.READER
     what = "the reader is a whole model" if whole else "the reader is an adapter of the base model"
     what = "the base model reads them as it is" if written is None else what
@@ -176,37 +179,47 @@ def _values(compressor: Compressor, memory: Memory, task: Any) -> torch.Tensor:
     return torch.stack(pairs).transpose(2, 3)
 
 
-def _write_reader(compressor: Compressor, arguments: argparse.Namespace, tokenizer: Any) -> Path | None:
+def _write_reader(
+    compressor: Compressor, arguments: argparse.Namespace, tokenizer: Any, fingerprint: str, settings: str
+) -> Path | None:
     """The adapter or the model, each in a folder of its own; None: the base model reads, and nothing was asked for."""
     from gistkit_vllm import memory_files
 
     adapters, role, out = compressor.adapters, compressor.reader, arguments.out
-    reader, adapter, partial = out / memory_files.READER, out / memory_files.ADAPTER, out / ".adapter"
-    place = None
-    if adapters is not None and role is not None:
-        compressor.save_pretrained(partial)
-        place = partial / adapters.names[role]
+    whole = arguments.merged or _own_weights(compressor)
+    place, partial = out / (memory_files.READER if whole else memory_files.ADAPTER), out / ".adapter"
+    # Servers may be reading it; only one that is whole has settings.
+    if memory_files.reader_of(place) == fingerprint:
+        return place
+    adapter = None
     try:
-        if not (arguments.merged or _own_weights(compressor)):
-            if place is not None:
-                _check_adapter(place)
-                shutil.rmtree(adapter, ignore_errors=True)
-                place.rename(adapter)
-            return None if place is None else adapter
-        model: Any = compressor.model
-        if adapters is not None:
-            # A second copy of the model: the first has all adapters, which its files would name.
-            model, _ = load_model(arguments.model, arguments.dtype, "cpu")
-        if place is not None:
-            from peft import PeftModel
+        if adapters is not None and role is not None:
+            compressor.save_pretrained(partial)
+            adapter = partial / adapters.names[role]
+        if whole:
+            made = partial / "merged"
+            model: Any = compressor.model
+            if adapters is not None:
+                # A second copy of the model: the first has all adapters, which its files would name.
+                model, _ = load_model(arguments.model, arguments.dtype, "cpu")
+            if adapter is not None:
+                from peft import PeftModel
 
-            with warnings.catch_warnings():
-                # PEFT asks transformers by a name that it deprecates.
-                warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
-                model = PeftModel.from_pretrained(model, place).merge_and_unload()
-        model.save_pretrained(reader)
-        tokenizer.save_pretrained(reader)
-        return reader
+                with warnings.catch_warnings():
+                    # PEFT asks transformers by a name that it deprecates.
+                    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
+                    model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+            model.save_pretrained(made)
+            tokenizer.save_pretrained(made)
+        elif adapter is not None:
+            made = adapter
+            _check_adapter(made)
+        else:
+            return None
+        (made / memory_files.SETTINGS).write_text(settings)
+        shutil.rmtree(place, ignore_errors=True)
+        made.rename(place)
+        return place
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -21,7 +21,8 @@ class Front:
 
     A request whose `kv_transfer_params` name a memory gets as many placeholder tokens before its prompt as the memory
     has tokens. One that names no memory there is gets HTTP 404, and a damaged memory, or a name that no memory can be
-    saved under, 400, without the engine; other requests pass as they are.
+    saved under, 400, without the engine; other requests pass as they are. So do those that are longer than `LONGEST`,
+    which vLLM reads after its own check of keys: the engine refuses a memory whose placeholders are missing.
     """
 
     def __init__(self, app: Any) -> None:
@@ -31,9 +32,9 @@ class Front:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
         if scope["type"] != "http" or scope["method"] != "POST" or path not in (COMPLETIONS, CHAT):
             return await self.app(scope, receive, send)
-        body = await _body(receive)
-        if body is None:
-            return await self._refuse(scope, send, 413, f"body: expected at most {LONGEST} bytes, got more", None)
+        body, more = await _body(receive)
+        if more:
+            return await self.app(scope, _received(body, receive, more), send)
         try:
             request = json.loads(body)
             params = request["kv_transfer_params"]
@@ -44,10 +45,14 @@ class Front:
             return await self.app(scope, _received(body, receive), send)
         option = scope["app"].state.vllm_config.kv_transfer_config.get_from_extra_config
         try:
+            if request.get("use_beam_search") not in (None, False):
+                # vLLM's beams are requests of their own, of which no connector hears.
+                raise ValueError(f"use_beam_search: expected false with a {' or '.join(named)}, got true")
             if "save" in named:
                 _check_save(request, named["save"], option("save", False))
         except ValueError as error:
-            return await self._refuse(scope, send, 400, str(error), "memory_not_saved")
+            code = "memory_not_saved" if "save" in named else "memory_not_read"
+            return await self._refuse(scope, send, 400, str(error), code)
         try:
             if "memory" in named:
                 _place(request, path, memory_files.about(Path(option("store", ".")), named["memory"])[0])
@@ -60,7 +65,7 @@ class Front:
         scope = {**scope, "headers": [*headers, (b"content-length", str(len(body)).encode())]}
         await self.app(scope, _received(body, receive), send)
 
-    async def _refuse(self, scope: Any, send: Send, status: int, message: str, code: str | None) -> None:
+    async def _refuse(self, scope: Any, send: Send, status: int, message: str, code: str) -> None:
         """Answers with an error in OpenAI's shape, to those alone whom vLLM's own check of keys lets through."""
         answer: list[Message] = []
 
@@ -95,6 +100,9 @@ def _place(request: dict[str, Any], path: str, about: memory_files.About) -> Non
     """Writes the placeholders before a prompt; the chat template writes those of messages."""
     if path == CHAT:
         given = request.get("chat_template_kwargs") or {}
+        if not isinstance(given, dict):
+            raise ValueError(f"chat_template_kwargs: expected settings by name, got {type(given).__name__}")
+        # The text is for templates of earlier exports.
         request["chat_template_kwargs"] = {**given, "memory_tokens": about.tokens, "memory_text": about.text}
         return
     request["add_special_tokens"] = False
@@ -111,20 +119,19 @@ def _before(prompt: Any, about: memory_files.About) -> Any:
     raise ValueError(f"prompt: expected a text or token ids after a memory, got {type(prompt).__name__}")
 
 
-async def _body(receive: Receive) -> bytes | None:
-    """The whole body of a request; None: it is longer than any."""
+async def _body(receive: Receive) -> tuple[bytes, bool]:
+    """The body of a request, and whether there is more of it than is read here."""
     body = bytearray()
     while True:
         part = await receive()
         body += part.get("body", b"")
-        if len(body) > LONGEST:
-            return None
-        if part["type"] != "http.request" or not part.get("more_body"):
-            return bytes(body)
+        more = part["type"] == "http.request" and bool(part.get("more_body"))
+        if len(body) > LONGEST or not more:
+            return bytes(body), more
 
 
-def _received(body: bytes, receive: Receive) -> Receive:
-    """What an application receives of a body that was read, and then from the client."""
+def _received(body: bytes, receive: Receive, more: bool = False) -> Receive:
+    """What an application receives of a body that was read, and then from the client; `more`: of the body too."""
     sent = False
 
     async def again() -> Message:
@@ -132,6 +139,6 @@ def _received(body: bytes, receive: Receive) -> Receive:
         if sent:
             return await receive()
         sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return {"type": "http.request", "body": body, "more_body": more}
 
     return again

@@ -43,9 +43,14 @@ def command(folder: Path, options: Sequence[str], save: bool = False) -> list[st
         raise ValueError(f"--model: expected that of {settings['base']}, of which {folder} has the adapter, got none")
     if (folder / ADAPTER).is_dir():
         rank = json.loads((folder / ADAPTER / "adapter_config.json").read_text())["r"]
-        words += ["--enable-lora", "--lora-modules", f"{settings['name']}={folder / ADAPTER}"]
+        # vLLM takes the last list alone.
+        lists = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        lists.add_argument("--lora-modules", "--lora_modules", nargs="+", action="extend", default=[])
+        others, options = lists.parse_known_args(options)
+        modules = [f"{settings['name']}={folder / ADAPTER}", *others.lora_modules]
         # vLLM's kernels for CPUs give requests without an adapter that of the last slot: it stays empty.
-        words += ["--max-loras", "2", "--max-lora-rank", str(_rank(rank))]
+        words += ["--enable-lora", "--lora-modules", *modules, "--max-loras", str(len(modules) + 1)]
+        words += ["--max-lora-rank", str(_rank(rank))]
     else:
         words += ["--served-model-name", settings["name"]]
     return [*words, *options]

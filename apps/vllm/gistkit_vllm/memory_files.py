@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-import secrets
+import shutil
+import stat
+import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor
 
 FORMAT, VERSION = "gistkit-vllm", 1
@@ -21,6 +26,10 @@ FORMAT, VERSION = "gistkit-vllm", 1
 MEMORIES, READER, ADAPTER, SETTINGS, TEMPLATE = "memories", "reader", "adapter", "gistkit.json", "chat_template.jinja"
 _CONFIGS = "config.json", "adapter_config.json"
 _LONGEST = 200
+_LENGTH = f"of 1 to {_LONGEST} characters, counted as in a URL (ä is %C3%A4)"
+_PARTIAL = ".partial"
+# Seconds after its last change that a partial file is of an engine that was killed.
+_STALE = 3600
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,10 @@ class Missing(LookupError):
     """There is no memory of this name."""
 
 
+class Damaged(ValueError):
+    """The file of a memory was cut, or is none of safetensors."""
+
+
 def path_of(folder: Path, name: object) -> Path:
     """The file of a memory.
 
@@ -62,8 +75,12 @@ def path_of(folder: Path, name: object) -> Path:
 
 def check_new(name: object) -> None:
     """Raises ValueError for a name that no client may give to a memory."""
-    if not isinstance(name, str) or not (_file(name) and name.isprintable()) or {"", ".", ".."} & set(name.split("/")):
+    if not isinstance(name, str) or {"", ".", ".."} & set(name.split("/")):
         raise ValueError(f"save: expected a name without parts that are empty, . or .., got {name!a:.80}")
+    if not name.isprintable():
+        raise ValueError(f"save: expected a name of characters that can be printed, got {name!a:.80}")
+    if not _file(name):
+        raise ValueError(f"save: expected a name {_LENGTH}, got {name!a:.80}")
 
 
 def add(folder: Path, name: str, values: Tensor, replace: bool = True, **about: Any) -> About:
@@ -71,25 +88,48 @@ def add(folder: Path, name: str, values: Tensor, replace: bool = True, **about: 
 
     Args:
         values: [layers, 2, tokens, heads, size], keys and values of the first tokens of a prompt.
-        replace: whether in place of one of the same name.
+        replace: whether in place of one of the same name; a damaged one is always replaced.
         about: fields of `About`.
 
     Raises:
         FileExistsError: if there is one, and `replace` is false.
+        ValueError: if the name is too long for a file.
+        OSError: if the file cannot be written.
     """
+    if not _file(name):
+        raise ValueError(f"memory: expected a name {_LENGTH}, got {name!a:.80}")
     values = values.detach().cpu().contiguous()
     described = About(digest=digest(values), **about)
     path = path_of(folder, name)
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f".{secrets.token_hex(8)}.partial"
     header = {"format": FORMAT, "version": str(VERSION), "memory": json.dumps(asdict(described))}
-    try:
-        # With the rights that the user's files have: other users' engines may read them.
-        partial.write_bytes(save({"values": values}, header))
-        (os.replace if replace else os.link)(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    # safetensors writes beside the file that it is told, under a name of its own.
+    with TemporaryDirectory(_PARTIAL, ".", folder, ignore_cleanup_errors=True) as private:
+        partial = Path(private) / path.name
+        partial.touch()
+        # The rights that the user's files have, which safetensors does not give: other users' engines may read them.
+        rights = stat.S_IMODE(partial.stat().st_mode)
+        try:
+            save_file({"values": values}, partial, header)
+        except SafetensorError as error:
+            raise OSError(f"{path}: expected a file that can be written, got {error}") from error
+        partial.chmod(rights)
+        with partial.open("rb") as file:
+            # On the disk before it has its name.
+            os.fsync(file.fileno())
+        if replace or _is_damaged(folder, name):
+            os.replace(partial, path)
+        else:
+            _claim(partial, path)
     return described
+
+
+def remove_partials(folder: Path) -> None:
+    """Removes what killed engines left half written; other engines may be writing theirs."""
+    for path in folder.glob(f".*{_PARTIAL}"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _STALE:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def about(folder: Path, name: object) -> tuple[About, tuple[int, ...]]:
@@ -97,7 +137,8 @@ def about(folder: Path, name: object) -> tuple[About, tuple[int, ...]]:
 
     Raises:
         Missing: if there is none.
-        ValueError: if its file is damaged or none of a memory.
+        Damaged: if its file is cut.
+        ValueError: if its file is none of a memory.
     """
     with _opened(folder, name) as file:
         found, shape = _about(name, file), tuple(file.get_slice("values").get_shape())
@@ -161,6 +202,28 @@ def _file(name: object) -> str:
     return file if len(file) <= _LONGEST else ""
 
 
+def _is_damaged(folder: Path, name: object) -> bool:
+    try:
+        _opened(folder, name)
+    except Damaged:
+        return True
+    except Missing:
+        pass
+    return False
+
+
+def _claim(partial: Path, path: Path) -> None:
+    """Moves a file to a place where there is none."""
+    try:
+        os.link(partial, path)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+            raise
+        # Some disks have no links; until the move, the name is that of a damaged file.
+        path.open("xb").close()
+        os.replace(partial, path)
+
+
 def _opened(folder: Path, name: object) -> Any:
     path = path_of(folder, name)
     if not path.is_file():
@@ -168,11 +231,15 @@ def _opened(folder: Path, name: object) -> Any:
     try:
         return safe_open(path, "pt")
     except SafetensorError as error:
-        raise ValueError(f"memory {name!r}: expected a file of gistkit export, got a damaged one: {error}") from error
+        raise Damaged(f"memory {name!r}: expected a file of gistkit export, got a damaged one: {error}") from error
 
 
 def _about(name: object, file: Any) -> About:
     header = file.metadata() or {}
     if header.get("format") != FORMAT or header.get("version") != str(VERSION) or "values" not in file.keys():  # noqa: SIM118
         raise ValueError(f"memory {name!r}: expected a file of gistkit export, version {VERSION}, got another")
-    return About(**json.loads(header["memory"]))
+    try:
+        return About(**json.loads(header["memory"]))
+    except (KeyError, TypeError, ValueError) as error:
+        # A later release may have more to say.
+        raise ValueError(f"memory {name!r}: expected fields of this release, got others: {error}") from error

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
-# FIRST and LATER are expressions of a question's turn, END what ends an answer.
+# MEMORY is the placeholder of a memory token, FIRST and LATER are expressions of a question's turn, END what ends an
+# answer. The number is the client's, where no memory is named: more tokens than a prompt has are not written.
 _BEHIND = """\
 {%- if memory_tokens is defined -%}
-{{- memory_text * memory_tokens -}}
+{{- MEMORY * [memory_tokens, 1048576] | min -}}
 {%- set turn = namespace(first=true) -%}
 {%- for message in messages -%}
+CONTENT
 {%- if message['role'] == 'user' and turn.first -%}{%- set turn.first = false -%}{{- FIRST -}}
 {%- elif message['role'] == 'user' -%}{{- LATER -}}
-{%- elif message['role'] == 'assistant' -%}{{- message['content'] ~ END -}}
+{%- elif message['role'] == 'assistant' -%}{{- content ~ END -}}
 {%- else -%}{{- raise_exception('messages: expected roles user and assistant after a memory') -}}
 {%- endif -%}
 {%- endfor -%}
@@ -22,8 +25,14 @@ PLAIN
 {%- endif -%}"""
 _PLAIN = """\
 {%- for message in messages -%}
-{{- FIRST if message['role'] == 'user' else message['content'] -}}
+CONTENT
+{{- FIRST if message['role'] == 'user' else content -}}
 {%- endfor -%}"""
+# vLLM gives parts to a model whose own template loops over them; a loop here would tell it that this one does.
+_CONTENT = (
+    "{%- set content = message['content'] if message['content'] is string "
+    "else message['content'] | map(attribute='text') | join -%}"
+)
 
 
 def chat_template(tokenizer: Any, template: str | None, chat: bool) -> str:
@@ -35,7 +44,8 @@ def chat_template(tokenizer: Any, template: str | None, chat: bool) -> str:
         chat: the tokenizer's own chat template goes around questions.
 
     Raises:
-        ValueError: if the template has no {question}, or the tokenizer no chat template that can be cut.
+        ValueError: if the template has no {question}, or the tokenizer no chat template that can be cut, or several of
+            which none is the default.
     """
     from gistkit.ask.turns import Turns, chat_turns
     from gistkit.compress.tokens import QUESTION
@@ -48,12 +58,14 @@ def chat_template(tokenizer: Any, template: str | None, chat: bool) -> str:
     except ValueError as error:
         raise ValueError(f"--chat: {error}") from error
     end, own = tokenizer.eos_token or "", getattr(tokenizer, "chat_template", None)
-    parts = {"PLAIN": own if isinstance(own, str) else _PLAIN, "END": json.dumps(end)}
+    if isinstance(own, dict):
+        if "default" not in own:
+            raise ValueError(f"--model: expected a tokenizer with a chat template named default, got {', '.join(own)}")
+        own = own["default"]
+    parts = {"MEMORY": _quoted(placeholder_of(tokenizer)[1]), "CONTENT": _CONTENT, "END": _quoted(end)}
     parts |= {"FIRST": _around(turns.first), "LATER": _around(turns.later.removeprefix(end))}
-    rendered = _BEHIND
-    for name, value in parts.items():
-        rendered = rendered.replace(name, value)
-    return rendered
+    parts["PLAIN"] = own or _filled(_PLAIN, parts)
+    return _filled(_BEHIND, parts)
 
 
 def placeholder_of(tokenizer: Any) -> tuple[int, str]:
@@ -67,6 +79,16 @@ def placeholder_of(tokenizer: Any) -> tuple[int, str]:
     raise ValueError("--model: expected a tokenizer with special tokens, which stand for memory tokens, got none")
 
 
+def _filled(template: str, parts: dict[str, str]) -> str:
+    """At once: a part may have another's name in it."""
+    return re.sub("PLAIN|MEMORY|CONTENT|FIRST|LATER|END", lambda name: parts[name[0]], template)
+
+
 def _around(turn: str) -> str:
     """An expression of Jinja: a message's content within a turn."""
-    return " ~ message['content'] ~ ".join(json.dumps(part) for part in turn.split("{question}"))
+    return " ~ content ~ ".join(_quoted(part) for part in turn.split("{question}"))
+
+
+def _quoted(text: str) -> str:
+    """A text of Jinja, which takes the halves of JSON's surrogate pairs for characters."""
+    return json.dumps(text, ensure_ascii=False)

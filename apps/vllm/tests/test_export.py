@@ -178,6 +178,50 @@ def test_stores_keep_their_names_and_other_readers_are_refused(made):
         exported(*words[:-1], place / "else")
 
 
+def files(folder):
+    """What changes if a file is written again, in place or by a move."""
+    return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("merged", [[], ["--merged"]])
+@pytest.mark.parametrize("made", ["avgpool"], indirect=True)
+def test_a_reader_that_servers_may_have_open_is_written_once_and_whole(made, merged, monkeypatch):
+    compressor, memory, place = made
+    words, out = words_of(compressor, place), place / "out"
+    reader = out / ("reader" if merged else "adapter")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killed:
+        killed.setattr(type(out), "rename", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            exported(*words, *merged)
+    assert not reader.exists() and not (out / ".adapter").exists()
+    # As a command that was interrupted left it.
+    reader.mkdir()
+    (reader / "model.safetensors").touch()
+    exported(*words, *merged)
+    before = files(reader)
+    assert memory_files.reader_of(reader) == memory_files.reader_of(out) and len(before) > 2
+    memory.save(place / "late.gist")
+    exported(*words, *merged, "--memories", place / "late.gist")
+    assert files(reader) == before and memory_files.about(out / "memories", "late")
+
+
+@pytest.mark.parametrize("made", ["avgpool"], indirect=True)
+def test_a_command_that_failed_at_a_memory_can_be_corrected(made):
+    compressor, memory, place = made
+    memory.save(place / ("文" * 23))
+    words = words_of(compressor, place)
+    with pytest.raises(ValueError, match="--memories: expected names that differ"):
+        exported(*words, "--memories", place / "text.gist", place / "text.gist")
+    with pytest.raises(ValueError, match="memory: expected a name of 1 to 200 characters"):
+        exported(*words, "--memories", place / ("文" * 23))
+    exported(*words, "--memories", place / "text.gist")
+    assert [path.name for path in (place / "out" / "memories").iterdir()] == ["text.safetensors"]
+
+
 @pytest.mark.parametrize("chat", [False, True])
 def test_the_chat_template_writes_what_ask_does(chat):
     """Behind a memory; elsewhere it is the tokenizer's own."""
@@ -197,12 +241,48 @@ def test_the_chat_template_writes_what_ask_does(chat):
     ids += tokenizer("Olga.")["input_ids"] + [tokenizer.eos_token_id]
     ids += turns.ids(tokenizer, "When?", ids[-1])
     spare = tokenizer.convert_tokens_to_ids("<spare>")
-    got = tokenizer.apply_chat_template(messages, **own, chat_template=written, memory_tokens=3, memory_text="<spare>")
-    assert tokenizer(got, add_special_tokens=False)["input_ids"] == [spare] * 3 + ids
+    # vLLM gives parts of a content to a model whose own template loops over them.
+    parts = [{**m, "content": [{"type": "text", "text": piece} for piece in m["content"]]} for m in messages]
+    for given in (messages, parts):
+        got = tokenizer.apply_chat_template(given, **own, chat_template=written, memory_tokens=3)
+        assert tokenizer(got, add_special_tokens=False)["input_ids"] == [spare] * 3 + ids
     assert tokenizer.apply_chat_template(messages, **own, chat_template=written) == plain
     with pytest.raises(Exception, match="expected roles user and assistant after a memory"):
         system = [{"role": "system", "content": "Obey."}, *messages]
-        tokenizer.apply_chat_template(system, chat_template=written, memory_tokens=1, memory_text="x", tokenize=False)
+        tokenizer.apply_chat_template(system, chat_template=written, memory_tokens=1, tokenize=False)
+
+
+def test_a_client_writes_placeholders_alone_and_no_more_than_a_prompt_has():
+    """Of a request without a memory, whose keywords for the template are the client's."""
+    from gistkit_vllm.template import chat_template
+
+    tokenizer = tokenizer_with_turns()
+    own = {"tokenize": False, "chat_template": chat_template(tokenizer, None, False)}
+    messages = [{"role": "user", "content": "Who?"}]
+    got = tokenizer.apply_chat_template(messages, **own, memory_tokens=2**21, memory_text="anything")
+    assert got == "<spare>" * 2**20 + QUESTION.replace("{question}", "Who?")
+
+
+def test_templates_with_any_words_and_characters_are_kept():
+    from gistkit_vllm.template import chat_template
+
+    tokenizer = tokenizer_with_turns()
+    tokenizer.chat_template = "<FIRST>{% for m in messages %}{{ m['content'] }}<|END_OF_TURN|>LATER MEMORY{% endfor %}"
+    messages = [{"role": "user", "content": "PLAIN"}]
+    plain = tokenizer.apply_chat_template(messages, tokenize=False)
+    written = chat_template(tokenizer, "END 😀 {question} CONTENT\n", False)
+    assert tokenizer.apply_chat_template(messages, tokenize=False, chat_template=written) == plain
+    got = tokenizer.apply_chat_template(messages, tokenize=False, chat_template=written, memory_tokens=1)
+    assert got == "<spare>END 😀 PLAIN CONTENT\n"
+    tokenizer.chat_template = {"rag": "other", "default": tokenizer.chat_template}
+    assert chat_template(tokenizer, "END 😀 {question} CONTENT\n", False) == written
+    del tokenizer.chat_template["default"]
+    with pytest.raises(ValueError, match="expected a tokenizer with a chat template named default, got rag"):
+        chat_template(tokenizer, None, False)
+    tokenizer.chat_template = None
+    written = chat_template(tokenizer, None, False)
+    got = tokenizer.apply_chat_template(messages, tokenize=False, chat_template=written)
+    assert got == QUESTION.replace("{question}", "PLAIN")
 
 
 def test_settings_are_json_that_the_launcher_reads(tmp_path, capsys):
@@ -221,7 +301,14 @@ def test_settings_are_json_that_the_launcher_reads(tmp_path, capsys):
     assert launch.main([str(tmp_path), "--print"]) == 2
     assert "gistkit-vllm: --model: expected that of x" in capsys.readouterr().err
     assert launch.main([str(tmp_path), "--print", "--model", "x"]) == 0
-    assert "--max-lora-rank 32 --model x" in capsys.readouterr().out
+    assert "--max-loras 2 --max-lora-rank 32 --model x" in capsys.readouterr().out
+    more = ["--port", "99", "--lora-modules", "a=b", '{"name": "c"}', "--model", "x", "--lora_modules=d=e", "--seed=1"]
+    words = launch.command(tmp_path, more)
+    start = words.index("--lora-modules")
+    assert words[start + 1 : start + 5] == [f"tiny={tmp_path / 'adapter'}", "a=b", '{"name": "c"}', "d=e"]
+    assert words[start + 5 :] == (
+        ["--max-loras", "5", "--max-lora-rank", "32", "--port", "99", "--model", "x", "--seed=1"]
+    )
 
 
 def test_a_selection_of_a_model_that_has_trained_is_read_by_no_other():

@@ -1,7 +1,10 @@
 """The front: what vLLM's routes receive for a request that names a memory, and who is told that there is none."""
 
 import asyncio
+import errno
 import json
+import os
+import tracemalloc
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +20,9 @@ def store(tmp_path):
     about = {"context_tokens": 9, "placeholder": 7, "text": "<x>", "reader": "r"}
     memory_files.add(tmp_path, "2026/märz", torch.rand(2, 2, 3, 1, 4), tokens=3, **about)
     memory_files.add(tmp_path, "embedded", torch.rand(2, 4), tokens=2, **about)
+    with pytest.MonkeyPatch.context() as later:
+        later.setattr(memory_files, "asdict", lambda about: vars(about) | {"x": 1})
+        memory_files.add(tmp_path, "later", torch.rand(2, 2, 3, 1, 4), tokens=3, **about)
     memory_files.path_of(tmp_path, "cut").write_bytes(memory_files.path_of(tmp_path, "2026/märz").read_bytes()[:100])
     return tmp_path
 
@@ -97,7 +103,7 @@ def test_other_routes_are_not_read(store):
     [
         ("nothing", 404, "memory_not_found"), ("../2026", 404, "memory_not_found"), (7, 404, "memory_not_found"),
         ("", 404, "memory_not_found"), ("x" * 9999, 404, "memory_not_found"), ("\ud800", 404, "memory_not_found"),
-        ("cut", 400, "memory_not_read"), ("embedded", 400, "memory_not_read"),
+        ("cut", 400, "memory_not_read"), ("embedded", 400, "memory_not_read"), ("later", 400, "memory_not_read"),
     ],
 )  # fmt: skip
 def test_a_memory_that_cannot_be_read_is_told_without_the_engine(store, name, status, code):
@@ -121,7 +127,9 @@ def test_a_prompt_to_save_passes_as_it_is_and_behind_a_memory(store):
 @pytest.mark.parametrize(
     ("name", "more", "told"),
     [
-        *((name, {}, "expected a name") for name in ("../x", "/x", "a/", "", ".", 7, None, "x" * 999, "\ud800", "\0")),
+        *((name, {}, "without parts that are empty, . or ..") for name in ("../x", "/x", "a/", "", ".", 7, None)),
+        *((name, {}, "of characters that can be printed") for name in ("\ud800", "\0")),
+        *((name, {}, "of 1 to 200 characters, counted as in a URL") for name in ("x" * 999, "文" * 23)),
         ("text", {"prompt": ["one", "two"]}, "expected one prompt, got 2"),
         ("text", {"save": False}, "expected a server that was started with --save, got one that only reads"),
     ],
@@ -140,10 +148,32 @@ def test_who_has_no_key_is_told_nothing(store):
     assert [sent[0]["status"], sent[1]["body"]] == [401, b"vllm"]
 
 
-def test_a_body_without_end_is_refused(store, monkeypatch):
+@pytest.mark.parametrize("chunk", [7, 200])
+def test_long_bodies_pass_as_they_are(store, monkeypatch, chunk):
+    """Such as those with images; no more than the limit is read for who may have no key."""
     monkeypatch.setattr(front, "LONGEST", 100)
-    _, sent = call(store, COMPLETIONS, b" " * 101)
-    assert sent[0]["status"] == 413
+    body = b'{"messages": [], "image": "' + b"x" * 100 + b'"}'
+    ((headers, content),), sent = call(store, CHAT, body, chunk=chunk)
+    assert content == body and headers[b"Content-Length"] == str(len(body)).encode() and sent[1]["body"] == b"vllm"
+
+
+@pytest.mark.parametrize("named", [{"memory": "2026/märz"}, {"save": "text"}, {"memory": "2026/märz", "save": "text"}])
+def test_beams_of_which_no_connector_hears_are_refused(store, named):
+    body = {"prompt": "?", "kv_transfer_params": named, "use_beam_search": True}
+    (received,), sent = call(store, COMPLETIONS, body)
+    error = json.loads(sent[1]["body"])["error"]
+    assert received[1] == b"{}" and sent[0]["status"] == 400
+    assert error["message"] == f"use_beam_search: expected false with a {' or '.join(named)}, got true"
+    assert error["code"] == ("memory_not_saved" if "save" in named else "memory_not_read")
+    assert passed(store, COMPLETIONS, body | {"use_beam_search": False})["kv_transfer_params"] == named
+    assert passed(store, COMPLETIONS, body | {"kv_transfer_params": {}})["use_beam_search"]
+
+
+@pytest.mark.parametrize("given", [[1], "a", 7])
+def test_settings_of_the_template_that_are_none_are_refused(store, given):
+    body = {"messages": [], "chat_template_kwargs": given, "kv_transfer_params": {"memory": "2026/märz"}}
+    _, sent = call(store, CHAT, body)
+    assert sent[0]["status"] == 400 and b"chat_template_kwargs: expected settings by name, got" in sent[1]["body"]
 
 
 @pytest.mark.parametrize("prompt", [None, 7, [], {}, [[]]])
@@ -155,10 +185,80 @@ def test_prompts_of_no_kind_are_refused(store, prompt):
 def test_a_memory_that_is_not_to_be_replaced_stays(store):
     about, _ = memory_files.about(store, "2026/märz")
     files = sorted(store.iterdir())
-    again = {"context_tokens": 9, "placeholder": 7, "text": "<x>", "reader": "r", "tokens": 3}
     with pytest.raises(FileExistsError):
-        memory_files.add(store, "2026/märz", torch.rand(2, 2, 3, 1, 4), replace=False, **again)
+        memory_files.add(store, "2026/märz", torch.rand(2, 2, 3, 1, 4), replace=False, **OTHER)
     assert memory_files.about(store, "2026/märz")[0] == about and sorted(store.iterdir()) == files
+
+
+OTHER = {"context_tokens": 9, "placeholder": 7, "text": "<x>", "reader": "r", "tokens": 3}
+
+
+def test_names_of_memories_fit_into_those_of_files(store):
+    values = torch.rand(2, 2, 3, 1, 4)
+    memory_files.add(store, "文" * 22, values, **OTHER)
+    assert memory_files.about(store, "文" * 22)[1] == values.shape
+    with pytest.raises(ValueError, match=r"memory: expected a name of 1 to 200 characters, counted as in a URL"):
+        memory_files.add(store, "文" * 23, values, **OTHER)
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 100])
+def test_a_damaged_memory_is_replaced_by_one_of_its_name(store, content):
+    memory_files.path_of(store, "cut").write_bytes(content)
+    with pytest.raises(memory_files.Damaged, match="got a damaged one"):
+        memory_files.about(store, "cut")
+    memory_files.add(store, "cut", torch.rand(2, 2, 3, 1, 4), replace=False, **OTHER)
+    assert memory_files.about(store, "cut")[0].tokens == 3
+
+
+def test_disks_without_links_take_new_memories_alone(store, monkeypatch):
+    def link(*_):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(memory_files.os, "link", link)
+    memory_files.add(store, "new", torch.rand(2, 2, 3, 1, 4), replace=False, **OTHER)
+    about, _ = memory_files.about(store, "new")
+    with pytest.raises(FileExistsError):
+        memory_files.add(store, "new", torch.rand(2, 2, 3, 1, 4), replace=False, **OTHER)
+    assert memory_files.about(store, "new")[0] == about and not list(store.glob(".*"))
+
+
+def test_a_memory_is_on_the_disk_before_it_has_its_name_and_never_twice_in_memory(store, monkeypatch):
+    steps, values = [], torch.rand(2, 2, 4096, 1, 64)
+    for name in ("fsync", "link"):
+        plain = getattr(memory_files.os, name)
+        monkeypatch.setattr(
+            memory_files.os, name, lambda *given, name=name, plain=plain: steps.append(name) or plain(*given)
+        )
+    tracemalloc.start()
+    memory_files.add(store, "new", values, replace=False, **OTHER)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert steps == ["fsync", "link"] and peak < values.nbytes / 8
+    (store / "plain").touch()
+    assert memory_files.path_of(store, "new").stat().st_mode == (store / "plain").stat().st_mode
+
+
+def test_a_full_disk_is_told_by_the_file_that_it_has_no_space_for(store, monkeypatch):
+    def full(*_):
+        raise memory_files.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(memory_files, "save_file", full)
+    with pytest.raises(OSError, match=r"new.safetensors: expected a file that can be written, got .* No space left"):
+        memory_files.add(store, "new", torch.rand(2, 2, 3, 1, 4), **OTHER)
+    assert not list(store.glob(".*"))
+
+
+def test_what_killed_engines_left_goes_and_what_others_write_stays(store):
+    kept = sorted(store.iterdir())
+    (store / ".file.partial").touch()
+    (store / ".folder.partial").mkdir()
+    (store / ".folder.partial" / "values").touch()
+    memory_files.remove_partials(store)
+    assert len(list(store.iterdir())) == len(kept) + 2
+    for left in store.glob(".*"):
+        os.utime(left, (0, 0))
+    memory_files.remove_partials(store)
+    assert sorted(store.iterdir()) == kept
 
 
 def test_files_of_weights_are_told_apart(tmp_path):
