@@ -31,7 +31,7 @@ CONTENT
 # vLLM gives parts to a model whose own template loops over them; a loop here would tell it that this one does.
 _CONTENT = (
     "{%- set content = message['content'] if message['content'] is string "
-    "else message['content'] | map(attribute='text') | join -%}"
+    "else (message['content'] or []) | map(attribute='text') | join -%}"
 )
 
 
