@@ -1,5 +1,6 @@
 """Fitted values and biases, against the same regressions written out in double precision, key by key."""
 
+import copy
 import gc
 import math
 
@@ -297,9 +298,17 @@ class _Short:
         return {"input_ids": [3 + ord(letter) % 40 for letter in text[:9]]}
 
 
-def test_what_cannot_be_fitted_or_read_is_named():
+def test_what_cannot_be_fitted_or_read_is_named(monkeypatch):
     with pytest.raises(ValueError, match="fit: expected a model without an attention softcap"):
         Select(tiny("gemma2", bos_token_id=1), fit=True)
+    # A wrapper's configuration has its text model's.
+    wrapper = tiny("llama", bos_token_id=1)
+    text = copy.copy(wrapper.config)
+    text.attn_logit_softcapping = 50.0
+    monkeypatch.setattr(type(wrapper.config), "get_text_config", lambda *_, **__: text)
+    with pytest.raises(ValueError, match="fit: expected a model without an attention softcap"):
+        Select(wrapper, fit=True)
+    monkeypatch.undo()
     compressor = made("kvzip", fit=True)
     with pytest.raises(ValueError, match="got fitted biases; use generate, which takes any"):
         compressor.to_cache(compressor.encode([IDS]))

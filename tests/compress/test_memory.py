@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, Gist, Memory, memory_files
+from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, Gist, Memory, Select, memory_files
 from gistkit.evaluate import FullContext
 from tests.helpers.models import tiny_llama
 
@@ -327,6 +327,17 @@ def test_weights_that_change_without_a_new_version_count(change):
     assert compressor.fingerprint() != memory.fingerprint and compressor.own_fingerprint() != memory.maker
     with pytest.raises(ValueError, match=r"memory: expected one of the base model .* with other weights"):
         compressor.decode(memory, "lm", ids)
+
+
+def test_layers_elsewhere_are_refused():
+    model = tiny_llama()
+    model.model.layers[1].to("meta")
+    with pytest.raises(ValueError, match="model: expected all weights on one device for a selection, got cpu, meta"):
+        Select(model)
+    model = tiny_llama()
+    accelerate.cpu_offload(model.model.layers[1], "cpu")
+    with pytest.raises(ValueError, match=r"model: expected weights that stay on a device, got some on device meta"):
+        FiveHundredX(model, chunk=6, ratio=3, lora=None)
 
 
 @pytest.mark.parametrize("first", ["offload", "compressor"])

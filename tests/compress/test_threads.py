@@ -8,8 +8,9 @@ from threading import Thread
 import pytest
 import torch
 
-from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, MixedResolution
-from tests.helpers.models import tiny, tiny_llama
+from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, MixedResolution, Select, tokens
+from gistkit.compress.scores import kvzip
+from tests.helpers.models import byte_tokenizer, tiny, tiny_llama
 from tests.helpers.tiers import slow, tiers
 
 METHODS = {
@@ -116,3 +117,19 @@ def test_a_copy_of_a_compressor_waits_for_nobody():
         thread.start()
         thread.join(timeout=60)
     assert made
+
+
+def test_scores_read_their_request_in_a_thread_s_turn(monkeypatch):
+    """A tokenizer keeps whether names of control tokens are text."""
+    compressor = Select(tiny_llama(vocab_size=258, bos_token_id=1), ratio=2, fit=True, question="Who?").eval()
+    compressor.tokenizer = byte_tokenizer()
+    held, own = [], tokens.text_ids
+
+    def seen(*arguments, **options):
+        held.append(compressor.lm.turn()._is_owned())
+        return own(*arguments, **options)
+
+    for module in (tokens, kvzip):
+        monkeypatch.setattr(module, "text_ids", seen)
+    compressor.encode([[5, 6, 7, 8, 9, 10, 11, 12]])
+    assert len(held) > 3 and all(held)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from threading import RLock
 from typing import TYPE_CHECKING, Any, cast
@@ -46,7 +46,7 @@ class SharedModel:
         self._structure = 0, hf.structure(model)
         if self.head is None:
             raise TypeError(f"model: expected one with a language model head, got {type(model).__name__}")
-        self._refuse_offloaded()
+        self._refuse_offloaded(model.modules())
         self.traits = probed(model)
         if self.traits.embeddings is not None:
             raise TypeError(
@@ -137,15 +137,16 @@ class SharedModel:
     @property
     def device(self) -> torch.device:
         """Where the model is; a ValueError if accelerate offloads its weights."""
-        self._refuse_offloaded()
+        self._refuse_offloaded([self.embed])
         return self.embed.weight.device
 
-    def _refuse_offloaded(self) -> None:
+    def _refuse_offloaded(self, modules: Iterable[nn.Module]) -> None:
         # Without accelerate's hook a model on device meta has only shapes, which are enough to make a compressor.
-        if self.embed.weight.is_meta and hasattr(self.embed, "_hf_hook"):
+        hooked = (module for module in modules if hasattr(module, "_hf_hook"))
+        if any(weight.is_meta for module in hooked for weight in module.parameters(recurse=False)):
             raise ValueError(
-                "model: expected weights that stay on a device, got them on device meta, as accelerate.cpu_offload "
-                "leaves them between passes; a compressor reads the embeddings and the output embedding itself"
+                "model: expected weights that stay on a device, got some on device meta, as accelerate.cpu_offload "
+                "leaves them between passes; a compressor reads weights itself, such as the embeddings"
             )
 
     def causal_plan(self, length: int) -> Plan:

@@ -131,9 +131,10 @@ class SelectConfig(InPlaceConfig):
         """See `Config.parts`; without an adapter they are the same at each draw."""
         if self.lora is not None or embed.weight.is_meta:
             return super().parts(embed)
-        # Nothing has to be trained: weights tell compressors apart, and chance would make others of equal ones.
-        generator = torch.Generator(embed.weight.device).manual_seed(0)
-        return {"task_embeddings": nn.ParameterDict({"ae": draw_like(embed, 1, generator)})}
+        # Nothing has to be trained: weights tell compressors apart, and chance, or a GPU's other numbers, would make
+        # others of equal ones.
+        own = draw_like(nn.Embedding.from_pretrained(embed.weight.cpu()), 1, torch.Generator().manual_seed(0))
+        return {"task_embeddings": nn.ParameterDict({"ae": nn.Parameter(own.data.to(embed.weight.device))})}
 
     def changed(self, **settings: Any) -> Self:
         """See `Config.changed`; a score that does not read a question becomes the one for questions."""
@@ -143,11 +144,13 @@ class SelectConfig(InPlaceConfig):
 
     def check_model(self, model: nn.Module) -> None:
         super().check_model(model)
+        if len(devices := sorted({str(weight.device) for weight in model.parameters()})) > 1:
+            raise ValueError(f"model: expected all weights on one device for a selection, got {', '.join(devices)}")
         if cast(Score, self.by).needs_rope:
             hf.check_rotates(model)
         if self.positions == "closed":
             hf.check_moves(model)
-        if self.fit and getattr(model.config, "attn_logit_softcapping", None):
+        if self.fit and getattr(cast(Any, model).config.get_text_config(), "attn_logit_softcapping", None):
             raise ValueError("fit: expected a model without an attention softcap, got one with it")
 
 
@@ -199,7 +202,9 @@ class Select(InPlace, config=SelectConfig):
     @property
     def _asked(self) -> list[int]:
         """The token ids of `question`, as it is read after the text."""
-        return [] if self.question is None else filled_ids(QUESTION, "{question}", self.question, self.tokenizer)
+        # A tokenizer keeps whether names of control tokens are text, and threads share it.
+        with self.lm.turn():
+            return [] if self.question is None else filled_ids(QUESTION, "{question}", self.question, self.tokenizer)
 
     @property
     def _repeats(self) -> bool:
@@ -341,7 +346,9 @@ class Select(InPlace, config=SelectConfig):
         score: Any = self.score if self.score.reads_again else KVzip()
         of_question, found = bool(asked) and self.score.reads_again, Repeated({}, {})
         if self.fit or not of_question:
-            found = self.read_again(own, list(score.repetitions(ids, self.tokenizer)))
+            with self.lm.turn():
+                passes = list(score.repetitions(ids, self.tokenizer))
+            found = self.read_again(own, passes)
         if of_question:
             answer = slice(0, len(ids)), self.answered(own, asked)
             name = "question: it and its answer are read after the text"
