@@ -197,7 +197,7 @@ def bounds() -> dict[str, dict[str, Any]]:
             torch.autograd.grad(out.sum(), inputs)
             _gpu.capturing = lambda: True
             try:
-                gistkit.attention(*inputs, Plan(spans, keys + more))
+                torch.autograd.grad(gistkit.attention(*inputs, Plan(spans, keys + more)).sum(), inputs)
                 case["refused"] = ""
             except RuntimeError as error:
                 case["refused"] = str(error)
