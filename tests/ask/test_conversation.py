@@ -212,6 +212,26 @@ def test_an_answer_that_is_broken_off_leaves_no_trace(error):
     assert conversation.reply(ids(5, seed=1), max_new_tokens=6).tolist() == expected
 
 
+def test_turns_that_went_for_an_answer_are_back_when_it_is_broken_off():
+    compressor = made("x500", max_position_embeddings=60)
+    memory = encoded(compressor)
+    conversation = Conversation(compressor, memory)
+    for turn in (1, 2):
+        conversation.reply(ids(9, turn), max_new_tokens=9)
+    text = conversation.text
+
+    def stop():
+        raise KeyboardInterrupt
+
+    for error, options in ((KeyboardInterrupt, {"stopped": stop}), (ValueError, {"misspelt": 1})):
+        with pytest.raises(error):
+            conversation.reply(ids(9), max_new_tokens=9, **options)
+        assert conversation.text == text and conversation.turns == 2
+    assert float(conversation.attention()[: memory.num_tokens].sum()) > 0
+    conversation.reply(ids(9), max_new_tokens=9)
+    assert conversation.turns == 2
+
+
 def test_a_reply_is_not_recorded(monkeypatch):
     compressor = made("x500")
     conversation = Conversation(compressor, encoded(compressor))
