@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gistkit import hf
 from gistkit.hf.attach import ModuleSnapshot
-from gistkit.hf.fingerprint import plain_tensors
+from gistkit.hf.fingerprint import base_weights, plain_tensors
 
 # Models that trained within a compressor: what another one keeps of them is in no other place.
 _TRAINED: WeakSet[nn.Module] = WeakSet()
@@ -40,7 +40,7 @@ class Identity:
         model, self._made = compressor.model, None
         # A weight that was made in inference mode has no version.
         if trains_base and model not in _TRAINED and not any(weight.is_inference() for weight in model.parameters()):
-            self._made = versions_of(model.parameters(), anywhere=True)
+            self._made = self._versions_of_model()
         self._base: tuple[Any, str] | None = None
         self._own: tuple[Any, str] | None = None
         self._weights: Weights | None = None
@@ -73,7 +73,7 @@ class Identity:
     @property
     def untouched(self) -> bool:
         """Whether the base model's weights are those that the compressor was made around; see `versions_of`."""
-        return self._made is not None and self._made == self.versions()[0]
+        return self._made is not None and self._made == self._versions_of_model()
 
     @contextmanager
     def moving(self) -> Iterator[None]:
@@ -81,7 +81,12 @@ class Identity:
         untouched = self.untouched
         yield
         if untouched:
-            self._made = self.versions()[0]
+            self._made = self._versions_of_model()
+
+    def _versions_of_model(self) -> tuple[Any, ...]:
+        """`versions_of` the base model's weights without whatever adapters it has, which are not saved with it."""
+        with self.compressor.lm.turn():
+            return versions_of((weight for _, weight in base_weights(self.compressor.model)), anywhere=True)
 
     def versions(self, *, anywhere: bool = True) -> tuple[Any, Any]:
         """What changes with the base model's weights, and with the compressor's own; a GPU is waited for `anywhere`."""

@@ -122,7 +122,7 @@ def fingerprint(model: nn.Module, dtype: torch.dtype = torch.float32) -> str:
     Raises:
         ValueError: if a weight has no values (device "meta").
     """
-    return f"{structure(model)}-{digest(_base_weights(model), dtype)}"
+    return f"{structure(model)}-{digest(base_weights(model), dtype)}"
 
 
 def is_of(model: nn.Module, expected: str, of_float16: str | None) -> bool:
@@ -156,7 +156,7 @@ def digest(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype = torch.flo
     return sha.hexdigest()[:_DIGITS]
 
 
-def _base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The weights without PEFT's adapters, and without its trained copies of whole layers beside the originals."""
     base = pretrained(model)
     originals = {
