@@ -103,6 +103,10 @@ def test_answers_take_the_options_of_generate_but_for_beams_and_drafts():
     first = StoppingCriteriaList([MaxLengthCriteria(4 + 3)])
     conversation.new()
     assert conversation.reply(ids(4), generation_config=config, stopping_criteria=first).tolist() == expected[:3]
+    # What it returns is one answer's tokens, whatever else is asked of the loop.
+    conversation.new()
+    config.return_dict_in_generate = True
+    assert conversation.reply(ids(4), generation_config=config, max_new_tokens=3).tolist() == expected[:3]
     for options, got in (
         ({"num_beams": 2}, "beam_search of 1"),
         ({"prompt_lookup_num_tokens": 2}, "assisted_generation of 1"),

@@ -77,6 +77,8 @@ def test_questions_are_asked_in_their_template_and_answered_in_words():
         compressor.ask(memory, "When was it?", max_new_tokens=12),
     ]
     assert compressor.ask([TEXT, "Short."], "Who?", max_new_tokens=12)[0] == answer
+    # Whatever else is asked of the loop, the answer is a text.
+    assert compressor.ask(memory, "Who?", max_new_tokens=12, return_dict_in_generate=True) == answer
     beams = {"num_beams": 2, "max_new_tokens": 6}
     assert compressor.ask(memory, "Who?", **beams) == expected(QUESTION.format(question="Who?"), **beams)
 

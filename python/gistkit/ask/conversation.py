@@ -140,6 +140,7 @@ class Conversation:
         check_rows("prompt_ids", prompt, 1)
         (width,) = prompt.lengths
         config, options = configured(lm, width, generation_config, stop_tokens, None, options)
+        config.return_dict_in_generate = False
         criteria = [*(options.pop("stopping_criteria", None) or ()), _Stopped(stopped)]
         with self.unchanged_on_error():
             self.make_room(width + config.max_new_tokens)
