@@ -12,18 +12,27 @@ from torch import Tensor, nn
 
 from gistkit import hf
 from gistkit.hf.attach import ModuleSnapshot
-from gistkit.hf.fingerprint import base_weights, plain_tensors
+from gistkit.hf.fingerprint import base_weights, packed_modules, plain_tensors
 
 # Models that trained within a compressor: what another one keeps of them is in no other place.
 _TRAINED: WeakSet[nn.Module] = WeakSet()
 
 
 class Weights(NamedTuple):
-    """The base model's parameters, the compressor's own parameters by name, and a snapshot of the modules with both."""
+    """The base model's parameters, the compressor's own parameters by name, and a snapshot of the modules with both.
+
+    `packed` are the base model's modules with a quantized weight in buffers, which others replace when it moves.
+    """
 
     snapshot: ModuleSnapshot
     base: list[nn.Parameter]
     own: dict[str, nn.Parameter]
+    packed: list[nn.Module]
+
+    def of_base(self) -> Iterator[Tensor]:
+        """The base model's parameters, and those buffers."""
+        yield from self.base
+        yield from (buffer for module in self.packed for buffer in module.buffers(recurse=False))
 
 
 class Identity:
@@ -60,7 +69,7 @@ class Identity:
 
     def known_as(self, fingerprint: str) -> None:
         """Gives the base model's weights, as they now are, a fingerprint: that of another dtype's copy of them."""
-        self._base = versions_of(self.weights().base), fingerprint
+        self._base = versions_of(self.weights().of_base()), fingerprint
         self.model = hf.identity(self.compressor.lm.model)
 
     def forget(self) -> None:
@@ -93,7 +102,7 @@ class Identity:
         # Another thread may have the model without its upper layers.
         with self.compressor.lm.turn():
             weights = self.weights()
-            base, own = (versions_of(part, anywhere=anywhere) for part in (weights.base, weights.own.values()))
+            base, own = (versions_of(part, anywhere=anywhere) for part in (weights.of_base(), weights.own.values()))
             return base, own
 
     def weights(self) -> Weights:
@@ -108,7 +117,8 @@ class Identity:
                     base.append(parameter)
                 else:
                     own[name] = parameter
-            weights = self._weights = Weights(ModuleSnapshot(self.compressor.modules()), base, own)
+            packed = [module for _, module in packed_modules(self.compressor.model)]
+            weights = self._weights = Weights(ModuleSnapshot(self.compressor.modules()), base, own, packed)
         return weights
 
 
