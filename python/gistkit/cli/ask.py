@@ -295,7 +295,7 @@ def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: M
     own = memory.maker if memory.fingerprint is None or is_of(model, memory.fingerprint, None) else None
     settings = kind.sizes(source.chunk, source.memory_tokens) | dict(source.options)
     # What --dtype and --option lora=null gave a new one at compress is not in the file, and shows in its weights.
-    dtypes = {model.dtype: None}
+    dtypes: dict[Any, None] = {model.dtype: None}
     # A quantized model is in no other dtype than it was loaded in.
     if arguments.dtype is None and getattr(model, "quantization_method", None) is None:
         dtypes[memory.dtype] = None

@@ -138,7 +138,7 @@ class Adapters:
         )
         self.names = _names(next(free_numbers), configs)
         self._previous = active_adapters(model)
-        chosen = next((layer.active_adapters for layer in _peft_layers(model)), [])
+        chosen: list[str] = next((layer.active_adapters for layer in _peft_layers(model)), [])
         trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
         self._has_others, self._trained = bool(taken_names), trained
         with warnings.catch_warnings():
