@@ -103,6 +103,10 @@ def test_answers_take_the_options_of_generate_but_for_beams_and_drafts():
     first = StoppingCriteriaList([MaxLengthCriteria(4 + 3)])
     conversation.new()
     assert conversation.reply(ids(4), generation_config=config, stopping_criteria=first).tolist() == expected[:3]
+    # What it returns is one answer's tokens, whatever else is asked of the loop.
+    conversation.new()
+    config.return_dict_in_generate = True
+    assert conversation.reply(ids(4), generation_config=config, max_new_tokens=3).tolist() == expected[:3]
     for options, got in (
         ({"num_beams": 2}, "beam_search of 1"),
         ({"prompt_lookup_num_tokens": 2}, "assisted_generation of 1"),
@@ -210,6 +214,26 @@ def test_an_answer_that_is_broken_off_leaves_no_trace(error):
     assert float(attention[: memory.num_tokens].sum()) > 0
     expected = answer_behind(compressor, memory, ids(4) + first + ids(5, seed=1))
     assert conversation.reply(ids(5, seed=1), max_new_tokens=6).tolist() == expected
+
+
+def test_turns_that_went_for_an_answer_are_back_when_it_is_broken_off():
+    compressor = made("x500", max_position_embeddings=60)
+    memory = encoded(compressor)
+    conversation = Conversation(compressor, memory)
+    for turn in (1, 2):
+        conversation.reply(ids(9, turn), max_new_tokens=9)
+    text = conversation.text
+
+    def stop():
+        raise KeyboardInterrupt
+
+    for error, options in ((KeyboardInterrupt, {"stopped": stop}), (ValueError, {"misspelt": 1})):
+        with pytest.raises(error):
+            conversation.reply(ids(9), max_new_tokens=9, **options)
+        assert conversation.text == text and conversation.turns == 2
+    assert float(conversation.attention()[: memory.num_tokens].sum()) > 0
+    conversation.reply(ids(9), max_new_tokens=9)
+    assert conversation.turns == 2
 
 
 def test_a_reply_is_not_recorded(monkeypatch):

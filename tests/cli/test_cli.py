@@ -12,6 +12,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers.utils.quantization_config import QuantizationMethod
 
 import gistkit
 from gistkit import cli
@@ -22,7 +23,7 @@ from gistkit.compress.tokens import batches
 from gistkit.evaluate.data import QUESTION
 from gistkit.layouts.positions import SCHEMES
 from gistkit.options import arguments
-from gistkit.options.models import new_compressor
+from gistkit.options.models import load_model, new_compressor
 from gistkit.train import read_metrics
 from gistkit_lab.studies.registry import purpose
 from gistkit_serve.store import Store
@@ -291,6 +292,27 @@ def test_a_model_without_a_trained_compressor_selects(folder, run, report):
     assert "(Select kvzip 4x, for a question)" in run("compress", report, "--question", "Who?")[1]
     assert run("ask", memory, "Who?", "--max-new-tokens", 3)[0] == 0
     assert Memory.load(memory).source.options["question"] == "Who?"
+
+
+@pytest.mark.parametrize("method", [QuantizationMethod.GPTQ, QuantizationMethod.BITS_AND_BYTES])
+def test_a_quantized_model_which_is_cast_to_no_dtype_answers_from_a_selection(run, report, monkeypatch, method):
+    def quantized(*words):
+        model, tokenizer = load_model(*words)
+        model.quantization_method = method
+        with pytest.raises(ValueError, match="You cannot cast"):
+            model.to(model.dtype)
+        return model, tokenizer
+
+    run("compress", report)
+    asked = ("ask", report.with_suffix(".gist"), "Who?", "--max-new-tokens", 6)
+    answered = run(*asked)[:2]
+    monkeypatch.setattr("gistkit.cli.ask.load_model", quantized)
+    assert answered[0] == 0 and run(*asked)[:2] == answered
+    # One that another compressor made is refused as such.
+    memory = Memory.load(asked[1])
+    replace(memory, maker="0" * 16).save(asked[1])
+    status, _, complaints = run(*asked)
+    assert status == 2 and "it has other weights than a new one" in complaints
 
 
 def test_a_text_that_grows_is_told(folder, run, tmp_path):

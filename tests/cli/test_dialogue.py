@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gistkit import cli
-from gistkit.ask import Conversation, sources
+from gistkit.ask import Conversation, Turns, sources
 from gistkit.cli.answers import Answers
 from gistkit.cli.dialogue import converse
 from gistkit.common.messages import plain
@@ -153,12 +153,13 @@ class Lines:
 def talk(folder, monkeypatch, capsys):
     """A conversation of lines: (standard output, standard error, what answered)."""
 
-    def call(*lines, limit=None, **settings):
+    def call(*lines, limit=None, turns=None, **settings):
         compressor, tokenizer = load(folder)
         if limit is not None:
             compressor.model.config.max_position_embeddings = limit
         conversation = Conversation(compressor, compressor.encode([tokenizer(TEXT)["input_ids"]]))
-        ids = lambda question, _: tokenizer(prompt(question))["input_ids"]  # noqa: E731
+        turns = turns or Turns(QUESTION, QUESTION)
+        ids = lambda question, before: turns.ids(tokenizer, question, before)  # noqa: E731
         settings = {"max_new_tokens": 6, "stop_tokens": [256]} | settings
         answers = Answers(conversation, tokenizer, ids, settings, ["report.gist"])
         monkeypatch.setattr(builtins, "input", Lines(*lines))
@@ -203,6 +204,25 @@ def test_turns_that_go_are_told(talk):
     assert told == "The context window is full: dropped the oldest turn.\n" and answers.conversation.turns == 2
     _, told, answers = talk("Who?", "Who?", "Who wrote all of this?", limit=limit)
     assert told == "The context window is full: dropped the oldest 2 turns.\n" and answers.conversation.turns == 1
+
+
+def test_a_question_without_a_turn_before_it_is_a_first_one(talk, folder):
+    limit, turns = len(TEXT) + 1 + 30, Turns("first {question}", "later {question}")
+    said = lambda answers: load(folder)[1].decode(answers.conversation.text)  # noqa: E731
+    answers = talk("Who?", "When?", limit=limit, turns=turns)[2]
+    assert answers.conversation.turns == 1 and said(answers).startswith("first When?")
+    # Broken off, it leaves the turn that went for it.
+    broken = []
+
+    def stop():
+        broken.append(0)
+        if len(broken) == 3:
+            raise KeyboardInterrupt
+
+    kept = said(answers)
+    with pytest.raises(KeyboardInterrupt):
+        answers.answer("Where?", stop)
+    assert answers.conversation.turns == 1 and said(answers) == kept
 
 
 def test_sources_of_one_question(folder, memory, run, tmp_path):

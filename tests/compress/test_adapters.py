@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 
 from gistkit.compress import ICAE, AvgPool, Compressor, FiveHundredX, Select, language_model
 from tests.helpers.models import checkpoint, tiny_llama
@@ -143,6 +143,30 @@ def test_a_model_that_nothing_has_changed_is_not_saved(name, tmp_path):
         base.lm_head.weight.add_(1.0)
     with pytest.raises(ValueError, match=r"expected the base model of .* other weights"):
         Compressor.from_pretrained(tmp_path / "saved", base)
+
+
+@pytest.mark.parametrize("change", ["none", "added after", "trained"])
+def test_a_users_adapter_is_no_change_of_the_model(change, tmp_path):
+    config = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    model = tiny_llama().float()
+    made = lambda: Select(model, ratio=2, by="key_norm", bos_token=1).eval()  # noqa: E731
+    if change == "added after":
+        compressor, adapted = made(), get_peft_model(model, config)
+    else:
+        adapted = model = get_peft_model(model, config)
+        compressor = made()
+    if change == "trained":
+        adapted(IDS, labels=IDS).loss.backward()
+        torch.optim.AdamW(adapted.parameters(), lr=0.1).step()
+    memory = compressor.encode(IDS)
+    compressor.save_pretrained(tmp_path)
+    assert not (tmp_path / "model").exists()
+    again = Compressor.from_pretrained(tmp_path, model).encode(IDS)
+    assert again.maker == memory.maker and all(map(torch.equal, again.tensors, memory.tensors))
+    with torch.no_grad():
+        adapted.get_base_model().lm_head.weight.add_(1)
+    with pytest.raises(ValueError, match="model: expected no adapters in a model with its own weights trained, got"):
+        compressor.save_pretrained(tmp_path)
 
 
 def step(compressor, loss, **options):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TextStreamer
 
+from gistkit.ask import Conversation
 from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, GistPool, Select
 from gistkit.compress.generation import padded_at_start
 from gistkit.compress.tokens import Rows
@@ -156,6 +157,24 @@ def test_a_configuration_is_taken_with_overrides_and_stays_as_it_is():
     assert torch.equal(own, beams)
     output = compressor.generate(memory, prompt, max_new_tokens=3, return_dict_in_generate=True, output_logits=True)
     assert torch.equal(output.sequences, greedy[:, :3]) and torch.equal(output.logits[2].argmax(-1), greedy[:, 2])
+
+
+@pytest.mark.parametrize("implementation", ["static", "dynamic", "quantized"])
+def test_the_cache_of_an_answer_is_the_memorys_whatever_a_configuration_says(implementation, recwarn):
+    compressor, context, prompt = whole_context()
+    memory = compressor.encode(context)
+    expected = compressor.generate(memory, prompt, max_new_tokens=5)
+    config = GenerationConfig(max_new_tokens=5, cache_implementation=implementation)
+    if implementation == "static":
+        config.max_cache_len = 7
+    assert torch.equal(compressor.generate(memory, prompt, generation_config=config), expected)
+    option = {"max_new_tokens": 5, "cache_implementation": implementation}
+    assert torch.equal(compressor.generate(memory, prompt, **option), expected)
+    one = compressor.encode(context[:1])
+    assert Conversation(compressor, one).reply(prompt[:1], generation_config=config).tolist() == (
+        compressor.generate(one, prompt[:1], task="qa", max_new_tokens=5)[0].tolist()
+    )
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize("settings", [{}, {"shares": "all"}, {"fit": True}])

@@ -396,6 +396,8 @@ def test_the_models_own_weights_train_beside_no_adapters(tmp_path):
     names = [name for name, _ in first.trainable()]
     second = AvgPool(model, ratio=2, bos_token=BOS, lora=2)
     assert not any("lora" in name for name, _ in first.trainable()) and len(names) > 10
+    with torch.no_grad():
+        model.lm_head.weight.add_(1)
     with pytest.raises(ValueError, match="model: expected no adapters in a model with its own weights trained"):
         first.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="lora: expected a model without adapters for lora=None"):

@@ -1,5 +1,6 @@
 """What users do to the model and the adapters around a compressor: it counts, or it is refused by name."""
 
+import contextlib
 import copy
 import itertools
 import json
@@ -144,6 +145,48 @@ def test_an_adapter_trains_on_after_a_user_switches_theirs():
     # Who freezes all of it means it.
     compressor.requires_grad_(False)
     assert not list(compressor.trainable())
+
+
+def switched_before(names, method, **options):
+    """A model with two adapters of a user's, these of them on, and a compressor made around it."""
+    torch.manual_seed(0)
+    own = own_adapter(tiny_llama())
+    own.add_adapter("second", copy.deepcopy(own.peft_config["default"]))
+    own.double().base_model.set_adapter(names)
+    torch.manual_seed(0)
+    with contextlib.nullcontext() if names else own.disable_adapter():
+        return own, unsettled(made(method, own.get_base_model(), lora=2).double())
+
+
+@pytest.mark.parametrize("first", [[], ["default"], ["second"]])
+def test_a_users_adapters_count_as_they_are_now(first):
+    own, compressor = switched_before(first, "x500")
+    with own.disable_adapter():
+        plain = own(IDS).logits
+    for names in (["second"], [], ["default"], ["default", "second"]):
+        own.base_model.set_adapter(names or ["default"])
+        with contextlib.nullcontext() if names else own.disable_adapter():
+            memory, logits = compressor.encode(IDS), own(IDS).logits
+            assert torch.equal(logits, plain) is not bool(names)
+        assert close(memory, switched_before(names, "x500")[1].encode(IDS))
+        # The pass has left them as they were.
+        assert {tuple(layer.active_adapters) for layer in own.base_model.modules() if hasattr(layer, "lora_A")} == {
+            tuple(names or ["default"])
+        }
+        assert not torch.equal(own(IDS).logits, plain)
+
+
+@pytest.mark.parametrize(("method", "options"), [("gistpool", {}), ("icae", {"train_norms": True})])
+def test_a_users_adapter_is_refused_beside_adapters_that_it_cannot_join(method, options):
+    own = own_adapter(tiny_llama())
+    with own.disable_adapter():
+        compressor = made(method, own.get_base_model(), lora=2, **options)
+        compressor.encode(IDS)
+    with pytest.raises(ValueError, match=r"lora: expected no other active adapter beside .*, got default; switch it"):
+        compressor.encode(IDS)
+    own.set_adapter("default")
+    with own.disable_adapter():
+        compressor.encode(IDS)
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -77,6 +77,8 @@ def test_questions_are_asked_in_their_template_and_answered_in_words():
         compressor.ask(memory, "When was it?", max_new_tokens=12),
     ]
     assert compressor.ask([TEXT, "Short."], "Who?", max_new_tokens=12)[0] == answer
+    # Whatever else is asked of the loop, the answer is a text.
+    assert compressor.ask(memory, "Who?", max_new_tokens=12, return_dict_in_generate=True) == answer
     beams = {"num_beams": 2, "max_new_tokens": 6}
     assert compressor.ask(memory, "Who?", **beams) == expected(QUESTION.format(question="Who?"), **beams)
 
@@ -96,6 +98,35 @@ def test_names_of_special_tokens_in_a_users_text_are_text():
         for options in ({}, {"control_tokens": True}):
             compressor.ask(found, hostile, template="<end>{question}<start>{question}", **options)
     assert prompts == [[[256, *text, 257, *text]] for text in (spelt, control[1:])]
+
+
+class Spelling:
+    """Refuses what transformers' MistralCommonBackend does, and reads names of special tokens as text, as it does."""
+
+    def __init__(self):
+        self._tokenizer = byte_tokenizer(start=True)
+
+    def __call__(self, text, *, split_special_tokens=False, **options):
+        if split_special_tokens:
+            raise ValueError("`Spelling` does not support `return_offsets_mapping` and `split_special_tokens`.")
+        if not text.isascii():
+            raise ValueError("not ASCII")
+        return self._tokenizer(text, split_special_tokens=True, **options)
+
+    def __getattr__(self, name):
+        return getattr(self._tokenizer, name)
+
+
+def test_a_tokenizer_that_knows_no_names_of_special_tokens_reads_texts():
+    compressor, text = compressor_of(), "a<end>b"
+    memory = compressor.compress(text)
+    expected = compressor.ask(memory, "Who<end>?", max_new_tokens=5)
+    compressor.tokenizer = Spelling()
+    found = compressor.compress(text)
+    assert found.context_lengths == (1 + len(text),) and all(map(torch.equal, found.tensors, memory.tensors))
+    assert compressor.ask(found, "Who<end>?", max_new_tokens=5) == expected
+    with pytest.raises(ValueError, match="not ASCII"):
+        compressor.compress("\xe9")
 
 
 def test_answers_end_at_the_ends_of_model_and_tokenizer(capsys):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gistkit import ops
+from gistkit.compress import Select
 from gistkit.hf import KeptKeys, attach, fingerprint, rerotate, structure
 from tests.helpers.models import FAMILIES, tiny, tiny_llama
 from tests.helpers.tiers import tiers
@@ -77,6 +78,49 @@ def test_adapters_do_not_count():
             if "lora_" in name or "modules_to_save" in name:
                 weight.add_(1.0)
     assert fingerprint(wrapped) == expected and structure(wrapped) == structure(tiny_llama())
+
+
+class Packed(torch.nn.Module):
+    """A linear map as GPTQ and AWQ have it: eight rows of codes in an integer, and scales, all of them buffers."""
+
+    def __init__(self, linear):
+        super().__init__()
+        codes = torch.randint(-(2**31), 2**31, (linear.in_features // 8, linear.out_features), dtype=torch.int32)
+        self.register_buffer("qweight", codes)
+        self.register_buffer("scales", torch.rand(1, linear.out_features))
+        self.register_buffer("shifts", torch.arange(0, 32, 4, dtype=torch.int32)[None], persistent=False)
+
+    def forward(self, x):
+        codes = (self.qweight[:, None] >> self.shifts[0][:, None]) & 15
+        return x @ ((codes.flatten(0, 1) - 7.5) * self.scales / 16).to(x.dtype)
+
+
+def packed_llama():
+    model = tiny_llama().float()
+    for layer in model.model.layers:
+        layer.mlp.up_proj = Packed(layer.mlp.up_proj)
+    return model
+
+
+@pytest.mark.parametrize("name", ["qweight", "scales"])
+def test_weights_that_are_packed_in_buffers_count(name):
+    model, other = packed_llama(), packed_llama()
+    held = other.model.layers[1].mlp.up_proj
+    expected = fingerprint(model)
+    assert fingerprint(other) == expected
+    held.shifts += 1
+    assert fingerprint(other) == expected
+    compressor, again = (Select(one, ratio=2, by="key_norm", bos_token=1).eval() for one in (model, other))
+    memory = compressor.encode(torch.arange(2, 15)[None])
+    again.check_readable(memory)
+    # A changed buffer and another in its place are both seen.
+    getattr(held, name).mul_(3)
+    assert fingerprint(other) != expected
+    with pytest.raises(ValueError, match="a model of the same shape with other weights"):
+        again.check_readable(memory)
+    again.double().float()
+    setattr(held, name, getattr(model.model.layers[1].mlp.up_proj, name).clone())
+    again.check_readable(memory)
 
 
 def test_attach_takes_a_model_with_adapters():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, cast
 
@@ -101,6 +102,18 @@ class Conversation:
             self._forget(count)
         return count
 
+    @contextmanager
+    def unchanged_on_error(self) -> Iterator[None]:
+        """An error or Ctrl-C inside leaves the conversation as it was before the block."""
+        text, turns = list(self._text), list(self._turns)
+        try:
+            yield
+        except BaseException:
+            # A pass that was broken off may have left layers of different lengths.
+            self._passes, self._read = None, 0
+            self._text, self._turns = text, turns
+            raise
+
     @torch.no_grad()
     def reply(
         self,
@@ -127,20 +140,16 @@ class Conversation:
         check_rows("prompt_ids", prompt, 1)
         (width,) = prompt.lengths
         config, options = configured(lm, width, generation_config, stop_tokens, None, options)
+        config.return_dict_in_generate = False
         criteria = [*(options.pop("stopping_criteria", None) or ()), _Stopped(stopped)]
-        self.make_room(width + config.max_new_tokens)
-        before = len(self._text)
-        try:
+        with self.unchanged_on_error():
+            self.make_room(width + config.max_new_tokens)
+            before = len(self._text)
             with answering(self.compressor, config.max_new_tokens) as behind:
                 turn = _Turn(self, self._plan(before + width + config.max_new_tokens - 1), behind)
                 options["stopping_criteria"] = StoppingCriteriaList(criteria)
                 tokens: Tensor = turn.write(prompt.ids, config, streamer, generator, options)[0]
                 cast(Passes, self._passes).settle()
-        except BaseException:
-            # A pass that was broken off may have left layers of different lengths.
-            self._passes, self._read = None, 0
-            del self._text[before:]
-            raise
         self._text[before + width :] = tokens.tolist()
         ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
         self._answer, self._ended = len(tokens), int(tokens[-1]) in ends

@@ -56,7 +56,12 @@ class Answers:
         before = conversation.turns
         prompt = self.prompts(question, conversation.text[-1] if before else None)
         streamer = TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
-        conversation.reply(prompt, streamer=streamer, stopped=stopped, **self.settings)
+        with conversation.unchanged_on_error():
+            conversation.make_room(len(prompt) + self.settings["max_new_tokens"])
+            if before and not conversation.turns:
+                # No answer is left that it could end.
+                prompt = self.prompts(question, None)
+            conversation.reply(prompt, streamer=streamer, stopped=stopped, **self.settings)
         if self.sources and not stopped():
             self._print_sources()
         return before + 1 - conversation.turns

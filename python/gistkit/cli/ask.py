@@ -295,12 +295,16 @@ def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: M
     own = memory.maker if memory.fingerprint is None or is_of(model, memory.fingerprint, None) else None
     settings = kind.sizes(source.chunk, source.memory_tokens) | dict(source.options)
     # What --dtype and --option lora=null gave a new one at compress is not in the file, and shows in its weights.
-    dtypes = dict.fromkeys([model.dtype, memory.dtype] if arguments.dtype is None else [model.dtype])
+    dtypes: dict[Any, None] = {model.dtype: None}
+    # A quantized model is in no other dtype than it was loaded in.
+    if arguments.dtype is None and getattr(model, "quantization_method", None) is None:
+        dtypes[memory.dtype] = None
     others = ({}, {"lora": None}) if "lora" in kind.names() - settings.keys() else ({},)
     reason: Exception | None = None
     for dtype, other in product(dtypes, others):
         try:
-            return new_compressor(model.to(dtype), source.method, own, **settings, **other)
+            cast = model if dtype == model.dtype else model.to(dtype)
+            return new_compressor(cast, source.method, own, **settings, **other)
         except OtherWeightsError as error:
             reason = error
         except (TypeError, ValueError) as error:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 # The adapters of a pass: that of one role; {role: its tokens}; a role for each row of the batch; or none.
 Use = str | Mapping[str, slice] | tuple[str, ...] | None
+# Of the names of all compressors' adapters.
+PREFIX = "gistkit_"
 
 
 def first_adapter(model: nn.Module) -> str | None:
@@ -136,6 +138,7 @@ class Adapters:
         )
         self.names = _names(next(free_numbers), configs)
         self._previous = active_adapters(model)
+        chosen: list[str] = next((layer.active_adapters for layer in _peft_layers(model)), [])
         trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
         self._has_others, self._trained = bool(taken_names), trained
         with warnings.catch_warnings():
@@ -151,6 +154,8 @@ class Adapters:
             for role, other_config in other_roles:
                 self.peft.add_adapter(self.names[role], other_config)
         self._layers = _peft_layers(model)
+        # Those that a user has switched off now are the ones to switch on again.
+        self._off = [name for name in chosen if not name.startswith(PREFIX)]
         self._merged: dict[nn.Module, list[str]] = {}
         self._set(self._previous)
         own_names = set(self.names.values())
@@ -167,6 +172,7 @@ class Adapters:
         targets = [layer for layer in self._layers if self._targets(layer)]
         self._check_targets(model, targets)
         self._by_role = bool(other_roles) or by_role
+        self._alone = self._by_role or any(hasattr(layer, "modules_to_save") for layer in targets)
         if self._by_role:
             self._maps = RoleMaps({layer: self._roles_of(layer) for layer in targets})
         for layer in targets:
@@ -202,8 +208,17 @@ class Adapters:
     def using(self, use: Use) -> Iterator[None]:
         """The adapter of one role for all tokens, or each role's adapter for its tokens, or the model without either.
 
-        Adapters that were active before these were made stay active beside the adapter of one role, and without it.
+        A user's adapters that are active stay active beside the adapter of one role, and without it.
+
+        Raises:
+            ValueError: if there are some and these are for the tokens of a role, or train copies of modules.
         """
+        others = self._active_others()
+        if others and (self._alone or isinstance(use, Mapping | tuple)):
+            raise ValueError(
+                "lora: expected no other active adapter beside adapters or copies for the tokens of a role, or "
+                f"modules_to_save, got {', '.join(others)}; switch it off with PEFT's disable_adapter"
+            )
         if isinstance(use, Mapping | tuple) and not self._by_role:
             # The other roles use copies of the maps.
             (use,) = self.names
@@ -213,19 +228,24 @@ class Adapters:
                 yield
             return
         with (
-            self.switched(self._previous if use is None else [*self._previous, self.names[use]]),
+            self.switched(others if use is None else [*others, self.names[use]]),
             forwards({layer: adapted for layer, adapted in self._adapted.items() if "forward" not in vars(layer)}),
         ):
             yield
 
+    def _active_others(self) -> list[str]:
+        """A user's active adapters, and those of other compressors that were active when these were made."""
+        active = {name for layer in self._layers if not layer._disable_adapters for name in layer.active_adapters}
+        return sorted(name for name in active if name in self._previous or not name.startswith(PREFIX))
+
     @contextmanager
     def switched(self, names: list[str]) -> Iterator[None]:
         """Inside, exactly PEFT's adapters of these names apply, all of them to all rows, beside merged ones."""
-        layer = self._layers[0]
-        before = layer.active_adapters if not layer._disable_adapters else []
+        before = [(layer, layer._active_adapter, layer._disable_adapters) for layer in self._layers]
         # PEFT would leave ours out of maps that a user has merged adapters into: inside, these are plain ones.
         merged = {layer: layer.merged_adapters for layer in self._layers if getattr(layer, "merged_adapters", None)}
-        if before == names and not merged:
+        layer = self._layers[0]
+        if (layer.active_adapters if not layer._disable_adapters else []) == names and not merged:
             yield
             return
         for layer in merged:
@@ -238,7 +258,8 @@ class Adapters:
             for layer, adapters in merged.items():
                 layer.merged_adapters = adapters
                 del self._merged[layer]
-            self._set(before)
+            for layer, active, disabled in before:
+                vars(layer).update(_active_adapter=active, _disable_adapters=disabled)
 
     def reads_as(self, role: str | None) -> bool:
         """Whether a pass would now run with the adapter of this role, or with none of these where it is None."""
@@ -354,11 +375,12 @@ class Adapters:
         # PEFT's own switches change requires_grad too, which an optimizer and a running backward pass rely on.
         for layer in self._layers:
             on = [name for name in names if name not in self._merged.get(layer, ())]
-            vars(layer).update(_active_adapter=on or list(self.names.values()), _disable_adapters=not on)
+            off = [] if hasattr(layer, "modules_to_save") else self._off
+            vars(layer).update(_active_adapter=on or [*(off or self.names.values())], _disable_adapters=not on)
 
 
 def _names(number: int, roles: Mapping[str, Any]) -> dict[str, str]:
-    return {role: f"gistkit_{number}_{role}" for role in roles}
+    return {role: f"{PREFIX}{number}_{role}" for role in roles}
 
 
 def _peft_layers(model: nn.Module) -> list[Any]:

@@ -200,12 +200,12 @@ def _write(compressor: Any, folder: Path, fingerprints: tuple[str, str] | None) 
     adapters, trained = compressor.adapters, compressor.encoder_lm.model
     has_encoder, needs_base = trained is not compressor.model, compressor.needs_base
     if adapters is None:
-        if (adapter := first_adapter(trained)) is not None:
-            raise ValueError(
-                f"{'encoder' if has_encoder else 'model'}: expected no adapters in a model with its own weights "
-                f"trained, got one at {adapter}"
-            )
         if has_encoder or not needs_base:
+            if (adapter := first_adapter(trained)) is not None:
+                raise ValueError(
+                    f"{'encoder' if has_encoder else 'model'}: expected no adapters in a model with its own weights "
+                    f"trained, got one at {adapter}"
+                )
             trained.save_pretrained(folder / MODEL)
     else:
         names = list(adapters.names.values())

@@ -78,7 +78,8 @@ def generate(
         generator: of the random numbers, on the model's device; None: torch's global one.
         options: other arguments of `model.generate`: fields of `GenerationConfig`, such as max_new_tokens (default:
             256), do_sample, temperature, top_k (default: all tokens), top_p, num_beams and repetition_penalty; or
-            assistant_model, logits_processor, stopping_criteria.
+            assistant_model, logits_processor, stopping_criteria. The cache is gistkit's own, whatever
+            cache_implementation says.
 
     Returns:
         int64 [B, n], only the new tokens; fewer than max_new_tokens if every row has ended. B is multiplied by
@@ -129,6 +130,8 @@ def configured(
                 f"{name}: expected none, because each step has only the logits of one pass over a memory and a prompt, "
                 f"got {value}"
             )
+    # The cache is the memory's own, whatever is asked of the model's.
+    config.cache_implementation = config.max_cache_len = None
     if config.max_new_tokens is None:
         length = config.max_length
         config.max_new_tokens = NEW_TOKENS if length is None else length - width

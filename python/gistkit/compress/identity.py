@@ -12,18 +12,27 @@ from torch import Tensor, nn
 
 from gistkit import hf
 from gistkit.hf.attach import ModuleSnapshot
-from gistkit.hf.fingerprint import plain_tensors
+from gistkit.hf.fingerprint import base_weights, packed_modules, plain_tensors
 
 # Models that trained within a compressor: what another one keeps of them is in no other place.
 _TRAINED: WeakSet[nn.Module] = WeakSet()
 
 
 class Weights(NamedTuple):
-    """The base model's parameters, the compressor's own parameters by name, and a snapshot of the modules with both."""
+    """The base model's parameters, the compressor's own parameters by name, and a snapshot of the modules with both.
+
+    `packed` are the base model's modules with a quantized weight in buffers, which others replace when it moves.
+    """
 
     snapshot: ModuleSnapshot
     base: list[nn.Parameter]
     own: dict[str, nn.Parameter]
+    packed: list[nn.Module]
+
+    def of_base(self) -> Iterator[Tensor]:
+        """The base model's parameters, and those buffers."""
+        yield from self.base
+        yield from (buffer for module in self.packed for buffer in module.buffers(recurse=False))
 
 
 class Identity:
@@ -40,7 +49,7 @@ class Identity:
         model, self._made = compressor.model, None
         # A weight that was made in inference mode has no version.
         if trains_base and model not in _TRAINED and not any(weight.is_inference() for weight in model.parameters()):
-            self._made = versions_of(model.parameters(), anywhere=True)
+            self._made = self._versions_of_model()
         self._base: tuple[Any, str] | None = None
         self._own: tuple[Any, str] | None = None
         self._weights: Weights | None = None
@@ -60,7 +69,7 @@ class Identity:
 
     def known_as(self, fingerprint: str) -> None:
         """Gives the base model's weights, as they now are, a fingerprint: that of another dtype's copy of them."""
-        self._base = versions_of(self.weights().base), fingerprint
+        self._base = versions_of(self.weights().of_base()), fingerprint
         self.model = hf.identity(self.compressor.lm.model)
 
     def forget(self) -> None:
@@ -73,7 +82,7 @@ class Identity:
     @property
     def untouched(self) -> bool:
         """Whether the base model's weights are those that the compressor was made around; see `versions_of`."""
-        return self._made is not None and self._made == self.versions()[0]
+        return self._made is not None and self._made == self._versions_of_model()
 
     @contextmanager
     def moving(self) -> Iterator[None]:
@@ -81,14 +90,19 @@ class Identity:
         untouched = self.untouched
         yield
         if untouched:
-            self._made = self.versions()[0]
+            self._made = self._versions_of_model()
+
+    def _versions_of_model(self) -> tuple[Any, ...]:
+        """`versions_of` the base model's weights without whatever adapters it has, which are not saved with it."""
+        with self.compressor.lm.turn():
+            return versions_of((weight for _, weight in base_weights(self.compressor.model)), anywhere=True)
 
     def versions(self, *, anywhere: bool = True) -> tuple[Any, Any]:
         """What changes with the base model's weights, and with the compressor's own; a GPU is waited for `anywhere`."""
         # Another thread may have the model without its upper layers.
         with self.compressor.lm.turn():
             weights = self.weights()
-            base, own = (versions_of(part, anywhere=anywhere) for part in (weights.base, weights.own.values()))
+            base, own = (versions_of(part, anywhere=anywhere) for part in (weights.of_base(), weights.own.values()))
             return base, own
 
     def weights(self) -> Weights:
@@ -103,7 +117,8 @@ class Identity:
                     base.append(parameter)
                 else:
                     own[name] = parameter
-            weights = self._weights = Weights(ModuleSnapshot(self.compressor.modules()), base, own)
+            packed = [module for _, module in packed_modules(self.compressor.model)]
+            weights = self._weights = Weights(ModuleSnapshot(self.compressor.modules()), base, own, packed)
         return weights
 
 

@@ -167,7 +167,7 @@ def ask(
         stop_tokens = {*stop_ids(compressor.lm, None), tokenizer.eos_token_id} - {None}
     ends = stop_ids(compressor.lm, stop_tokens)
     # transformers finds the ends of stop_strings by the tokenizer.
-    options |= {"task": "qa", "stop_tokens": ends, "tokenizer": tokenizer}
+    options |= {"task": "qa", "stop_tokens": ends, "tokenizer": tokenizer, "return_dict_in_generate": False}
     rows = compressor.generate(memory, prompts, **options).tolist()
     # What fills a row after its end is no part of the answer.
     rows = [row[: next((place + 1 for place, token in enumerate(row) if token in ends), None)] for row in rows]

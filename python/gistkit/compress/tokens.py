@@ -127,9 +127,16 @@ def text_ids(text: str, tokenizer: Any, *, special_tokens: bool = True, control_
         special_tokens: the tokenizer adds its own around the text, such as a first token.
         control_tokens: the name of a special token in the text, such as <|im_end|>, is that token; else it is text.
     """
-    options = {} if control_tokens else {"split_special_tokens": True}
     # A text longer than the model's window is no mistake here.
-    return list(tokenizer(text, add_special_tokens=special_tokens, verbose=False, **options)["input_ids"])
+    options = {"add_special_tokens": special_tokens, "verbose": False}
+    if not control_tokens:
+        try:
+            return list(tokenizer(text, split_special_tokens=True, **options)["input_ids"])
+        except ValueError as error:
+            # That of mistral-common refuses the option, as it reads every name as text anyway.
+            if "split_special_tokens" not in str(error):
+                raise
+    return list(tokenizer(text, **options)["input_ids"])
 
 
 def filled_ids(

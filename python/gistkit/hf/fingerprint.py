@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from gistkit.hf.attach import pretrained
 _DIGITS = 16
 _SAMPLES = 256
 _GOLDEN = 0.6180339887498949
+# What quantized weights are packed in; other buffers of integers, such as positions, have 64 bits.
+_CODES = (torch.int8, torch.uint8, torch.int16, torch.int32)
 # Where PEFT puts what it wraps.
 _ORIGINALS = ("base_layer", "original_module", "token_adapter")
 
@@ -122,7 +125,7 @@ def fingerprint(model: nn.Module, dtype: torch.dtype = torch.float32) -> str:
     Raises:
         ValueError: if a weight has no values (device "meta").
     """
-    return f"{structure(model)}-{digest(_base_weights(model), dtype)}"
+    return f"{structure(model)}-{digest(base_weights(model), dtype)}"
 
 
 def is_of(model: nn.Module, expected: str, of_float16: str | None) -> bool:
@@ -156,9 +159,15 @@ def digest(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype = torch.flo
     return sha.hexdigest()[:_DIGITS]
 
 
-def _base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The weights without PEFT's adapters, and without its trained copies of whole layers beside the originals."""
     base = pretrained(model)
+    buffers = (
+        (f"{place}.{name}", buffer)
+        for place, module in packed_modules(base)
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    )
     originals = {
         name: part
         for name, module in base.named_modules()
@@ -166,12 +175,20 @@ def _base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if module._modules.get(part) is not None
     }
     seen = set()
-    for name, weight in base.named_parameters(remove_duplicate=False):
+    for name, weight in chain(base.named_parameters(remove_duplicate=False), buffers):
         parts = name.split(".")
         inside = (originals.get(".".join(parts[:end]), parts[end]) == parts[end] for end in range(1, len(parts)))
         if id(weight) not in seen and all(inside):
             seen.add(id(weight))
             yield ".".join(part for part in parts if part not in _ORIGINALS), weight
+
+
+def packed_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Those whose weight is a buffer of packed integers, beside its scales, as GPTQ and AWQ have it."""
+    for name, module in model.named_modules():
+        buffers = (buffer for buffer in module._buffers.values() if buffer is not None)
+        if module._parameters.get("weight") is None and any(b.dim() > 1 and b.dtype in _CODES for b in buffers):
+            yield name, module
 
 
 def plain_tensors(weight: Tensor) -> list[Tensor]:
