@@ -88,7 +88,7 @@ def run(
         questions: files or folders for the losses "qa", "kl", "reverse_kl" and "hidden", see
             `gistkit.evaluate.load_questions`, or their rows, such as a `datasets.Dataset` or `IterableDataset`; in
             place of a corpus. Several sets are one mixture.
-        split: "train", "validation" or "test", of files and folders of questions that have several.
+        split: "train", "validation" or "test", of folders and names of questions that have several.
         validation: files, folders or rows of questions that are held out; their split "validation", where they have
             several. None: the last tenth of the contexts of each set.
         weights: the shares of several sets of questions, in their order, see `Mixture`; None: as many rows as each has.
@@ -162,7 +162,7 @@ def _examples(name: str, sources: Sequence[Questions], split: str) -> dict[str, 
     """The examples of each set by its name; rows have the argument's, with their number where sets are several."""
     found: dict[str, Iterator[Example]] = {}
     paths = [source for source in sources if isinstance(source, str | Path)]
-    for each in question_sets(paths):
+    for each in question_sets(paths, split):
         found[each.name] = iter_questions(each.path, split=split)
     for index, source in enumerate(sources):
         if not isinstance(source, str | Path):

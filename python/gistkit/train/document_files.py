@@ -20,9 +20,6 @@ from gistkit.train.documents import HELD, HELD_OUT, TRAIN, Document, Documents, 
 SUFFIXES = (".txt", ".md", ".rst")
 JSON_LINES, WIKITEXT = (".jsonl", ".ndjson"), (".raw", ".tokens")
 ROWS = (*JSON_LINES, *WIKITEXT, parquet.SUFFIX)
-# How the name of a file or of its folder begins, where it is an official split: train/, val.jsonl.zst, wiki.test.raw.
-SPLIT = re.compile(r"(?:wiki\.)?(train|validation|valid|val|dev|test)(?![a-z])")
-SPLITS = {"valid": "validation", "val": "validation", "dev": "validation"}
 # What may stand beside rows and is none of the text.
 _ABOUT = re.compile(r"(readme|licen[cs]e|changelog)\b", re.IGNORECASE)
 
@@ -103,9 +100,7 @@ def _splits(path: Path, chosen: Sequence[Path], split: str | None) -> dict[str, 
     """The official splits, if the names of all files are those of splits; otherwise all files to train on."""
     found: dict[str, list[Path]] = {}
     for file in chosen:
-        matched = SPLIT.match(file.relative_to(path).parts[0] if path.is_dir() else file.name)
-        name = matched.group(1) if matched else ""
-        found.setdefault(SPLITS.get(name, name), []).append(file)
+        found.setdefault(files.split_of(file.relative_to(path) if path.is_dir() else Path(file.name)), []).append(file)
     if "" in found or not found.keys() & {TRAIN, split}:
         return {TRAIN: file_rows(chosen)}
     return {name: file_rows(each) for name, each in found.items()}
