@@ -91,7 +91,7 @@ def test_a_corpus_is_tokenised_by_any_function(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="expected a file or a folder"):
         load_corpus(tmp_path / "none.txt")
     (tmp_path / "none").mkdir()
-    kinds = r"\.txt, \.md, \.rst, \.jsonl, \.ndjson, \.raw, \.tokens, \.parquet"
+    kinds = r"\.txt, \.md, \.rst, \.jsonl, \.ndjson, \.raw, \.tokens, \.parquet, \.json"
     with pytest.raises(FileNotFoundError, match=f"expected {kinds} files in"):
         load_corpus(tmp_path / "none")
 

@@ -38,7 +38,7 @@ def suffix_of(path: Path) -> str:
 
 
 def split_of(path: Path) -> str:
-    """The official split that a path shows, by the first name in it that does: "validation" of "en/dev.jsonl"; or ""."""
+    """The official split that a path shows, by the first name in it that does ("validation" of "en/dev.csv"), or ""."""
     found = next(filter(None, map(_SPLIT.search, path.parts)), None)
     return _SPLITS.get(found[1], found[1]) if found else ""
 
@@ -137,13 +137,18 @@ def head(path: Path, size: int = 4096) -> str:
         return file.read(size).decode("utf-8-sig", "replace")
 
 
+def is_array(path: Path) -> bool:
+    """Whether a file is a JSON array, and not JSON lines."""
+    return head(path).lstrip().startswith("[")
+
+
 def records(path: Path) -> Iterator[tuple[str, Any]]:
     """(where it stands, value) of each JSON line, or of each member of a file that is a JSON array.
 
     Raises:
         ValueError: naming the file and the line of what is not JSON.
     """
-    if head(path).lstrip().startswith("["):
+    if is_array(path):
         for index, value in members(path):
             yield f"{path}, [{index}]", value
         return
