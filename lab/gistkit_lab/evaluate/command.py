@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.prompt != "plain" and arguments.questions is None:
         raise ValueError(f"--prompt: expected plain without --questions, got {arguments.prompt}")
     if arguments.documents:
-        refuse(arguments, "--documents", continuation=None, questions=None)
+        refuse(arguments, "--documents", continuation=None, questions=None, split="validation")
         if arguments.text is None:
             raise ValueError("--documents: not allowed without --text")
     baselines = ["none", "full"] if arguments.baselines is None else arguments.baselines
@@ -257,7 +257,7 @@ def whole_documents(path: Path) -> Iterator[str]:
     if suffix_of(chosen[0]) in ROWS:
         yield from (content.decode() for _, content in articles(file_rows(chosen)))
     else:
-        yield from (file.read_text(encoding="utf-8") for file in chosen)
+        yield from (file.read_text(encoding="utf-8-sig") for file in chosen)
 
 
 def _documents(arguments: argparse.Namespace, tokenizer: Any, length: int) -> list[Example]:
