@@ -110,8 +110,14 @@ def run(
     asked = ", ".join(map(name_of, sources)) or None
     if packed and longer_than:
         raise ValueError(f"longer_than: not allowed with packed rows, got {longer_than}")
-    if held_out_sources and (asked is None or images is not None):
-        raise ValueError(f"validation: not allowed without questions about texts, got {validation!r:.60}")
+    held_out = ", ".join(map(name_of, held_out_sources))
+    table = None if dataset is None else name_of(dataset)
+    of_text = {"text": text, "dataset": table, "packed": packed, "longer_than": longer_than, "limit": limit}
+    of_questions = {"validation": held_out, "weights": weights, "split": "" if split == "train" else split}
+    if asked is not None:
+        _refuse("with questions", of_text)
+    if asked is None or images is not None:
+        _refuse("without questions about texts", of_questions)
     made = prepare(
         model, tokenizer, preset=preset, method=method, layout=layout, recipe=recipe, compressor=compressor,
         start=start, baseline=baseline, tau=tau, segment=segment, questions=asked, images=images is not None,
@@ -134,8 +140,6 @@ def run(
             text, dataset=dataset, tokenizer=tokenizer, limit=limit, cache=cache, windows=windows, progress=progress
         )
         batches = _passages(corpus, schedule, packed or windows is not None)
-    elif text is not None or dataset is not None or packed or longer_than:
-        raise ValueError("questions: expected no text, dataset, packed or longer_than with them")
     elif images is not None:
         batches = _image_questions(new_compressor, tokenizer, sources, images, schedule)
     else:
@@ -144,6 +148,13 @@ def run(
     stages = _stages(new_compressor, schedule.steps, random_steps, ratios, scorer_rests)
     trainer = Trainer(trained, batches, schedule, out, progress=progress, stages=stages, **options)
     return trainer.train(resume=resume)
+
+
+def _refuse(where: str, options: Mapping[str, Any]) -> None:
+    """Refuses options that would do nothing."""
+    for name, value in options.items():
+        if value:
+            raise ValueError(f"{name}: not allowed {where}, got {value!s:.60}")
 
 
 def _several(name: str, sources: Questions | Sequence[Questions] | None) -> tuple[Questions, ...]:
