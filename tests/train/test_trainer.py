@@ -318,6 +318,11 @@ def test_run_trains_from_plain_arguments_then_on_questions(tmp_path):
     options = {"preset": "epl-finetune", "recipe": changes, "questions": tmp_path / "questions.jsonl", **plain}
     second = run(model, None, tmp_path / "b", start=tmp_path / "a" / "compressor", **options)
     assert set(second.held_out) == {"loss", "qa"}
+    with (
+        pytest.warns(UserWarning, match="dtype float16: training has no loss scaling, .*; bfloat16 keeps them"),
+        pytest.raises(FileNotFoundError, match="none"),
+    ):
+        run(make_compressor(lora=None).model.half(), None, tmp_path / "c", text=tmp_path / "none", **plain)
     qa = {"questions": tmp_path / "questions.jsonl"}
     for arguments, message in [
         ({"preset": "none"}, "preset: expected one of epl-pretrain, .*, smollm2-small, got 'none'"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from transformers import PreTrainedModel
 
 from gistkit.common.processes import launched
@@ -126,6 +128,9 @@ def run(
     if isinstance(new_compressor, VoCo) != (images is not None):
         wanted = "a folder for voco" if images is None else f"none for {new_compressor.method}"
         raise ValueError(f"images: expected {wanted}, got {images}")
+    if model.dtype == torch.float16:
+        lost = "training has no loss scaling, so that small gradients become 0; bfloat16 keeps them"
+        warnings.warn(f"dtype float16: {lost}", stacklevel=2)
     # Before the data is read, which may take long and may determine the steps.
     _stages(new_compressor, schedule.steps, random_steps, ratios, scorer_rests)
     trained = new_compressor if made.tau is None else language_model(new_compressor, made.tau, made.segment)
