@@ -654,6 +654,9 @@ def test_untrained_methods_that_compress_in_place(run, tmp_path):
         (["train", "--text", "{tmp}/none"], "none"),
         (["train", "--losses", "ae,xyz"], "losses: expected some of ae, lm, compression, qa, kl, reverse_kl, hidden"),
         (["train", "--random-steps", "9"], "--random-steps: expected none but for a dodo with learned nuggets, got 9"),
+        (["train", "--weights", "2,1"], "--weights: not allowed without questions about texts, got [2.0, 1.0]"),
+        (["train", "--text", "{tmp}", "--split", "test"], "--split: not allowed without questions about texts, got"),
+        (["train", "--questions", "{tmp}", "--limit", "9"], "--limit: not allowed with questions, got 9"),
         (["train", "--device", "tpu"], "--device: expected cpu or cuda, got 'tpu'"),
         (["evaluate", "--questions", "{tmp}", "--context", "9"], "--context: not allowed with --questions, got 9"),
         (["evaluate", "--questions", "{tmp}/none"], "none"),
@@ -858,6 +861,20 @@ def test_all_commands_have_one_default_device(seen, kernels, found, monkeypatch)
     having = [action for parser in parsers() for action in parser._actions if action.dest == "device"]
     assert len(having) >= 6 and {(action.default, action.help) for action in having} == {(None, having[0].help)}
     assert "(default: cuda if torch and gistkit support it, else cpu)" in having[0].help
+
+
+def test_training_makes_its_gpu_the_current_one(run, tmp_path, monkeypatch):
+    chosen = []
+    monkeypatch.setattr("gistkit.cli.train.device", lambda text: text)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    # What comes next is another mistake.
+    words = ("train", "--method", "voco", "--out", tmp_path / "out")
+    assert run(*words, "--device", "cuda:1")[0] == run(*words, "--device", "cuda")[0] == 2
+    assert chosen == ["cuda:1"]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    status, _, complaints = run(*words, "--device", "cuda:1")
+    expected = "--device: expected cpu or cuda with several processes, got 'cuda:1'"
+    assert status == 2 and one_line(complaints.splitlines(), expected) and len(chosen) == 1
 
 
 def test_names_are_those_of_the_package():

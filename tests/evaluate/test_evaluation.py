@@ -200,15 +200,29 @@ def test_examples_of_text_and_of_ids_give_the_same():
     assert (one.examples[0].prediction, one.examples[0].answers) == ("qf", ("q",))
 
 
+class Verbose(Known):
+    """A method that answers in three lines, whatever it is asked."""
+
+    def decode(self, memory, task, ids, mask):
+        return torch.zeros(len(memory.rows), ids.shape[1] + 1, 256)
+
+    def generate(self, memory, *_, max_new_tokens, **__):
+        tokens = byte_tokenizer()("the answer\nis\nParis")["input_ids"]
+        return torch.tensor(tokens[:max_new_tokens]).repeat(len(memory.rows), 1)
+
+
+def test_answers_of_several_lines_are_compared_with_the_whole_output():
+    answers = [["the answer\nis\nParis"], ["rome", "the answer\nwas\nParis"], ["the answer\n"]]
+    data = [Example("bcd", question="q", answers=each) for each in answers]
+    settings = {"tokenizer": byte_tokenizer(), "tasks": ("qa",), "progress": False}
+    results = evaluate(Verbose(), data, **settings)["known"].examples
+    whole = "the answer\nis\nParis"
+    assert [result.prediction for result in results] == [whole, whole, "the answer"]
+    assert [result.rouge1_f1 for result in results] == [1, 0.75, 1]
+    assert [result.exact_match for result in results] == [1, 0, 1]
+
+
 def test_accuracy_is_of_the_whole_output_and_the_other_scores_of_its_first_line():
-    class Verbose(Known):
-        def decode(self, memory, task, ids, mask):
-            return torch.zeros(len(memory.rows), ids.shape[1] + 1, 256)
-
-        def generate(self, memory, *_, max_new_tokens, **__):
-            tokens = byte_tokenizer()("the answer\nis\nParis")["input_ids"]
-            return torch.tensor(tokens[:max_new_tokens]).repeat(len(memory.rows), 1)
-
     data = [Example("bcd", question="q", answers=["paris"]), Example("b", question="q", answers=["the answer"])]
     settings = {"tokenizer": byte_tokenizer(), "tasks": ("qa",), "progress": False}
     row = evaluate(Verbose(), data, **settings)["known"]

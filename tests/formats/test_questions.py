@@ -309,13 +309,47 @@ def test_the_files_of_a_folder_are_sets_by_name(tmp_path):
     other = tmp_path / "other"
     (other / "SQuAD.jsonl").parent.mkdir()
     written(other / "SQuAD.jsonl", MRQA)
-    with pytest.raises(ValueError, match=r"questions: expected sets of different names, got .*SQuAD"):
-        question_sets([tmp_path / "in" / "SQuAD.jsonl.gz", other / "SQuAD.jsonl"])
+    same = [tmp_path / "in" / "SQuAD.jsonl.gz", other / "SQuAD.jsonl", tmp_path / "out" / "DROP.jsonl.gz"]
+    assert [each.name for each in question_sets(same)] == ["in/SQuAD", "other/SQuAD", "DROP"]
+    deep = [written(tmp_path / "more" / f"{root}" / "in" / "a.jsonl", MRQA) for root in "xy"]
+    assert [each.name for each in question_sets([tmp_path / "more"])] == list(map(str, deep))
+    with pytest.raises(ValueError, match=r"questions: expected different sets, got .*SQuAD\.jsonl twice"):
+        question_sets([other / "SQuAD.jsonl", other])
     with pytest.raises(FileNotFoundError, match="none: expected a file of questions or a folder of them"):
         question_sets([tmp_path / "none"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match=r"empty: expected \.csv, .*, \.parquet files of questions"):
         question_sets([tmp_path / "empty"])
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "test"),
+    [
+        ("train.jsonl", "valid.jsonl", "test.jsonl"),
+        ("train-v1.1.json", "dev-v1.1.json", "test-v1.1.json"),
+        ("drop_dataset_train.json", "drop_dataset_dev.json", "drop_dataset_test.json"),
+        ("train-00000-of-00001.jsonl", "validation-00000-of-00001.jsonl", "test-00000-of-00001.jsonl"),
+        ("train/SQuAD.jsonl.gz", "dev/SQuAD.jsonl.gz", "test/SQuAD.jsonl.gz"),
+        ("data/train.0.csv", "data/val.0.csv", "data/test.0.csv"),
+    ],
+)
+def test_of_a_folder_whose_names_show_splits_one_is_taken(tmp_path, train, validation, test):
+    names = {"train": train, "validation": validation, "test": test}
+    for name in names.values():
+        written(tmp_path / name, MRQA)
+    for split, name in names.items():
+        assert [each.path for each in question_sets([tmp_path], split)] == [tmp_path / name]
+    assert len(question_sets([tmp_path])) == 3
+    # A file that is named is taken, whatever its name is; a folder of one split has nothing to leave out.
+    assert [each.path for each in question_sets([tmp_path / test], "train")] == [tmp_path / test]
+    (tmp_path / train).unlink()
+    with pytest.raises(FileNotFoundError, match="expected files of the split 'train', got those of test, validation"):
+        question_sets([tmp_path], "train")
+    (tmp_path / validation).unlink()
+    assert [each.path for each in question_sets([tmp_path], "train")] == [tmp_path / test]
+    # Names that show no split are of each.
+    more = written(tmp_path / "contested.jsonl", MRQA)
+    assert [each.path for each in question_sets([tmp_path], "train")] == [more]
 
 
 def test_names_of_the_hub_are_streamed(monkeypatch):

@@ -60,6 +60,21 @@ def test_both_forms_are_read(form, images, tmp_path):
     assert found[1].turns == (("<image>\nwhat is this", "who is"), ("who", "this"))
 
 
+def test_llavas_conversations_without_an_image_are_left_out_and_counted(images, tmp_path):
+    path = tmp_path / "data.json"
+    text_only = {key: value for key, value in LLAVA.items() if key != "image"}
+    path.write_text(json.dumps([text_only, PLAIN, LLAVA, text_only | {"image": None}]))
+    with pytest.warns(UserWarning, match=r"data\.json: 2 of 4 conversations have no image and are left out"):
+        found = load_conversations(path, images)
+    assert [each.images for each in found] == [(images / "a.png",), (images / "folder/b.png",)]
+    path.write_text(json.dumps([text_only]))
+    with (
+        pytest.warns(UserWarning, match="1 of 1 conversations"),
+        pytest.raises(ValueError, match=r"data\.json: expected at least one conversation about an image, got none"),
+    ):
+        load_conversations(path, images)
+
+
 def test_a_model_reads_the_turns_so_far(images, tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_text("\n".join(map(json.dumps, [PLAIN, LLAVA])))
@@ -120,7 +135,7 @@ def test_a_model_reads_the_turns_so_far(images, tmp_path):
         (PLAIN | {"answer": "an <image>"}, r"line 1: expected answers of some text and no <image>, got 'an <image>'"),
         (b"\xff", r"data\.jsonl, line 1: expected UTF-8 text, got byte 0xff at 0"),
         ("{", "line 1: expected a JSON object, got text that is not JSON"),
-        ("", "expected at least one conversation, got none"),
+        ("", "expected at least one conversation about an image, got none"),
     ],
 )
 def test_a_broken_file_is_told_with_its_place(row, message, images, tmp_path):

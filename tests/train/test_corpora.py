@@ -120,14 +120,73 @@ def test_a_test_split_is_held_out_whole(tmp_path):
         assert torch.equal(alone.held_out, found.held_out) and not alone.train.numel()
     # Otherwise the first split is held out, or a part of the file.
     assert words(load_corpus(tmp_path).held_out) == texts["valid"].split()
-    for split, name in ((None, "wiki.test.tokens"), ("test", "wiki.valid.tokens")):
-        part = load_corpus(tmp_path / name, split=split)
-        assert 0 < part.held_out.numel() < part.train.numel()
+    part = load_corpus(tmp_path / "wiki.test.tokens")
+    assert 0 < part.held_out.numel() < part.train.numel()
     named = {"train": [{"text": "a"}], "validation": [{"text": "b"}], "test": [{"text": "c"}]}
     assert words(load_corpus(dataset=named, split="test").held_out) == ["c"]
     del named["test"]
     with pytest.raises(ValueError, match=r"split: expected validation, which .* has, got test"):
         load_corpus(dataset=named, split="test")
+
+
+def test_texts_have_the_splits_that_their_names_show(tmp_path):
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text(f"{split} text")
+    (tmp_path / "README.md").write_text("About it.")
+    corpus = load_corpus(tmp_path)
+    parts = [text_of(part) for part in (corpus.train, corpus.held_out, corpus.test)]
+    assert parts == ["train text", "valid text", "test text"]
+    for path in (tmp_path, tmp_path / "test.txt"):
+        found = load_corpus(path, split="test")
+        assert (text_of(found.held_out), found.test) == ("test text", None)
+        assert text_of(found.train) == ("train text" if path == tmp_path else "")
+    (tmp_path / "valid.txt").unlink()
+    (tmp_path / "en").mkdir()
+    (tmp_path / "train.txt").rename(tmp_path / "en" / "train.txt")
+    corpus = load_corpus(tmp_path)
+    assert (text_of(corpus.train), text_of(corpus.held_out), corpus.test) == ("train text", "test text", None)
+    # Names that are no splits: nothing is held out by its name.
+    (tmp_path / "more.txt").write_text("more")
+    assert "test text" in text_of(load_corpus(tmp_path).train)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "lines", "valid", "splits", "topics"])
+def test_a_split_that_a_text_does_not_have_is_refused(tmp_path, kind):
+    path = {"file": "a.txt", "lines": "a.jsonl", "valid": "wiki.valid.tokens"}.get(kind)
+    json_lines(tmp_path / "a.jsonl", DOCUMENTS)
+    for name in ("a.txt", "wiki.valid.tokens", "folder/a.txt", "folder/b.txt", "splits/train.txt", "splits/valid.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text " * 9)
+    text = None if kind == "topics" else tmp_path / (path or kind)
+    name = "pydoc_data.topics" if text is None else text.name
+    expected = "validation, which splits has" if kind == "splits" else f"none of {name}, which has no splits"
+    with pytest.raises(ValueError, match=f"split: expected {expected}, got test"):
+        load_corpus(text, split="test")
+
+
+@pytest.mark.parametrize("name", ["c4-train.00000-of-01024.json", "c4-train.00000-of-01024.json.gz", "array.json"])
+def test_json_lines_of_c4s_names_are_rows(tmp_path, name):
+    plain = load_corpus(json_lines(tmp_path / "a.jsonl", DOCUMENTS))
+    path = tmp_path / "c4" / name
+    json_lines(path, DOCUMENTS, compress=gzip.compress if name.endswith("gz") else bytes)
+    if name == "array.json":
+        path.write_text(json.dumps([{"text": text} for text in DOCUMENTS]))
+    assert load_corpus(path).digest == load_corpus(path.parent).digest == plain.digest
+    # Beside others such a file is about them.
+    (tmp_path / "dataset_info.json").write_text("{}")
+    assert load_corpus(tmp_path).digest == plain.digest
+    path.write_text('{\n  "text": "a"\n}')
+    with pytest.raises(ValueError, match="line 1: expected a JSON object, got text that is not JSON"):
+        load_corpus(path)
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_a_byte_order_mark_is_none_of_the_text(tmp_path, compress):
+    for name, text in (("a", "x" * 18 + "yz"), ("b", "")):
+        (tmp_path / f"{name}.txt").write_bytes(compress(b"\xef\xbb\xbf" + text.encode()))
+    corpus = load_corpus(tmp_path / "a.txt")
+    assert (text_of(corpus.train), text_of(corpus.held_out)) == ("x" * 18, "yz")
+    assert load_corpus(tmp_path / "b.txt").train.numel() == 0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 import sys
 import types
 from pydoc_data.topics import topics
@@ -11,7 +12,7 @@ import torch
 import transformers
 
 from gistkit.evaluate import Example
-from gistkit.train import PRESETS, Packed, Pretraining, QuestionAnswering, Recipe, load_corpus
+from gistkit.train import PRESETS, Packed, Pretraining, QuestionAnswering, Recipe, command, load_corpus
 from gistkit.train.batches import for_losses, num_tokens, targets
 from gistkit.train.prepare import changed
 from tests.helpers.train_worker import make_batches, make_questions
@@ -90,7 +91,7 @@ def test_a_corpus_is_tokenised_by_any_function(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="expected a file or a folder"):
         load_corpus(tmp_path / "none.txt")
     (tmp_path / "none").mkdir()
-    kinds = r"\.txt, \.md, \.rst, \.jsonl, \.ndjson, \.raw, \.tokens, \.parquet"
+    kinds = r"\.txt, \.md, \.rst, \.jsonl, \.ndjson, \.raw, \.tokens, \.parquet, \.json"
     with pytest.raises(FileNotFoundError, match=f"expected {kinds} files in"):
         load_corpus(tmp_path / "none")
 
@@ -359,3 +360,11 @@ def test_questions_that_are_held_out_may_have_files_of_their_own():
         QuestionAnswering(examples("a", 7), None, 2, validation=[])
     with pytest.raises(ValueError, match="examples: expected at least 1 question, got none"):
         QuestionAnswering([], None, 2, validation=examples("v", 3))
+
+
+def test_a_run_takes_the_split_of_a_folder_that_it_trains_on(tmp_path):
+    for name in ("train-v1.1", "dev-v1.1"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"context": name, "question": "q", "answers": ["a"]}))
+    sets = {split: command._examples("questions", [tmp_path], split) for split in ("train", "validation")}
+    found = {split: [example.context for each in few.values() for example in each] for split, few in sets.items()}
+    assert found == {"train": ["train-v1.1"], "validation": ["dev-v1.1"]}

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from accelerate import PartialState
+from accelerate.state import AcceleratorState
 
 from gistkit.train import Recipe, Trainer, checkpoints, read_metrics
 from gistkit.train.arguments import RunOptions, arguments_of
@@ -110,6 +112,20 @@ def test_a_value_that_is_none_names_its_argument(name, value, expected):
     with pytest.raises(ValueError, match=f"^{name}: expected {expected}$"):
         Recipe(**{name: value})
     assert Recipe(steps=np.int64(5), learning_rate=1, betas=[0.9, 0.99], epochs=None).steps == 5
+
+
+def test_a_run_is_on_the_current_gpu(tmp_path, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    first = arguments_of(Recipe(), tmp_path, RunOptions(cpu=True), evaluates=False)
+    assert str(first.device) == "cpu" and not chosen
+    try:
+        second = arguments_of(Recipe(), tmp_path, RunOptions(), evaluates=False)
+        assert str(second.device) == str(PartialState().device) == "cuda:1" and chosen == [1]
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def test_memory_is_pinned_for_a_gpu_only(tmp_path):

@@ -318,12 +318,25 @@ def test_run_trains_from_plain_arguments_then_on_questions(tmp_path):
     options = {"preset": "epl-finetune", "recipe": changes, "questions": tmp_path / "questions.jsonl", **plain}
     second = run(model, None, tmp_path / "b", start=tmp_path / "a" / "compressor", **options)
     assert set(second.held_out) == {"loss", "qa"}
+    with (
+        pytest.warns(UserWarning, match="dtype float16: training has no loss scaling, .*; bfloat16 keeps them"),
+        pytest.raises(FileNotFoundError, match="none"),
+    ):
+        run(make_compressor(lora=None).model.half(), None, tmp_path / "c", text=tmp_path / "none", **plain)
+    qa = {"questions": tmp_path / "questions.jsonl"}
     for arguments, message in [
         ({"preset": "none"}, "preset: expected one of epl-pretrain, .*, smollm2-small, got 'none'"),
         ({"method": "gisty"}, "method: expected one of avgpool, .*, sac, select, separate_encoder, voco, got 'gisty'"),
         ({"method": "gistpool", "layout": "epl"}, "layout: expected some of bos_token, .* for gistpool, got layout"),
         ({"method": "icae", "compressor": {"windows": 3}}, "windows: expected some of chunk, .* for icae, got windows"),
         ({"recipe": {"stepz": 1}}, "recipe: expected some of .*steps.*, got stepz"),
+        ({"limit": 9, **qa}, "limit: not allowed with questions, got 9"),
+        ({"text": "a.txt", **qa}, r"text: not allowed with questions, got a\.txt"),
+        ({"dataset": rows, **qa}, "dataset: not allowed with questions, got list"),
+        ({"packed": True, **qa}, "packed: not allowed with questions, got True"),
+        ({"weights": [2, 1]}, r"weights: not allowed without questions about texts, got \[2, 1\]"),
+        ({"split": "test"}, "split: not allowed without questions about texts, got test"),
+        ({"split": "test", "images": "a", **qa}, "split: not allowed without questions about texts, got test"),
         ({"preset": "epl-finetune"}, "questions: expected a file for the loss qa, kl, reverse_kl or hidden, got None"),
         (
             {"start": tmp_path, "compressor": {"chunk": 8}},

@@ -146,7 +146,7 @@ def test_the_compression_losss_preset_trains_on_passages_of_long_texts(tmp_path,
         ({"packed": True, "longer_than": 9}, "longer_than: not allowed with packed rows, got 9"),
         (
             {"questions": path, "compressor": {"losses": ("qa",)}, "longer_than": 9},
-            "questions: expected no text, dataset, packed or longer_than",
+            "longer_than: not allowed with questions, got 9",
         ),
         ({"longer_than": -1}, "longer_than: expected at least 0, got -1"),
     ]:

@@ -117,7 +117,7 @@ def _sets(arguments: argparse.Namespace, tokenizer: Any, model: Any) -> dict[str
     limit = arguments.examples
     sets = {
         each.name: list(islice(evaluate.iter_questions(each.path, split=arguments.split), limit))
-        for each in question_sets(arguments.questions or [])
+        for each in question_sets(arguments.questions or [], arguments.split)
     }
     if arguments.questions is not None and arguments.text is None:
         return sets

@@ -73,16 +73,16 @@ def asked(arguments: argparse.Namespace) -> bool:
         any(getattr(arguments, name) is not None for name in ("images", "tau", "segment", *JUDGE))
         or any((arguments.documents, arguments.prompt != "plain"))
         or not {"summary", "recent"}.isdisjoint(arguments.baselines or ())
-        or _several(arguments.questions or [])
+        or _several(arguments.questions or [], arguments.split)
     )
 
 
-def _several(questions: list[Path]) -> bool:
+def _several(questions: list[Path], split: str) -> bool:
     """Whether these are several sets; what is wrong with them is told by whoever reads them."""
     from gistkit.formats import question_sets
 
     try:
-        return len(question_sets(questions)) > 1
+        return len(question_sets(questions, split)) > 1
     except (OSError, ValueError):
         return False
 
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.prompt != "plain" and arguments.questions is None:
         raise ValueError(f"--prompt: expected plain without --questions, got {arguments.prompt}")
     if arguments.documents:
-        refuse(arguments, "--documents", continuation=None, questions=None)
+        refuse(arguments, "--documents", continuation=None, questions=None, split="validation")
         if arguments.text is None:
             raise ValueError("--documents: not allowed without --text")
     baselines = ["none", "full"] if arguments.baselines is None else arguments.baselines
@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
     from gistkit_lab.evaluate.run import run as measure
     from gistkit_lab.evaluate.sets import domain_of, run_sets
 
-    chosen = question_sets(arguments.questions or [])
+    chosen = question_sets(arguments.questions or [], arguments.split)
     device_name = launched().on(device(arguments.device))
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, needs=MEASURES)
     compressor = compressor_or_baseline(arguments, model)
@@ -257,7 +257,7 @@ def whole_documents(path: Path) -> Iterator[str]:
     if suffix_of(chosen[0]) in ROWS:
         yield from (content.decode() for _, content in articles(file_rows(chosen)))
     else:
-        yield from (file.read_text(encoding="utf-8") for file in chosen)
+        yield from (file.read_text(encoding="utf-8-sig") for file in chosen)
 
 
 def _documents(arguments: argparse.Namespace, tokenizer: Any, length: int) -> list[Example]:

@@ -26,7 +26,7 @@ from gistkit.compress.tokens import pad
 from gistkit.evaluate.data import Example, Prepared, prepare, words_of
 from gistkit.evaluate.evaluation import display_name
 from gistkit.evaluate.metrics import contains_answer, exact_match, token_f1
-from gistkit.evaluate.runner import end_tokens, evaluating, greedy_rows, scored_tokens
+from gistkit.evaluate.runner import end_tokens, evaluating, greedy_rows, prediction_of, scored_tokens
 from gistkit.info import machine
 from gistkit_lab.presses.reader import PressReader, Text
 
@@ -402,7 +402,7 @@ class Measure:
         nats = _answer_nats(self.reader, memory, questions, right)
         for index, ids, own, answer in zip(batch, generated, nats, right, strict=True):
             output, answers = words_of(ids, tokenizer).strip(), asked.questions[index].answers
-            prediction = output.splitlines()[0].strip() if output else ""
+            prediction = prediction_of(output, answers)
             found.exact[index] = exact_match(prediction, answers)
             found.within[index] = contains_answer(output, answers)
             found.f1[index] = token_f1(prediction, answers)

@@ -116,6 +116,7 @@ def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsy
         (["--judge", "ftp://x", "--judge-model", "x"], "url: expected an address such as http://localhost:8000/v1"),
         (["--documents"], "--documents: not allowed without --text"),
         (["--documents", "--text", ".", "--continuation", "3"], "--continuation: not allowed with --documents, got 3"),
+        (["--documents", "--text", ".", "--split", "test"], "--split: not allowed with --documents, got test"),
         (["--tau", "4", "--judge", "x"], "--judge: not allowed with --tau, got x"),
         (["--prompt", "dodo"], "--prompt: expected plain without --questions, got dodo"),
         (["--baselines", "recent,summary"], "--baselines: expected some of none, full, summary without --tau"),

@@ -106,7 +106,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from gistkit import evaluate
     from gistkit.formats import question_sets
 
-    chosen = question_sets(arguments.questions or [])
+    chosen = question_sets(arguments.questions or [], arguments.split)
     if len(chosen) > 1:
         raise ValueError(f"--questions: expected one set, got {len(chosen)}; pip install ./lab for several in a report")
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, needs=MEASURES)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gistkit.common.processes import launched
 from gistkit.options.arguments import (
     LAYOUTS,
     Parser,
@@ -305,10 +306,15 @@ def _run(arguments: argparse.Namespace) -> int:
         return 0
     device_name = device(arguments.device)
 
+    import torch
     from accelerate import PartialState
 
     from gistkit import train
 
+    if device_name.startswith("cuda:"):
+        if launched().count > 1:
+            raise ValueError(f"--device: expected cpu or cuda with several processes, got {device_name!r}")
+        torch.cuda.set_device(device_name)
     images = arguments.images is not None
     if images and arguments.compressor is None:
         method_options.setdefault("method", IMAGES)

@@ -52,10 +52,10 @@ def compare(
       (`word_loss`). If there is a method in place among them, whose encoder
       predicts the first one with a state that has read the whole context, all methods are measured from the second on.
     - "qa": loss and perplexity of the tokens of the first right answer after the question (GistPool, section 3; an end
-      token after it does not count). F1 of ROUGE-1, ROUGE-2 and ROUGE-L, exact match and token F1 of the greedy
-      answer, up to a stop token or the end of its first line. Of the output up to a stop token: corpus BLEU-4 against
-      all right answers (the compression-loss paper's measure on PwC, which does not say how it was tokenised), and
-      accuracy, the share of questions where it contains an answer (`contains_answer`).
+      token after it does not count). F1 of ROUGE-1, ROUGE-2 and ROUGE-L, exact match and token F1 of the greedy answer,
+      up to a stop token or, where no right answer has several lines, the end of its first line. Of the output up to a
+      stop token: corpus BLEU-4 against all right answers (the compression-loss paper's measure on PwC, which does not
+      say how it was tokenised), and accuracy, the share of questions where it contains an answer (`contains_answer`).
 
     Args:
         methods: the methods by name, or a list, whose names are class, layout and ratio.

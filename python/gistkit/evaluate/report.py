@@ -35,7 +35,7 @@ class ExampleResult:
         qa_nats, qa_tokens: summed cross entropy and tokens of the first right answer, each token predicted from the
             true ones before it.
         output: the greedy generation after the question.
-        prediction, answers: its first line and the right answers.
+        prediction, answers: its first line, or all of it where a right answer has several lines; the right answers.
         rouge1_f1, rouge2_f1, rougel_f1, exact_match, token_f1: the prediction's scores, 0..1.
         contains_answer: 1 where the output contains an answer, else 0.
         judge: the judge's score of the prediction, 0..1; None too where it gave none.

@@ -158,7 +158,7 @@ class Runner:
         generated = greedy_rows(reader, memory, "qa", questions, most, self.stop_tokens)
         for index, row in zip(batch, generated, strict=True):
             output, answers = words_of(row, self.tokenizer).strip(), self.rows[index].answers
-            prediction = output.splitlines()[0].strip() if output else ""
+            prediction = prediction_of(output, answers)
             result = results[index]
             result.output, result.prediction, result.answers = output, prediction, answers
             result.rouge1_f1 = rouge1_f1(prediction, answers)
@@ -167,6 +167,13 @@ class Runner:
             result.exact_match = exact_match(prediction, answers)
             result.token_f1 = token_f1(prediction, answers)
             result.contains_answer = contains_answer(output, answers)
+
+
+def prediction_of(output: str, answers: Sequence[str]) -> str:
+    """What is scored of an output: its first line, or all of it where a right answer has more, such as highlights."""
+    if not output or any(len(answer.strip().splitlines()) > 1 for answer in answers):
+        return output
+    return output.splitlines()[0].strip()
 
 
 def reconstruction_bleu(results: Sequence[ExampleResult], tokenizer: Any | None) -> float:

@@ -26,12 +26,21 @@ CHUNK = 1 << 16
 MOST = 1 << 28
 # Objects and arrays of a record: "{}," takes 24 times its own size.
 PARTS = 1 << 22
+# An official split, where it stands alone in a name: train-v1.1.json, wiki.valid.raw, PwC_test.jsonl.
+_SPLIT = re.compile(r"(?:^|[._-])(train|validation|valid|val|dev|test)(?![a-z])")
+_SPLITS = {"valid": "validation", "val": "validation", "dev": "validation"}
 _DECODER, _MARK = json.JSONDecoder(), re.compile(r"[^ \t\n\r]")
 
 
 def suffix_of(path: Path) -> str:
     """The end of a file's name without that of its compression: ".jsonl" of "a.jsonl.zst"."""
     return (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix.lower()
+
+
+def split_of(path: Path) -> str:
+    """The official split that a path shows, by the first name in it that does ("validation" of "en/dev.csv"), or ""."""
+    found = next(filter(None, map(_SPLIT.search, path.parts)), None)
+    return _SPLITS.get(found[1], found[1]) if found else ""
 
 
 def is_compressed(path: Path) -> bool:
@@ -128,13 +137,18 @@ def head(path: Path, size: int = 4096) -> str:
         return file.read(size).decode("utf-8-sig", "replace")
 
 
+def is_array(path: Path) -> bool:
+    """Whether a file is a JSON array, and not JSON lines."""
+    return head(path).lstrip().startswith("[")
+
+
 def records(path: Path) -> Iterator[tuple[str, Any]]:
     """(where it stands, value) of each JSON line, or of each member of a file that is a JSON array.
 
     Raises:
         ValueError: naming the file and the line of what is not JSON.
     """
-    if head(path).lstrip().startswith("["):
+    if is_array(path):
         for index, value in members(path):
             yield f"{path}, [{index}]", value
         return

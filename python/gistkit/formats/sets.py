@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,29 +52,36 @@ def read_questions(path: str | Path | Iterable[Mapping[str, Any]], split: str | 
         yield from file_questions(Path(path))
 
 
-def question_sets(paths: Sequence[str | Path]) -> list[QuestionSet]:
+def question_sets(paths: Sequence[str | Path], split: str | None = None) -> list[QuestionSet]:
     """The sets of files, folders and names as in `read_questions`; in a folder of several sets each file is one.
 
+    Files of the same name are named with their folder, too.
+
+    Args:
+        paths: the files, folders and names.
+        split: "train", "validation" or "test": where names in a folder of several sets show several splits, its files
+            of the others are left out. None: all files.
+
     Raises:
-        FileNotFoundError: if a path is not there, or a folder has no file of questions.
-        ValueError: if two sets have the same name.
+        FileNotFoundError: if a path is not there, or a folder has no file of questions, or none of this split.
+        ValueError: if two sets are the same.
     """
-    found: dict[str, QuestionSet] = {}
+    found: list[QuestionSet] = []
     for root in map(Path, paths):
         if (hub_name := hub.name_of(root)) is not None:
-            found[hub_name] = QuestionSet(hub_name, root)
+            found.append(QuestionSet(hub_name, root))
             continue
         if not root.exists():
             raise FileNotFoundError(f"{root}: expected a file of questions or a folder of them, found none")
         several = root.is_dir() and _reader(root) is None
-        for path in _files(root) if several else [root]:
-            name = _name(path)
-            if name in found and several:
-                name = str(path.relative_to(root))
-            if name in found:
-                raise ValueError(f"questions: expected sets of different names, got {found[name].path} and {path}")
-            found[name] = QuestionSet(name, path)
-    return list(found.values())
+        found += [QuestionSet(_name(path), path) for path in (_files(root, split) if several else [root])]
+    longer: tuple[Callable[[Path], str], ...] = (lambda path: f"{path.resolve().parent.name}/{_name(path)}", str)
+    for name_of in longer:
+        counts = Counter(each.name for each in found)
+        found = [each._replace(name=name_of(each.path)) if counts[each.name] > 1 else each for each in found]
+    if same := [name for name, count in Counter(each.name for each in found).items() if count > 1]:
+        raise ValueError(f"questions: expected different sets, got {same[0]} twice")
+    return found
 
 
 def _reader(folder: Path) -> Any:
@@ -91,13 +99,19 @@ def _reader(folder: Path) -> Any:
     return None
 
 
-def _files(folder: Path) -> list[Path]:
+def _files(folder: Path, split: str | None) -> list[Path]:
     chosen = sorted(path for path in folder.rglob("*") if path.is_file() and files.suffix_of(path) in SUFFIXES)
     if not chosen:
         raise FileNotFoundError(f"{folder}: expected {', '.join(SUFFIXES)} files of questions, got none; {LAB}")
     if named := [path.name for path in chosen if path.name.endswith(("qaps.csv", "-questions.csv"))]:
         raise ValueError(f"{folder}: expected files of questions, got {named[0]}; {LAB}")
-    return chosen
+    splits = {path: files.split_of(path.relative_to(folder)) for path in chosen}
+    if split is None or len(set(splits.values())) == 1:
+        return chosen
+    if not (own := [path for path in chosen if splits[path] in (split, "")]):
+        names = ", ".join(sorted(set(splits.values())))
+        raise FileNotFoundError(f"{folder}: expected files of the split {split!r}, got those of {names}")
+    return own
 
 
 def _name(path: Path) -> str:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class RunOptions:
     """How a run is made, which changes its losses by rounding at most; keyword arguments of `Trainer`.
 
-    Without `eval_every` there are no evaluations. `cpu`: whether to use no GPU. `track`: where the figures go too,
-    "tensorboard" or "wandb", or several of transformers' integrations.
+    Without `eval_every` there are no evaluations. `cpu`: whether to use no GPU; False: torch's current one. `track`:
+    where the figures go too, "tensorboard" or "wandb", or several of transformers' integrations.
     """
 
     precision: str | None = declared(None, "bf16: mixed precision (default: the launcher's)", among=("no", "bf16"))
@@ -64,7 +64,9 @@ def arguments_of(recipe: Recipe, out: str | Path, run: RunOptions, *, evaluates:
         # Before transformers 5.24 it had another name.
         names = {each.name for each in fields(TrainingArguments)}
         options["activation_checkpointing" if "activation_checkpointing" in names else "gradient_checkpointing"] = True
-    return TrainingArguments(
+    # transformers makes the first GPU the current one.
+    current = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+    arguments = TrainingArguments(
         output_dir=str(out),
         max_steps=recipe.steps,
         seed=recipe.seed,
@@ -88,3 +90,8 @@ def arguments_of(recipe: Recipe, out: str | Path, run: RunOptions, *, evaluates:
         use_cpu=run.cpu,
         **options,
     )
+    if current and not run.cpu and launched().count == 1:
+        torch.cuda.set_device(current)
+        device = torch.device("cuda", current)
+        arguments.distributed_state.device = arguments.__dict__["_setup_devices"] = device
+    return arguments

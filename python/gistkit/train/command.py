@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from transformers import PreTrainedModel
 
 from gistkit.common.processes import launched
@@ -88,7 +90,7 @@ def run(
         questions: files or folders for the losses "qa", "kl", "reverse_kl" and "hidden", see
             `gistkit.evaluate.load_questions`, or their rows, such as a `datasets.Dataset` or `IterableDataset`; in
             place of a corpus. Several sets are one mixture.
-        split: "train", "validation" or "test", of files and folders of questions that have several.
+        split: "train", "validation" or "test", of folders and names of questions that have several.
         validation: files, folders or rows of questions that are held out; their split "validation", where they have
             several. None: the last tenth of the contexts of each set.
         weights: the shares of several sets of questions, in their order, see `Mixture`; None: as many rows as each has.
@@ -110,8 +112,14 @@ def run(
     asked = ", ".join(map(name_of, sources)) or None
     if packed and longer_than:
         raise ValueError(f"longer_than: not allowed with packed rows, got {longer_than}")
-    if held_out_sources and (asked is None or images is not None):
-        raise ValueError(f"validation: not allowed without questions about texts, got {validation!r:.60}")
+    held_out = ", ".join(map(name_of, held_out_sources))
+    table = None if dataset is None else name_of(dataset)
+    of_text = {"text": text, "dataset": table, "packed": packed, "longer_than": longer_than, "limit": limit}
+    of_questions = {"validation": held_out, "weights": weights, "split": "" if split == "train" else split}
+    if asked is not None:
+        _refuse("with questions", of_text)
+    if asked is None or images is not None:
+        _refuse("without questions about texts", of_questions)
     made = prepare(
         model, tokenizer, preset=preset, method=method, layout=layout, recipe=recipe, compressor=compressor,
         start=start, baseline=baseline, tau=tau, segment=segment, questions=asked, images=images is not None,
@@ -120,6 +128,9 @@ def run(
     if isinstance(new_compressor, VoCo) != (images is not None):
         wanted = "a folder for voco" if images is None else f"none for {new_compressor.method}"
         raise ValueError(f"images: expected {wanted}, got {images}")
+    if model.dtype == torch.float16:
+        lost = "training has no loss scaling, so that small gradients become 0; bfloat16 keeps them"
+        warnings.warn(f"dtype float16: {lost}", stacklevel=2)
     # Before the data is read, which may take long and may determine the steps.
     _stages(new_compressor, schedule.steps, random_steps, ratios, scorer_rests)
     trained = new_compressor if made.tau is None else language_model(new_compressor, made.tau, made.segment)
@@ -134,8 +145,6 @@ def run(
             text, dataset=dataset, tokenizer=tokenizer, limit=limit, cache=cache, windows=windows, progress=progress
         )
         batches = _passages(corpus, schedule, packed or windows is not None)
-    elif text is not None or dataset is not None or packed or longer_than:
-        raise ValueError("questions: expected no text, dataset, packed or longer_than with them")
     elif images is not None:
         batches = _image_questions(new_compressor, tokenizer, sources, images, schedule)
     else:
@@ -144,6 +153,13 @@ def run(
     stages = _stages(new_compressor, schedule.steps, random_steps, ratios, scorer_rests)
     trainer = Trainer(trained, batches, schedule, out, progress=progress, stages=stages, **options)
     return trainer.train(resume=resume)
+
+
+def _refuse(where: str, options: Mapping[str, Any]) -> None:
+    """Refuses options that would do nothing."""
+    for name, value in options.items():
+        if value:
+            raise ValueError(f"{name}: not allowed {where}, got {value!s:.60}")
 
 
 def _several(name: str, sources: Questions | Sequence[Questions] | None) -> tuple[Questions, ...]:
@@ -162,7 +178,7 @@ def _examples(name: str, sources: Sequence[Questions], split: str) -> dict[str, 
     """The examples of each set by its name; rows have the argument's, with their number where sets are several."""
     found: dict[str, Iterator[Example]] = {}
     paths = [source for source in sources if isinstance(source, str | Path)]
-    for each in question_sets(paths):
+    for each in question_sets(paths, split):
         found[each.name] = iter_questions(each.path, split=split)
     for index, source in enumerate(sources):
         if not isinstance(source, str | Path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,8 @@ def load_conversations(path: str | Path, images: str | Path) -> list[Conversatio
     - {"image", "question", "answer"}, or "answers", a list of texts, the first of which is trained on;
     - LLaVA's {"image", "conversations": [{"from": "human", "value"}, {"from": "gpt", "value"}, ...]}.
 
-    "image" is a file's name or a list of them. Every `<image>` is in the first question.
+    "image" is a file's name or a list of them. Every `<image>` is in the first question. LLaVA's conversations without
+    an image are left out, with a warning that counts them.
 
     Args:
         path: of the file, in UTF-8; plain, gzip or zstd.
@@ -70,9 +72,18 @@ def load_conversations(path: str | Path, images: str | Path) -> list[Conversatio
             f"{path}: expected a JSON array or JSON lines of conversations, got questions with options, as "
             "ScienceQA's or MMBench's; gistkit evaluate --images reads these with pip install ./lab"
         )
-    found = [_conversation(where, values, folder) for where, values in records(path)]
+    found: list[Conversation] = []
+    plain = 0
+    for where, values in records(path):
+        if isinstance(values, Mapping) and "conversations" in values and values.get("image") is None:
+            plain += 1
+        else:
+            found.append(_conversation(where, values, folder))
+    if plain:
+        several = f"{plain} of {plain + len(found)} conversations"
+        warnings.warn(f"{path}: {several} have no image and are left out", stacklevel=2)
     if not found:
-        raise ValueError(f"{path}: expected at least one conversation, got none")
+        raise ValueError(f"{path}: expected at least one conversation about an image, got none")
     return found
 
 

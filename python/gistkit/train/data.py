@@ -112,17 +112,17 @@ def load_corpus(
 ) -> Corpus:
     """Reads and tokenises a text, one document or piece of one at a time.
 
-    Whole documents are held out, about a tenth of the text: of a folder of texts, files at even distances; of rows,
-    their official splits, or else the first documents. One document is cut, and its last tenth is held out. The
+    Whole documents are held out: the official splits of a text, or else about a tenth of it: of a folder of texts,
+    files at even distances, and of rows, the first. One document is cut, and its last tenth is held out. The
     documentation is one work too, of which the last tenth of every topic is held out: its held-out text goes on with
     subjects, and not with passages, that were trained on.
 
     Args:
         text: a file, or a folder, plain, gzip or zstd. Its .txt, .md and .rst files are documents. Rows of .jsonl files
-            are documents too, in the field "text", as in the Pile and SlimPajama; so are articles, from title to title,
-            of WikiText's .raw and .tokens files. Names show their official splits: `train/`, `val.jsonl.zst`,
-            `wiki.test.raw`. With neither a text nor `dataset`, it is `pydoc_data.topics`, 460 KB of English that comes
-            with Python.
+            are documents too, in the field "text", as in the Pile and SlimPajama, and of .json files, as in C4; so are
+            articles, from title to title, of WikiText's .raw and .tokens files. Names show official splits: `train/`,
+            `val.jsonl.zst`, `wiki.test.raw`, `test.txt`. With neither a text nor `dataset`, it is `pydoc_data.topics`,
+            460 KB of English that comes with Python.
         dataset: name of a Hugging Face dataset, "owner/name" or "owner/name:configuration", whose split "train" has a
             column "text"; that needs the package `datasets`. Or the dataset itself: a `DatasetDict`, or one `Dataset`
             or `IterableDataset`, whose rows are read in their order. A row is a document; in WikiText, whose rows are
@@ -136,16 +136,16 @@ def load_corpus(
             others are in files without a name. None: memory.
         held_out_only: whether nothing of files and datasets is read but what is held out, which the digest is then of.
         windows: which passages of the documents are the corpus; None: the whole text.
-        split: "validation" or "test", the official split that is held out, of rows that have one; a file that is named
-            after it, such as `wiki.test.tokens`, is held out whole. None: the first of these that there is.
+        split: "validation" or "test", the official split that is held out; a file that is named after it, such as
+            `wiki.test.tokens`, is held out whole. None: the first of these that there is.
         progress: whether to show a progress bar.
 
     Raises:
         FileNotFoundError: if there is no such file, or no text file in the folder.
         ImportError: if a package is missing: `datasets`, or `zstandard` for zstd.
         ValueError: if the text is not UTF-8 (with a tokenizer), a row has no text (named with file and line), both
-            `text` and `dataset` are given, the dataset has no split "train" or no column "text" or is an iterator, or
-            the documents have none of the `windows`.
+            `text` and `dataset` are given, the dataset has no split "train" or no column "text" or is an iterator, the
+            text has no `split`, or the documents have none of the `windows`.
     """
     if text is not None and dataset is not None:
         raise ValueError(f"dataset: not allowed with a text, got {name_of(dataset)!r} and {str(text)!r}")
@@ -157,7 +157,7 @@ def load_corpus(
     if dataset is not None:
         documents = dataset_documents(dataset, reading.enough, streaming=limit is not None, split=split)
     elif text is None:
-        documents = topics()
+        documents = topics(split)
     else:
         documents = file_documents(Path(text), reading.enough, streaming=limit is not None, split=split)
     sizes = [size for size in (documents.size, limit and 4 * limit) if size is not None]

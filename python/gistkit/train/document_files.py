@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
@@ -15,41 +16,57 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from gistkit.formats import files, parquet
-from gistkit.train.documents import HELD, HELD_OUT, TRAIN, Document, Documents, Enough, Rows, cut, row_documents
+from gistkit.train.documents import (
+    HELD,
+    HELD_OUT,
+    TRAIN,
+    Document,
+    Documents,
+    Enough,
+    Rows,
+    cut,
+    official_splits,
+    row_documents,
+    split_documents,
+)
 
 SUFFIXES = (".txt", ".md", ".rst")
 JSON_LINES, WIKITEXT = (".jsonl", ".ndjson"), (".raw", ".tokens")
-ROWS = (*JSON_LINES, *WIKITEXT, parquet.SUFFIX)
-# How the name of a file or of its folder begins, where it is an official split: train/, val.jsonl.zst, wiki.test.raw.
-SPLIT = re.compile(r"(?:wiki\.)?(train|validation|valid|val|dev|test)(?![a-z])")
-SPLITS = {"valid": "validation", "val": "validation", "dev": "validation"}
-# What may stand beside rows and is none of the text.
+# C4's JSON lines, or a JSON array; beside other files it may be about them.
+JSON = ".json"
+ROWS = (*JSON_LINES, *WIKITEXT, parquet.SUFFIX, JSON)
+# What may stand beside rows and official splits and is none of the text.
 _ABOUT = re.compile(r"(readme|licen[cs]e|changelog)\b", re.IGNORECASE)
 
 
 def file_documents(path: Path, enough: Enough, *, streaming: bool = False, split: str | None = None) -> Documents:
     """A file or a folder of texts, of JSON lines or Parquet with a field "text", or of WikiText's files.
 
-    A text is cut, and of a folder of texts some are held out. Rows have the official splits that names show (`train/`,
-    `val.jsonl.zst`, `wiki.test.raw`), or else the first tenth is held out.
+    Held out are the official splits that names show (`train/`, `val.jsonl.zst`, `wiki.test.raw`). Without these a text
+    is cut, and of a folder of texts some are held out; of rows the first tenth is.
 
     Args:
         path: the file or folder.
-        enough, streaming, split: as in `row_documents`; a file of rows that is named after `split` is held out whole.
+        enough, streaming, split: as in `row_documents`; a file that is named after `split` is held out whole.
 
     Raises:
         FileNotFoundError: if there is no such file, or none of these in the folder.
-        ValueError: if the folder holds both texts and rows.
+        ValueError: if the folder holds both texts and rows, or `split` is not there.
     """
     if not path.exists():
         raise FileNotFoundError(f"text: expected a file or a folder, got {path}, which does not exist")
     chosen = files_in(path) if path.is_dir() else [path]
     key, sizes = _key(path, chosen), [file.stat().st_size for file in chosen]
     size: int | None = sum(sizes)
+    splits = _splits(path, chosen, split)
     if files.suffix_of(chosen[0]) in ROWS:
-        documents = row_documents(path.name, _splits(path, chosen, split), enough, streaming=streaming, split=split)
+        rows = {name: file_rows(each) for name, each in splits.items()}
+        documents = row_documents(path.name, rows, enough, streaming=streaming, split=split)
         if any(file.suffix == parquet.SUFFIX or files.is_compressed(file) for file in chosen):
             size = None
+    elif official := official_splits(path.name, splits, split):
+        texts = {name: ((str(file), _mapped(file)) for file in each) for name, each in splits.items()}
+        documents = split_documents(texts, official, enough)
     elif len(chosen) == 1:
         content = _mapped(chosen[0])
         documents, size = cut(str(chosen[0]), content), len(content)
@@ -60,10 +77,11 @@ def file_documents(path: Path, enough: Enough, *, streaming: bool = False, split
 
 def files_in(folder: Path) -> list[Path]:
     every = sorted(file for file in folder.rglob("*") if file.is_file())
-    rows = [file for file in every if files.suffix_of(file) in ROWS]
+    rows = [file for file in every if files.suffix_of(file) in ROWS and files.suffix_of(file) != JSON]
     texts = [file for file in every if file.suffix in SUFFIXES and not (rows and _ABOUT.match(file.name))]
     if rows and texts:
         raise ValueError(f"text: expected texts or rows in {folder}, got both, {texts[0].name} and {rows[0].name}")
+    rows = rows or ([] if texts else [file for file in every if files.suffix_of(file) == JSON])
     if not rows and not texts:
         kinds = ", ".join(SUFFIXES + ROWS)
         raise FileNotFoundError(f"text: expected {kinds} files in {folder}, got none")
@@ -89,26 +107,28 @@ def file_rows(chosen: Sequence[Path]) -> Rows:
 def _rows(file: Path) -> Iterator[tuple[str, Any]]:
     if files.suffix_of(file) in WIKITEXT:
         return ((str(file), {"text": line}) for _, line in files.lines(file))
-    return parquet.rows(file) if file.suffix == parquet.SUFFIX else files.json_lines(file)
+    return parquet.rows(file) if file.suffix == parquet.SUFFIX else files.records(file)
 
 
 def _rows_of(file: Path) -> int:
     if file.suffix == parquet.SUFFIX:
         return parquet.count(file)
     blank = files.suffix_of(file) in WIKITEXT
+    if not blank and files.is_array(file):
+        return sum(1 for _ in files.members(file))
     return sum(1 for _, line in files.lines(file) if blank or line.strip())
 
 
-def _splits(path: Path, chosen: Sequence[Path], split: str | None) -> dict[str, Rows]:
+def _splits(path: Path, chosen: Sequence[Path], split: str | None) -> dict[str, list[Path]]:
     """The official splits, if the names of all files are those of splits; otherwise all files to train on."""
     found: dict[str, list[Path]] = {}
     for file in chosen:
-        matched = SPLIT.match(file.relative_to(path).parts[0] if path.is_dir() else file.name)
-        name = matched.group(1) if matched else ""
-        found.setdefault(SPLITS.get(name, name), []).append(file)
+        found.setdefault(files.split_of(file.relative_to(path) if path.is_dir() else Path(file.name)), []).append(file)
+    if all(_ABOUT.match(file.name) for file in found.get("", ())) and len(found) > 1:
+        found.pop("", None)
     if "" in found or not found.keys() & {TRAIN, split}:
-        return {TRAIN: file_rows(chosen)}
-    return {name: file_rows(each) for name, each in found.items()}
+        return {TRAIN: list(chosen)}
+    return found
 
 
 def _read_files(chosen: Sequence[Path], sizes: Sequence[int], enough: Enough) -> Iterator[Document]:
@@ -142,4 +162,6 @@ def _mapped(path: Path) -> bytes | memoryview:
             compressed, file = file, stack.enter_context(TemporaryFile())
             shutil.copyfileobj(compressed, file)
         size = file.seek(0, SEEK_END)
-        return memoryview(mmap(file.fileno(), 0, access=ACCESS_READ)) if size else b""
+        content = memoryview(mmap(file.fileno(), 0, access=ACCESS_READ)) if size else b""
+        # Some editors begin a file with a byte order mark.
+        return content[len(BOM_UTF8) :] if content[: len(BOM_UTF8)] == BOM_UTF8 else content

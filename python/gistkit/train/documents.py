@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -65,13 +65,15 @@ Enough = Callable[[str], bool]
 Table = Iterable[Mapping[str, Any]]
 
 
-def topics() -> Documents:
-    """The topics of `pydoc_data`, each cut."""
+def topics(split: str | None = None) -> Documents:
+    """The topics of `pydoc_data`, each cut; they have no `split`."""
     from pydoc_data.topics import topics as texts
 
+    name = "pydoc_data.topics"
+    official_splits(name, (), split)
     documents = [(key, texts[key].encode()) for key in sorted(texts)]
     parts = chain.from_iterable(cut(key, document) for key, document in documents)
-    return Documents("pydoc_data.topics", parts, sum(len(document) for _, document in documents))
+    return Documents(name, parts, sum(len(document) for _, document in documents))
 
 
 def dataset_documents(
@@ -169,16 +171,26 @@ def row_documents(
         split: the one that is held out, where rows have splits; None: both.
 
     Raises:
-        ValueError: if others than `split` are there.
+        ValueError: if `split` is not there.
+    """
+    if official := official_splits(name, splits, split):
+        sources = {TRAIN: name} | {each: f"{name}, {each}" for each in official}
+        parts = {part: _sourced(source, splits.get(part, ())) for part, source in sources.items()}
+        return split_documents(parts, official, enough)
+    return _hold_out_first(name, splits[TRAIN], enough, streaming=streaming)
+
+
+def official_splits(name: str, splits: Iterable[str], split: str | None) -> list[str]:
+    """Those of a text's splits that are held out, and only `split` where one is asked for.
+
+    Raises:
+        ValueError: if `split` is not among them.
     """
     official = [each for each in ("validation", "test") if each in splits]
-    if split is not None and official:
-        if split not in official:
-            raise ValueError(f"split: expected {' or '.join(official)}, which {name} has, got {split}")
-        official = [split]
-    if official:
-        return _official(name, splits, official, enough)
-    return _hold_out_first(name, splits[TRAIN], enough, streaming=streaming)
+    if split is not None and split not in official:
+        expected = f"{' or '.join(official)}, which {name} has" if official else f"none of {name}, which has no splits"
+        raise ValueError(f"split: expected {expected}, got {split}")
+    return official if split is None else [split]
 
 
 def cut(source: str, content: bytes | memoryview) -> Iterator[Document]:
@@ -188,14 +200,21 @@ def cut(source: str, content: bytes | memoryview) -> Iterator[Document]:
     yield Document(TRAIN, source, content, 0, at)
 
 
-def _official(name: str, splits: Any, official: list[str], enough: Enough) -> Iterator[Document]:
+def _sourced(source: str, rows: Iterable[dict[str, str]]) -> Iterator[tuple[str, bytes]]:
+    return ((f"{source}[{row}]", article) for row, article in articles(rows))
+
+
+def split_documents(
+    splits: Mapping[str, Iterable[tuple[str, bytes | memoryview]]], official: Sequence[str], enough: Enough
+) -> Iterator[Document]:
+    """The documents (source, content) of splits, the `official` ones held out."""
     for part, split in zip((HELD, TEST), official, strict=False):
-        for row, article in articles(splits[split]):
-            yield Document(part, f"{name}, {split}[{row}]", article)
+        for source, content in splits[split]:
+            yield Document(part, source, content)
             if enough(part):
                 break
-    for row, article in articles(splits.get(TRAIN, ())):
-        yield Document(TRAIN, f"{name}[{row}]", article)
+    for source, content in splits.get(TRAIN, ()):
+        yield Document(TRAIN, source, content)
 
 
 def _hold_out_first(name: str, rows: Any, enough: Enough, *, streaming: bool) -> Iterator[Document]:
