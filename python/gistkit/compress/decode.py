@@ -50,7 +50,8 @@ def read(compressor: Any, memory: Memory, task: Task, rows: Rows, plan: Plan | N
         if memory.straight_through is not None and torch.is_grad_enabled():
             # The text's keys have none. Without gradients it is zeros.
             bias = F.pad(memory.straight_through, (0, inputs.shape[1]))[:, None]
-        out = lm.run(reader, inputs_embeds=inputs, plan=plan, memory=memory.read_as, key_bias=bias)
+        reading = {"memory": memory.read_as, "key_bias": bias, "rope_length": rope_length(compressor, memory)}
+        out = lm.run(reader, inputs_embeds=inputs, plan=plan, **reading)
         hidden_states = out.last_hidden_state[:, skip:]
     if tokens == remainder.ids.shape[1] + rows.ids.shape[1]:
         hidden_states = torch.cat([last_of(memory)[:, None].to(hidden_states.dtype), hidden_states], 1)
@@ -58,6 +59,12 @@ def read(compressor: Any, memory: Memory, task: Task, rows: Rows, plan: Plan | N
         return hidden_states
     last = placed(remainder.lengths, hidden_states.device)[:, None, None]
     return torch.cat([hidden_states.take_along_dim(last, 1), hidden_states[:, 1 + remainder.ids.shape[1] :]], 1)
+
+
+def rope_length(compressor: Any, memory: Memory) -> int | None:
+    """Tokens of the pass whose frequencies a memory's keys have; None: they depend on no pass, or there are no keys."""
+    keys = memory.layers is not None and memory.num_tokens
+    return compressor.rotated_over(memory) if keys and compressor.lm.changing_rope else None
 
 
 def reading_plan(compressor: Any, memory: Memory, task: Task, texts: Sequence[Rows], name: str = "input_ids") -> Plan:

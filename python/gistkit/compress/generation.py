@@ -19,7 +19,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from gistkit import hf
 from gistkit.common.checks import POSITIONS, check_int
-from gistkit.compress.decode import last_of
+from gistkit.compress.decode import last_of, rope_length
 from gistkit.compress.memory import Memory, Task, check_memory
 from gistkit.compress.model import SharedModel
 from gistkit.compress.steps import LEAST, Tail
@@ -473,7 +473,10 @@ class Passes:
         end = first + inputs.shape[1]
         rows = plan.rows(first, end, num_keys=plan.num_keys - plan.num_queries + end)
         cache = self.cache
-        more = {"memory": cache.packed, "key_bias": cache.key_biases}
+        more: dict[str, Any] = {"memory": cache.packed, "key_bias": cache.key_biases, "rope_length": cache.rope_length}
+        if lm.changing_rope and cache.rope_length is None:
+            # What follows has the frequencies of the keys that are cached now.
+            cache.rope_length = int(cast(Tensor, rows.positions).max()) + 1
         out = lm.run(compressor.reader, inputs_embeds=inputs, plan=rows, cache=cache, **more)
         return cast(Tensor, out.last_hidden_state)
 
@@ -594,7 +597,9 @@ def new_cache(compressor: Any, memory: Memory, capacity: int) -> MemoryCache:
     """A cache with the memory's keys, or empty where the memory is embeddings or packed, for `capacity` more rows."""
     start, read_as = max(memory.starts), memory.read_as
     if read_as is None or isinstance(read_as, hf.PackedLayers):
-        return hf.empty_cache(compressor.lm.config.num_hidden_layers, start, capacity, read_as)
-    cache = hf.memory_cache(read_as, start, capacity=capacity)
-    cache.key_biases = compressor.key_biases(memory)
+        cache = hf.empty_cache(compressor.lm.config.num_hidden_layers, start, capacity, read_as)
+    else:
+        cache = hf.memory_cache(read_as, start, capacity=capacity)
+        cache.key_biases = compressor.key_biases(memory)
+    cache.rope_length = rope_length(compressor, memory)
     return cache
