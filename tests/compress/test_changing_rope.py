@@ -4,9 +4,11 @@ import copy
 
 import pytest
 import torch
+from torch.nn import functional as F
+from transformers import TextStreamer
 
 from gistkit.ask import Conversation
-from gistkit.compress import ICAE, METHODS, AvgPool, Select
+from gistkit.compress import ICAE, METHODS, AvgPool, Compressive, Select, training
 from gistkit.evaluate import FullContext
 from tests.compress.test_contract import CASES, make
 from tests.helpers.models import byte_tokenizer, tiny
@@ -146,3 +148,63 @@ def test_a_pass_that_rotates_otherwise_leaves_the_gradients_of_the_one_before():
     loss.backward()
     found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("name", ["icae", "x500, own weights", "avgpool, own weights", "select", "dodo"])
+def test_rows_are_read_and_answered_as_they_are_alone(name, rope, monkeypatch):
+    monkeypatch.setattr("tests.compress.test_contract.tiny_llama", lambda: of_rope("llama", rope))
+    compressor = make(name).eval()
+    memory = compressor.encode([tokens(length).tolist() for length in (12, 60, 20)])
+    texts = [tokens(length).tolist() for length in (50, 3, 0)]
+    alone = [(memory[row], [text]) for row, text in enumerate(texts)]
+    for task in ("ae", "lm"):
+        states = compressor.decode(memory, task, texts)
+        assert states.shape[:2] == (3, 51)
+        for row, (one, text) in zip(states, alone, strict=True):
+            torch.testing.assert_close(row[: 1 + len(text[0])], compressor.decode(one, task, text)[0], **TOLERANCE)
+    for options in ({}, {"num_beams": 2}, {"num_beams": 3, "num_return_sequences": 2}):
+        settings = {"max_new_tokens": 12, "stop_tokens": range(8), "pad_token": 49} | options
+        given = [compressor.generate(one, text, **settings) for one, text in alone]
+        width = max(rows.shape[1] for rows in given)
+        expected = torch.cat([F.pad(rows, (0, width - rows.shape[1]), value=49) for rows in given])
+        assert torch.equal(compressor.generate(memory, texts, **settings), expected)
+    # One text that several questions are asked about.
+    many = compressor.generate(memory[1], texts, max_new_tokens=5)
+    assert torch.equal(many, torch.cat([compressor.generate(memory[1], [text], max_new_tokens=5) for text in texts]))
+    for settings in ({"return_dict_in_generate": True}, {"streamer": TextStreamer(byte_tokenizer())}):
+        with pytest.raises(ValueError, match=rf"{min(settings)}: expected none for several rows, .* got 3 rows"):
+            compressor.generate(memory, texts, **settings)
+
+
+@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("window", [None, 40])
+def test_rows_train_as_they_are_alone(rope, window, monkeypatch):
+    # Its own scale is that of all rows.
+    monkeypatch.setattr(
+        training, "hidden_loss", lambda own, goals: (torch.stack(own) - torch.stack(goals)).abs().mean()
+    )
+    losses = ("ae", "lm", "qa", "kl", "hidden")
+    model = of_rope("llama", rope)
+    compressor = AvgPool(model, ratio=4, lora=2, bos_token=1, window=window, losses=losses)
+    contexts, questions = [tokens(20).tolist(), tokens(60).tolist()], [tokens(3).tolist(), tokens(30).tolist()]
+    texts = {"continuation_ids": tokens(2, 40), "question_ids": questions, "answer_ids": tokens(2, 5)}
+    found = compressor(contexts, **texts)
+    found["loss"].backward()
+    assert all(parameter.grad.isfinite().all() for _, parameter in compressor.trainable())
+    alone = [
+        compressor(contexts[row : row + 1], **{name: ids[row : row + 1] for name, ids in texts.items()})
+        for row in range(2)
+    ]
+    for name in losses[1:]:
+        mean = torch.stack([one[name] for one in alone]).mean()
+        torch.testing.assert_close(found[name], mean, rtol=1e-5, atol=1e-5)
+
+
+def test_a_language_model_reads_rows_of_one_length():
+    reader = Compressive(
+        AvgPool(of_rope("llama", "longrope"), ratio=2, lora=None, bos_token=1).eval(), tau=8, segment=4
+    )
+    assert reader(tokens(2, 30))["loss"].isfinite()
+    with pytest.raises(ValueError, match=r"input_ids: expected rows of one length, .* got 6 to 31 tokens"):
+        reader.generate([tokens(30).tolist(), tokens(5).tolist()], max_new_tokens=2)
