@@ -26,6 +26,10 @@ A "yes" is a passed test:
 - A method: the logits from a memory equal those of the model on the same tokens, and generation agrees with a single
   pass. Gist here has no offset; GistPool has one.
 
+RoPE of the types longrope and dynamic changes its frequencies with the length of a pass. Cached keys are read with
+those of the pass that made them, also where a question or an answer goes beyond the length at which they change; there
+the logits are those of the model with these frequencies.
+
 Everything else is refused with the reason in the last column. `tools/families.py` writes this page.
 
 | class | {columns} | why not |

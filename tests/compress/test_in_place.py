@@ -109,6 +109,25 @@ def test_long_contexts_are_read_in_parts(name):
     assert torch.equal(compressor.encode([[BOS, *context]]).layers[1][1], alone.layers[1][1])
 
 
+@pytest.mark.parametrize("name", tiers([*MOST, "dodo", "kv_distill"], ["gist", "avgpool", "dodo"]))
+@pytest.mark.parametrize("own", [[], [BOS]])
+def test_a_part_that_begins_with_the_first_token_keeps_it(name, own):
+    settings = {"ratio": 3, "bos_token": BOS, "lora": 2, "part": 9}
+    compressor = make(name, part=9) if name in VARIANTS else METHODS[name](tiny_llama(), layer=1, **settings)
+    compressor.eval()
+    # As separators of documents are.
+    context = tokens(19).tolist()
+    context[6] = context[12] = BOS
+    memory, whole = (one.encode([own + context]) for one in (compressor, compressor.changed(part=0)))
+    for field in ("lengths", "starts", "context_lengths", "documents"):
+        assert getattr(memory, field) == getattr(whole, field)
+    if name in VARIANTS:
+        assert torch.equal(compressor.context_spans(memory), compressor.context_spans(whole))
+    parts = [compressor.encode([part]) for part in (own + context[:6], [BOS, *context[6:12]], [BOS, *context[12:]])]
+    values = [part.layers[1][1][:, :, int(index > 0) :] for index, part in enumerate(parts)]
+    torch.testing.assert_close(memory.layers[1][1], torch.cat(values, 2), **TOLERANCE)
+
+
 @pytest.mark.parametrize("name", ["avgpool", "gist, own counter", "gistpool"])
 def test_documents_of_different_ratios_or_of_which_some_have_a_first_token_are_not_joined(name):
     compressor, ids = make(name), tokens(20).tolist()

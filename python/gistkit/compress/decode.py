@@ -25,7 +25,8 @@ def decode(compressor: Any, memory: Memory, task: Task, input_ids: Any, attentio
     Args:
         memory: returned by `encode`. Its `rest` is read between the task token and the text.
         task: "ae" reconstructs the context, "lm" continues it, "qa" answers a question about it.
-        input_ids, attention_mask: as in `encode`; rows may be empty.
+        input_ids, attention_mask: as in `encode`; rows may be empty. As there, they are read one at a time if RoPE's
+            frequencies depend on the length of a pass.
     """
     return compressor.read(memory, task, compressor.rows("input_ids", input_ids, attention_mask))  # type: ignore[no-any-return]
 
@@ -35,6 +36,12 @@ def read(compressor: Any, memory: Memory, task: Task, rows: Rows, plan: Plan | N
     check_memory(memory)
     check_rows("input_ids", rows, memory.batch_size)
     lm, reader = compressor.lm, compressor.reader
+    if plan is None and lm.changing_rope and memory.batch_size > 1:
+        # Frequencies of RoPE depend on the length of a pass, which is a row's own.
+        alone = [pad([ids], compressor.device) for ids in rows.lists()]
+        states = [read(compressor, memory[row], task, one)[0] for row, one in enumerate(alone)]
+        width = 1 + rows.ids.shape[1]
+        return torch.stack([F.pad(row, (0, 0, 0, width - len(row))) for row in states])
     remainder = pad(memory.rest if task != "ae" else ((),) * memory.batch_size, compressor.device)
     if plan is None:
         plan = compressor.reading_plan(memory, task, (remainder, rows))
@@ -50,7 +57,8 @@ def read(compressor: Any, memory: Memory, task: Task, rows: Rows, plan: Plan | N
         if memory.straight_through is not None and torch.is_grad_enabled():
             # The text's keys have none. Without gradients it is zeros.
             bias = F.pad(memory.straight_through, (0, inputs.shape[1]))[:, None]
-        out = lm.run(reader, inputs_embeds=inputs, plan=plan, memory=memory.read_as, key_bias=bias)
+        reading = {"memory": memory.read_as, "key_bias": bias, "rope_length": rope_length(compressor, memory)}
+        out = lm.run(reader, inputs_embeds=inputs, plan=plan, **reading)
         hidden_states = out.last_hidden_state[:, skip:]
     if tokens == remainder.ids.shape[1] + rows.ids.shape[1]:
         hidden_states = torch.cat([last_of(memory)[:, None].to(hidden_states.dtype), hidden_states], 1)
@@ -58,6 +66,12 @@ def read(compressor: Any, memory: Memory, task: Task, rows: Rows, plan: Plan | N
         return hidden_states
     last = placed(remainder.lengths, hidden_states.device)[:, None, None]
     return torch.cat([hidden_states.take_along_dim(last, 1), hidden_states[:, 1 + remainder.ids.shape[1] :]], 1)
+
+
+def rope_length(compressor: Any, memory: Memory) -> int | None:
+    """Tokens of the pass whose frequencies a memory's keys have; None: they depend on no pass, or there are no keys."""
+    keys = memory.layers is not None and memory.num_tokens
+    return compressor.rotated_over(memory) if keys and compressor.lm.changing_rope else None
 
 
 def reading_plan(compressor: Any, memory: Memory, task: Task, texts: Sequence[Rows], name: str = "input_ids") -> Plan:

@@ -13,13 +13,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, GenerationMixin
 from transformers.generation import BaseStreamer, GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from gistkit import hf
 from gistkit.common.checks import POSITIONS, check_int
-from gistkit.compress.decode import last_of
+from gistkit.compress.decode import last_of, rope_length
 from gistkit.compress.memory import Memory, Task, check_memory
 from gistkit.compress.model import SharedModel
 from gistkit.compress.steps import LEAST, Tail
@@ -64,6 +65,9 @@ def generate(
     and the cases that `gistkit.compress.steps.Steps` lists run without them. In float32 the tokens are the same, unless
     two are equally likely to within rounding. In bfloat16 they may differ, because sums are rounded at other places.
 
+    If the model's RoPE frequencies depend on the length of a pass (dynamic, longrope), rows are answered one at a time,
+    so that an answer depends only on its own row.
+
     Args:
         memory: what `encode` returned; one row serves any number of prompts.
         prompt_ids: int64 [B, T], or lists of ids of any lengths, or a tokenizer's output; None: no prompt.
@@ -100,9 +104,31 @@ def generate(
         raise ValueError(f"generator: expected one on {compressor.device}, got one on {generator.device}")
     config, options = configured(compressor.lm, width, generation_config, stop_tokens, pad_token, options)
     copies = max(config.num_beams or 1, config.num_return_sequences or 1)
-    with answering(compressor, config.max_new_tokens) as behind:
+
+    def answered(memory: Memory, prompt: Rows) -> Any:
         reading = Reading(compressor, *_repeated(memory, prompt, copies), task, config.max_new_tokens, behind)
         return reading.write(padded_at_start(prompt, config), config, streamer, generator, options)
+
+    alone = compressor.lm.changing_rope and prompt.batch_size > 1
+    if alone and (config.return_dict_in_generate or streamer is not None):
+        name = "streamer" if streamer is not None else "return_dict_in_generate"
+        raise ValueError(
+            f"{name}: expected none for several rows, which a model whose RoPE depends on the length of a pass reads "
+            f"one at a time, got {prompt.batch_size} rows"
+        )
+    with answering(compressor, config.max_new_tokens) as behind:
+        if not alone:
+            return answered(memory, prompt)
+        prompts = [pad([ids], prompt.ids.device) for ids in prompt.lists()]
+        answers = [answer for row, one in enumerate(prompts) for answer in answered(memory[row], one)]
+        return pad_sequence(answers, batch_first=True, padding_value=_filler(config))
+
+
+def _filler(config: GenerationConfig) -> int:
+    """What fills rows after their end, as in transformers' loop; 0 if no token ends a row."""
+    ends = config.eos_token_id
+    first = (ends or [None])[0] if isinstance(ends, list) else ends
+    return int((first if config.pad_token_id is None else config.pad_token_id) or 0)
 
 
 def configured(
@@ -476,7 +502,10 @@ class Passes:
         end = first + inputs.shape[1]
         rows = plan.rows(first, end, num_keys=plan.num_keys - plan.num_queries + end)
         cache = self.cache
-        more = {"memory": cache.packed, "key_bias": cache.key_biases}
+        more: dict[str, Any] = {"memory": cache.packed, "key_bias": cache.key_biases, "rope_length": cache.rope_length}
+        if lm.changing_rope and cache.rope_length is None:
+            # What follows has the frequencies of the keys that are cached now.
+            cache.rope_length = int(cast(Tensor, rows.positions).max()) + 1
         out = lm.run(compressor.reader, inputs_embeds=inputs, plan=rows, cache=cache, **more)
         return cast(Tensor, out.last_hidden_state)
 
@@ -597,7 +626,9 @@ def new_cache(compressor: Any, memory: Memory, capacity: int) -> MemoryCache:
     """A cache with the memory's keys, or empty where the memory is embeddings or packed, for `capacity` more rows."""
     start, read_as = max(memory.starts), memory.read_as
     if read_as is None or isinstance(read_as, hf.PackedLayers):
-        return hf.empty_cache(compressor.lm.config.num_hidden_layers, start, capacity, read_as)
-    cache = hf.memory_cache(read_as, start, capacity=capacity)
-    cache.key_biases = compressor.key_biases(memory)
+        cache = hf.empty_cache(compressor.lm.config.num_hidden_layers, start, capacity, read_as)
+    else:
+        cache = hf.memory_cache(read_as, start, capacity=capacity)
+        cache.key_biases = compressor.key_biases(memory)
+    cache.rope_length = rope_length(compressor, memory)
     return cache

@@ -176,6 +176,10 @@ class Method(ABC):
         """The logical order, by which sliding windows count, of memory tokens [B, K] and of each row's text."""
         return torch.arange(memory.num_tokens).repeat(memory.batch_size, 1), memory.lengths
 
+    def rotated_over(self, memory: Memory) -> int:
+        """Tokens of the pass that rotated a memory's keys, on which RoPE's frequencies may depend (`changing_rope`)."""
+        return max(memory.starts)
+
     shared_columns: ClassVar[int] = 0
     """Memory tokens at the beginning of each row that `join` keeps only of the first memory."""
 

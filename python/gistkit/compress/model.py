@@ -20,6 +20,7 @@ from gistkit.hf.attach import checkpointed, pretrained, probed
 from gistkit.hf.cache import CACHE, MemoryCache
 from gistkit.hf.logits import logits_of
 from gistkit.hf.lora import unchanged_on_error
+from gistkit.hf.rotation import rotating_as
 from gistkit.layouts import Plan
 
 if TYPE_CHECKING:
@@ -190,12 +191,14 @@ class SharedModel:
         logits = self.head(self.readout(hidden_states)).float()
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
-    def run(self, use: Use, cache: MemoryCache | None = None, **inputs: Any) -> Any:
+    def run(self, use: Use, cache: MemoryCache | None = None, rope_length: int | None = None, **inputs: Any) -> Any:
         """One pass of the decoder stack with a cache, or without; other arguments and the result are the model's.
 
-        `use` is the role whose adapter the pass runs with, or {role: rows}, or None for the base model.
+        Args:
+            use: the role whose adapter the pass runs with, or {role: rows}, or None for the base model.
+            rope_length: as for `gistkit.hf.rotation.rotating_as`.
         """
-        with self.using(use):
+        with self.using(use), rotating_as(self.model, rope_length):
             return self.decoder(use_cache=cache is not None, **inputs, **({} if cache is None else {CACHE: cache}))
 
     def embedded(self, use: Use, ids: Tensor) -> Tensor:

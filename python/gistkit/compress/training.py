@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from inspect import signature
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from gistkit import hf
 from gistkit.common.checks import IGNORE, placed
@@ -154,8 +156,9 @@ def _answer_losses(compressor: Any, memory: Memory, contexts: Rows, question: Ro
             losses[name] = divergence_loss(*both[:: DIVERGENCES[name]], **compressor.output_embedding)
     if by_layer:
         # The first token of a text follows a token of the memory, which the teacher does not have.
-        first, later = layers[0].shape[1] - text.ids.shape[1] + 1, in_answer[:, 1:].nonzero(as_tuple=True)
-        own, goals = [out[:, first:][later] for out in layers], [out[:, 1:][later] for out in teacher_layers]
+        later = in_answer[:, 1:].nonzero(as_tuple=True)
+        own = [out[later] for out in _at_text(layers, text, len(teacher_layers))]
+        goals = [out[:, 1:][later] for out in teacher_layers]
         losses["hidden"] = hidden_loss(own, goals)
     return losses
 
@@ -164,12 +167,26 @@ def _listening(lm: Any, by_layer: bool) -> AbstractContextManager[list[Tensor]]:
     return hf.layer_outputs(lm.model) if by_layer else nullcontext([])
 
 
+def _at_text(layers: list[Tensor], text: Rows, count: int) -> list[Tensor]:
+    """Outputs [B, T - 1, d] of each of `count` layers at a text but for its end, of one pass or one for each row."""
+    passes = [layers[start : start + count] for start in range(0, len(layers), count)]
+    widths = text.lengths if len(passes) > 1 else (text.ids.shape[1],)
+    rows = [[*chain(*(out[:, out.shape[1] - width + 1 :] for out, width in zip(outs, widths, strict=True)))]
+            for outs in zip(*passes, strict=True)]  # fmt: skip
+    return [pad_sequence(each, batch_first=True) for each in rows]
+
+
 @torch.no_grad()
 def _teacher_states(lm: Any, contexts: Rows, text: Rows, by_layer: bool) -> list[Tensor]:
     """Hidden states [B, T, d] before each token of `text`, of the base model on the whole context.
 
     The last ones, and `by_layer` those of each layer.
     """
+    if lm.changing_rope and contexts.batch_size > 1:
+        # As the rows of memories are read.
+        alone = [[pad([row], text.ids.device) for row in rows.lists()] for rows in (contexts, text)]
+        found = [[states[0] for states in _teacher_states(lm, *row, by_layer)] for row in zip(*alone, strict=True)]
+        return [pad_sequence(states, batch_first=True) for states in zip(*found, strict=True)]
     rows = _but_last(join_rows(contexts, text))
     plan = lm.causal_plan(rows.ids.shape[1])
     with _listening(lm, by_layer) as layers:

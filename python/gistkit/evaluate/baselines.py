@@ -158,6 +158,10 @@ class Baseline(Compressor):
         )
         return memory, hidden_states
 
+    def rotated_over(self, memory: Memory) -> int:
+        """See `Compressor.rotated_over`; the token that is read again is one of the pass."""
+        return max(cast(Prefix, memory).tokens_read)
+
     def reading_plan(self, memory: Memory, task: Task, texts: Sequence[Rows], name: str = "input_ids") -> Plan:
         """The plan of the text; positions continue from the tokens that were read, for every task."""
         if task not in ("ae", "lm", "qa"):

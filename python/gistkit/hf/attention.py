@@ -65,7 +65,7 @@ def _own_rotation(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | 
     """The rotation with the frequencies of a pass of this length."""
     prefix = "" if layer_type is None else f"{layer_type}_"
     inv_freq = getattr(self, f"{prefix}inv_freq")
-    if "longrope" in (self.rope_type, *(self.rope_type.values() if isinstance(self.rope_type, dict) else ())):
+    if hasattr(self, f"{prefix}long_inv_freq"):
         # The next pass writes its own frequencies into the buffer, which the backward pass of this one still needs.
         inv_freq = inv_freq.clone()
     return Rotation(position_ids, inv_freq, getattr(self, f"{prefix}attention_scaling"))

@@ -185,6 +185,8 @@ class MemoryCache(Cache):
     key_biases: Sequence[Tensor] | None = None
     # What passes of a compressor read as `memory`, before the keys of the cache.
     packed: PackedLayers | None = None
+    # Tokens of the pass whose frequencies of RoPE the keys have; None: the first pass over the cache decides.
+    rope_length: int | None = None
 
     @property
     def held(self) -> list[tuple[Tensor, Tensor]]:

@@ -1,13 +1,16 @@
-"""rerotate: a model's rotated keys, moved to other positions."""
+"""rerotate: a model's rotated keys, moved to other positions; and the frequencies with which a pass rotates."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gistkit import ops
-from gistkit.hf.attach import check_rotates, decoder_of, frequencies_of
+from gistkit.hf.attach import check_rotates, decoder_of, forwards, frequencies_of
 from gistkit.hf.parts import FAMILIES
 
 
@@ -48,6 +51,29 @@ def changing_rope(model: nn.Module) -> set[str]:
     rotary: Any = getattr(decoder_of(model), "rotary_emb", None)
     kinds = getattr(rotary, "rope_type", "")
     return {"dynamic", "longrope"} & {*(kinds.values() if isinstance(kinds, dict) else [kinds])}
+
+
+@contextmanager
+def rotating_as(model: nn.Module, length: int | None) -> Iterator[None]:
+    """Inside, RoPE whose frequencies change with the length of a pass has those of `length` tokens; None: its own."""
+    if length is None or not changing_rope(model):
+        yield
+        return
+    rotary: Any = decoder_of(model).rotary_emb
+    own, kinds = rotary.forward, rotary.rope_type
+    fixed = dict.fromkeys(kinds, "default") if isinstance(kinds, dict) else "default"
+
+    def forward(x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        # Puts the frequencies in place, where a pass of an unchanging type leaves them.
+        own(x, torch.full_like(position_ids[..., :1], length - 1), *args, **kwargs)
+        rotary.rope_type = fixed
+        try:
+            return own(x, position_ids, *args, **kwargs)
+        finally:
+            rotary.rope_type = kinds
+
+    with forwards({rotary: forward}):
+        yield
 
 
 def frequencies(model: nn.Module) -> list[Tensor]:

@@ -129,6 +129,11 @@ class ChunkCompressor(Compressor):
         """See `Compressor.starts`; a reconstruction has the positions of the context where the layout keeps them."""
         return (0,) * memory.batch_size if task == "ae" and memory.source.consistent else memory.starts
 
+    def rotated_over(self, memory: Memory) -> int:
+        """See `Compressor.rotated_over`; all chunks are read in one pass."""
+        sizes = self.options.chunk, self.options.memory_tokens, self.layout
+        return encoder_pass(memory.context_lengths, *sizes, self.carrier).last + 1
+
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor | None]:
         """One pass over all chunks of all rows; of a long context, without gradients, a pass over some of them each."""
         chunks = (rows.lengths, self.options.chunk, self.options.memory_tokens, self.layout)

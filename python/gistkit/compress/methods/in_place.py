@@ -167,6 +167,16 @@ class InPlace(Compressor):
         bos = int(row[0] == self.bos_token)
         return [bos + end for end in equal_ends(len(row) - bos, self.reach, self.chunk)]
 
+    def encode_parts(self, parts: Sequence[Sequence[int]]) -> list[Memory]:
+        """See `Compressor.encode_parts`; all parts but the first have a BOS before them."""
+        # Else one that begins with the same token, as separators of documents are, would lose it in `join`.
+        memories = super().encode_parts([*parts[:1], *([self.bos_token, *part] for part in parts[1:])])
+        lengths = [(len(part),) for part in parts]
+        return [
+            replace(memory, context_lengths=length, documents=(length,))
+            for memory, length in zip(memories, lengths, strict=True)
+        ]
+
     # BOS.
     shared_columns = 1
 

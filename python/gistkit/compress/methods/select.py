@@ -250,6 +250,8 @@ class Select(InPlace, config=SelectConfig):
             inputs_embeds=self.lm.embedded(TEXT, input_rows.ids),
             plan=self.lm.causal_plan(input_rows.ids.shape[1]),
             keep=keep,
+            # The text's own, also where a question behind it is read too.
+            rope_length=max(lengths),
         )
         if keep.whole:
             again = partial(self.repetition, context, keep.layers, asked=asked)
@@ -407,7 +409,7 @@ class Select(InPlace, config=SelectConfig):
             plan = decoder_plan((reading,), length, (len(words),), True, self.lm.windows, str(self.device))
             keep = Repetition(own, part, score.sinks, QUERIES // len(passes) if self.fit else 0)
             inputs = self.lm.embedded(role, placed([words], self.device))
-            self.lm.run(role, inputs_embeds=inputs, plan=plan, memory=own, keep=keep)
+            self.lm.run(role, inputs_embeds=inputs, plan=plan, memory=own, keep=keep, rope_length=length)
             parts.append(keep)
         scores = {layer: torch.cat([part.scores[layer] for part in parts], -1) for layer in parts[0].scores}
         references = {layer: References.together([part.references[layer] for part in parts])

@@ -139,6 +139,11 @@ class LanguageModel(ABC):
         """A user's texts, checked, with BOS before them; each has at least one other token."""
         compressor = self.compressor
         rows = compressor.with_bos(compressor.contexts(input_ids, attention_mask))
+        if compressor.lm.changing_rope and len({*rows.lengths}) > 1:
+            raise ValueError(
+                "input_ids: expected rows of one length, on which the frequencies of the model's RoPE depend, got "
+                f"{min(rows.lengths)} to {max(rows.lengths)} tokens with the first one"
+            )
         compressor.lm.check_positions("input_ids", max(rows.lengths) - 1)
         return rows
 
