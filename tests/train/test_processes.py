@@ -16,6 +16,7 @@ from gistkit.train.sharding import reshard, whole_weights
 from tests.helpers.launched import SHARDED, launch, train_sharded
 from tests.helpers.train_worker import (
     SHORT_RUNS,
+    evaluated_first,
     exported,
     make_batches,
     make_compressor,
@@ -54,6 +55,13 @@ def test_sharded_runs_save_what_one_process_does(tmp_path):
         for each in (ours, theirs):
             short_run(each, name, steps=6, resume=True)
         same_run(ours, theirs)
+
+
+def test_processes_train_the_same_weights_after_an_evaluation(tmp_path):
+    launch(2, evaluated_first, tmp_path, logs=tmp_path)
+    ours, theirs = (torch.load(tmp_path / f"weights-{rank}.pt") for rank in range(2))
+    before = [weight for _, weight in make_compressor().trainable()]
+    assert all(map(torch.equal, ours, theirs)) and not all(map(torch.equal, ours, before))
 
 
 @pytest.fixture

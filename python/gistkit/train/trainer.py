@@ -230,7 +230,9 @@ class CompressorTrainer(ResumableTrainer):
     def _calibrate(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
         """Sets a language model's threshold on these batches, the same in every process."""
         self.compressor.eval()
-        with torch.no_grad(), selecting_at(self.compressor, self.stages, self.state.global_step):
+        selecting = selecting_at(self.compressor, self.stages, self.state.global_step)
+        # Before training Accelerate has not set the precision.
+        with torch.no_grad(), selecting, self.accelerator.autocast():
             self.model_wrapped(*(self._prepare_inputs(dict(batch)) for batch in batches), calibrate=True)
         reshard(self.model_wrapped)
 
@@ -290,9 +292,11 @@ class CompressorTrainer(ResumableTrainer):
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """The held-out losses, each the mean over all its tokens, and what `measure` returns."""
-        model = self.model_wrapped
-        if not self.is_in_train:
-            model = self.accelerator.prepare_model(self.model, evaluation_mode=True)
+        # A module that Accelerate prepares for an evaluation it would later train as it is, without DDP.
+        model = self.model_wrapped if self.is_in_train else self.model
+        if not self.is_in_train and not self.is_fsdp_enabled:
+            # Some are moved only when a run begins.
+            self.losses.to(self.accelerator.device)
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         batches = list(DataLoader(dataset, self.args.eval_batch_size, collate_fn=self.data_collator))
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
@@ -303,7 +307,8 @@ class CompressorTrainer(ResumableTrainer):
             # Sharded weights need every process in every pass: one without rows of its own gets weight 0.
             batch = batches[min(first + rank, len(batches) - 1)]
             count = self._counts(batch).to(sums) * (first + rank < len(batches))
-            found = model(**self._prepare_inputs(batch))
+            with self.accelerator.autocast():
+                found = model(**self._prepare_inputs(batch))
             losses = torch.stack([found[name].double() for name in self.losses.names])
             sums += torch.stack([losses * count, count])
         reshard(model)
