@@ -161,6 +161,40 @@ def test_checkpoints_come_by_time_too(tmp_path, monkeypatch):
     assert names(tmp_path / "b") == [f"checkpoint-{step}" for step in (3, 6, 8)]
 
 
+def by_arguments(out, measure=None, **options):
+    """A `CompressorTrainer` of six steps, with a checkpoint after every second."""
+    rows = [{"input_ids": [index, index + 1, index + 2], "continuation_ids": [index, 7]} for index in range(12)]
+    args = TrainingArguments(
+        str(out), **{"max_steps": 6, "save_steps": 2} | options, per_device_train_batch_size=4, logging_steps=1,
+        use_cpu=True, report_to=[], learning_rate=1e-2,
+    )  # fmt: skip
+    return CompressorTrainer(make_compressor(), args, rows, rows[:4], progress=False, measure=measure)
+
+
+def test_a_new_run_in_a_used_folder_keeps_its_own_checkpoints(done):
+    assert names(done) == ["checkpoint-6", "checkpoint-8"]
+    by_arguments(done, save_total_limit=2, max_steps=2).train()
+    assert names(done) == ["checkpoint-2", "checkpoint-8"]
+    by_arguments(done, save_total_limit=2).train()
+    assert names(done) == ["checkpoint-4", "checkpoint-6"]
+    # Going on from an earlier step too.
+    by_arguments(done, save_total_limit=1).train(str(done / "checkpoint-4"))
+    assert names(done) == ["checkpoint-6"]
+
+
+def test_the_best_checkpoint_is_one_that_there_is(tmp_path):
+    """The lowest loss is that of a step without one."""
+    losses = {0: 9.0, 1: 5.0, 2: 3.0, 3: 2.0, 4: 4.0, 5: 1.0, 6: 6.0}
+    options = {"eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True, "save_total_limit": 2}
+    trainer = by_arguments(tmp_path, lambda compressor: {"loss": losses[trainer.state.global_step]}, **options)
+    trainer.train()
+    assert trainer.state.best_global_step == 5 and names(tmp_path) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+    kept = make_compressor()
+    checkpoints.restore(tmp_path / "checkpoint-2", kept.trainable())
+    for (_, ours), (_, theirs) in zip(trainer.trained(), kept.trainable(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def cut(path):
     os.truncate(path / checkpoints.OPTIMIZER, 999)
 

@@ -141,8 +141,7 @@ class ResumableTrainer(transformers.Trainer):
         state = None if path is None else TrainerState.load_from_json(str(path / TRAINER_STATE_NAME))
         if main and state is not None and self.args.save_total_limit is not None:
             # A kill may have come before older ones were removed.
-            best = str(checkpoints.path_of(self.out, state.best_global_step)) if state.best_global_step else None
-            checkpoints.rotate(self.out, self.args.save_total_limit, best)
+            checkpoints.rotate(self.out, self.args.save_total_limit, state.global_step, self._best(state))
         if state is not None and self.has_ended(state):
             self._load_from_checkpoint(str(path))
             self.state = state
@@ -196,6 +195,13 @@ class ResumableTrainer(transformers.Trainer):
                 raise _Ended
         return metrics
 
+    def _best(self, state: TrainerState) -> str | None:
+        """The checkpoint of the best evaluation that has one, or gets one now."""
+        path = checkpoints.path_of(self.out, state.best_global_step or 0)
+        if path.exists() or state.best_global_step == state.global_step:
+            return str(path)
+        return cast("str | None", state.best_model_checkpoint)
+
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._partial or self.out)
 
@@ -203,9 +209,7 @@ class ResumableTrainer(transformers.Trainer):
         """transformers' checkpoint, written elsewhere, and moved to its place when all of it is on the disk."""
         out, state = self.out, self.state
         limit, self.args.save_total_limit = self.args.save_total_limit, None
-        best = state.best_model_checkpoint
-        if state.best_global_step:
-            best = str(checkpoints.path_of(out, state.best_global_step))
+        best = self._best(state)
         write, wait = self.args.should_save, self.accelerator.wait_for_everyone
         try:
             with checkpoints.writing(out, state.global_step, write=write, wait=wait) as folder:
@@ -217,7 +221,7 @@ class ResumableTrainer(transformers.Trainer):
         finally:
             self._partial, self.args.save_total_limit = None, limit
         if write and limit:
-            checkpoints.rotate(out, limit, best)
+            checkpoints.rotate(out, limit, state.global_step, best)
         wait()
 
     def header(self) -> dict[str, Any]:
