@@ -262,6 +262,24 @@ def evaluated_first(out):
     torch.save([weight.detach() for _, weight in trainer.trained()], out / f"weights-{args.process_index}.pt")
 
 
+class Stream(torch.utils.data.IterableDataset):
+    """Rows of one length and of several by turns, so that some batches have a mask."""
+
+    def __iter__(self):
+        for row in range(24):
+            length = 4 + row % 3 * (row // 4 % 2)
+            yield {"input_ids": list(range(row, row + length)), "continuation_ids": [row, 7]}
+
+
+def streamed(out, rows):
+    """Training on a stream, `rows` at a time in each process."""
+    args = TrainingArguments(
+        str(out), max_steps=6, per_device_train_batch_size=rows, learning_rate=1e-2, use_cpu=True, report_to=[],
+        save_strategy="no", logging_steps=1,
+    )  # fmt: skip
+    CompressorTrainer(make_compressor(), args, Stream(), progress=False).train()
+
+
 def interrupted(out, gets_signal):
     """Training that one process's signal ends in all of them, and that then goes on."""
 

@@ -109,6 +109,10 @@ class CompressorTrainer(ResumableTrainer):
         self.stack = ExitStack()
         # The collator takes of a row what it needs.
         args.remove_unused_columns = False
+        if args.accelerator_config.dispatch_batches:
+            raise ValueError("accelerator_config: expected dispatch_batches: false, got true")
+        # Accelerate would cut and join batches of a stream, by the keys and the width of the first.
+        args.accelerator_config.dispatch_batches = False
         super().__init__(
             model=self.losses,
             args=args,
