@@ -331,6 +331,21 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(tmp_path)
     assert all(parameter.isfinite().all() for _, parameter in fresh.trainable())
 
 
+def test_so_does_one_of_gradients_that_are_not_clipped(tmp_path):
+    compressor = make_compressor()
+
+    def poison(step):
+        if step == 2:
+            with torch.no_grad():
+                compressor.memory_embeddings.fill_(torch.nan)
+
+    args = arguments(tmp_path, max_steps=4, max_grad_norm=0.0, save_strategy="steps", save_steps=1)
+    trainer = CompressorTrainer(compressor, args, Rows(), callbacks=[Before(poison)], progress=False)
+    with pytest.raises(Diverged, match=r"grad_norm nan in step 3; the last good checkpoint is .*checkpoint-2"):
+        trainer.train()
+    assert [path.stem for path in checkpoints.find(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
+
+
 def test_mistakes_name_the_argument(tmp_path):
     compressor, batches = make_compressor(), make_batches()
     for options, message in [

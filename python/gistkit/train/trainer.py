@@ -277,9 +277,13 @@ class CompressorTrainer(ResumableTrainer):
             )
         return data[index % len(data)]
 
-    def _clip_grad_norm(self, model: Any) -> Tensor:
+    def _clip_grad_norm(self, model: Any, limit: float | None = None) -> Tensor:
         parameters = [parameter for _, parameter in self.compressor.trainable()]
-        norm = whole(self.accelerator.clip_grad_norm_(parameters, self.args.max_grad_norm))
+        return whole(self.accelerator.clip_grad_norm_(parameters, self.args.max_grad_norm if limit is None else limit))
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        # transformers calls it also where nothing is clipped.
+        norm = self._clip_grad_norm(model, math.inf) if grad_norm is None else grad_norm
         if not math.isfinite(float(norm)):
             raise Diverged(self._diverged(float(norm)))
         return norm
