@@ -180,7 +180,8 @@ def test_transformers_own_arguments_and_rows_of_any_dataset(tmp_path, capsys):
         args = TrainingArguments(
             str(out), num_train_epochs=3, per_device_train_batch_size=2, gradient_accumulation_steps=2, save_steps=2,
             learning_rate=1e-2, lr_scheduler_type="linear", warmup_steps=2, weight_decay=0.1, use_cpu=True,
-            report_to=[], logging_steps=3, eval_strategy="steps", eval_steps=3, **changes,
+            report_to=[], logging_steps=3, eval_strategy="steps", eval_steps=3, eval_on_start=True,
+            **changes,
         )  # fmt: skip
         return CompressorTrainer(compressor, args, rows, rows, progress=False)
 

@@ -146,12 +146,16 @@ class ResumableTrainer(transformers.Trainer):
             self._load_from_checkpoint(str(path))
             self.state = state
             return TrainOutput(state.global_step, 0.0, {})
-        self.args.eval_on_start = self.args.eval_strategy != "no" and self._evaluation_due(state)
+        on_start = self.args.eval_on_start
+        if state is not None:
+            self.args.eval_on_start = self.args.eval_strategy != "no" and self._evaluation_due(state)
         with deferred_signals(self.notice if main else "") as self.signals:
             try:
                 output = super().train(None if path is None else str(path), *args, **options)
             except _Ended:
                 output = TrainOutput(self.state.global_step, 0.0, {})
+            finally:
+                self.args.eval_on_start = on_start
             if number := self.flow.number:
                 raise Interrupted(number, self._interruption(number))
         return output
@@ -167,15 +171,16 @@ class ResumableTrainer(transformers.Trainer):
         """Whether the run of a checkpoint ended before its last step."""
         return False
 
-    def _evaluation_due(self, state: TrainerState | None) -> bool:
+    def _evaluation_due(self, state: TrainerState) -> bool:
         """Whether the last step before a resumed run has an evaluation that was not made."""
-        if state is None:
-            return True
         step, last = state.global_step, self.args.max_steps if self.args.max_steps > 0 else state.max_steps
         if any("eval_loss" in entry and entry["step"] == step for entry in state.log_history):
             return False
         if self.args.eval_strategy == "epoch":
-            return step == last or float(state.epoch or 0).is_integer()
+            epoch = float(state.epoch or 0)
+            return epoch >= self.args.eval_delay and (step == last or epoch.is_integer())
+        if step < self.args.eval_delay:
+            return False
         # Those of this run, not of the checkpoint.
         state.compute_steps(self.args, last)
         return step == last or step % cast(int, state.eval_steps) == 0
