@@ -18,13 +18,22 @@ from peft import LoraConfig
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
+from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, TrainingArguments
 
 from gistkit.common.signals import Interrupted
 from gistkit.compress import AvgPool, Compressive, Compressor, Dodo, FiveHundredX, GistPool, MixedResolution
 from gistkit.evaluate import Example
 from gistkit.hf import attach
-from gistkit.train import Pretraining, QuestionAnswering, Recipe, Trainer, checkpoints, load_corpus, read_metrics
+from gistkit.train import (
+    CompressorTrainer,
+    Pretraining,
+    QuestionAnswering,
+    Recipe,
+    Trainer,
+    checkpoints,
+    load_corpus,
+    read_metrics,
+)
 from gistkit.train.batches import texts
 from gistkit.train.losses import Losses
 from gistkit.train.sharding import gathers_kept_keys
@@ -238,6 +247,37 @@ def processes(out):
     sharded(out / "sharded-gistpool", make_gistpool)
     sharded(out / "sharded-dodo", make_dodo)
     sharded_reader(out / "sharded-reader.json")
+
+
+def evaluated_first(out):
+    """Training after an evaluation; each process writes the weights it ends with."""
+    rows = [{"input_ids": [row + at for at in range(5)], "continuation_ids": [row, 7]} for row in range(16)]
+    args = TrainingArguments(
+        str(out), max_steps=3, per_device_train_batch_size=2, learning_rate=1e-2, use_cpu=True, report_to=[],
+        save_strategy="no",
+    )  # fmt: skip
+    trainer = CompressorTrainer(make_compressor(), args, rows, rows[:4], progress=False)
+    trainer.evaluate()
+    trainer.train()
+    torch.save([weight.detach() for _, weight in trainer.trained()], out / f"weights-{args.process_index}.pt")
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Rows of one length and of several by turns, so that some batches have a mask."""
+
+    def __iter__(self):
+        for row in range(24):
+            length = 4 + row % 3 * (row // 4 % 2)
+            yield {"input_ids": list(range(row, row + length)), "continuation_ids": [row, 7]}
+
+
+def streamed(out, rows):
+    """Training on a stream, `rows` at a time in each process."""
+    args = TrainingArguments(
+        str(out), max_steps=6, per_device_train_batch_size=rows, learning_rate=1e-2, use_cpu=True, report_to=[],
+        save_strategy="no", logging_steps=1,
+    )  # fmt: skip
+    CompressorTrainer(make_compressor(), args, Stream(), progress=False).train()
 
 
 def interrupted(out, gets_signal):

@@ -103,7 +103,7 @@ def test_a_run_of_epochs_that_goes_on_is_evaluated_as_often(when, tmp_path):
     def metrics(out, resume=False, **options):
         args = TrainingArguments(
             str(out), num_train_epochs=2, per_device_train_batch_size=4, save_steps=1, logging_steps=1, use_cpu=True,
-            report_to=[], **when,
+            report_to=[], eval_on_start=True, **when,
         )  # fmt: skip
         with contextlib.suppress(Interrupted):
             CompressorTrainer(make_compressor(), args, rows, rows[:4], progress=False, **options).train(resume)
@@ -116,6 +116,25 @@ def test_a_run_of_epochs_that_goes_on_is_evaluated_as_often(when, tmp_path):
         ended = metrics(tmp_path / str(steps), callbacks=raising(steps - 1, signal.SIGINT))
         assert [record["step"] for record in ended if "held_out" in record] == [0]
         assert metrics(tmp_path / str(steps), resume=True) == undisturbed
+
+
+def test_the_first_evaluations_may_be_left_out(tmp_path):
+    """Also in a run that goes on from a step of which an evaluation would be due."""
+    options = {"eval_strategy": "steps", "eval_steps": 2, "eval_delay": 3}
+
+    def evaluated(out):
+        return [record["step"] for record in read_metrics(out / "metrics.jsonl") if "held_out" in record]
+
+    by_arguments(tmp_path / "whole", **options).train()
+    assert evaluated(tmp_path / "whole") == [4, 6]
+    trainer = by_arguments(tmp_path / "run", **options)
+    trainer.add_callback(raising(1, signal.SIGINT)[0])
+    with pytest.raises(Interrupted):
+        trainer.train()
+    again = by_arguments(tmp_path / "run", **options)
+    again.train(True)
+    assert evaluated(tmp_path / "run") == [4, 6]
+    assert not trainer.args.eval_on_start and not again.args.eval_on_start
 
 
 def test_a_run_goes_on_in_another_compressor_of_the_same_model(whole, tmp_path):
@@ -159,6 +178,40 @@ def test_checkpoints_come_by_time_too(tmp_path, monkeypatch):
     assert names(tmp_path / "a") == [f"checkpoint-{step}" for step in (2, 3, 5, 6, 8)]
     train(tmp_path / "b", save_minutes=None, **options)
     assert names(tmp_path / "b") == [f"checkpoint-{step}" for step in (3, 6, 8)]
+
+
+def by_arguments(out, measure=None, **options):
+    """A `CompressorTrainer` of six steps, with a checkpoint after every second."""
+    rows = [{"input_ids": [index, index + 1, index + 2], "continuation_ids": [index, 7]} for index in range(12)]
+    args = TrainingArguments(
+        str(out), **{"max_steps": 6, "save_steps": 2} | options, per_device_train_batch_size=4, logging_steps=1,
+        use_cpu=True, report_to=[], learning_rate=1e-2,
+    )  # fmt: skip
+    return CompressorTrainer(make_compressor(), args, rows, rows[:4], progress=False, measure=measure)
+
+
+def test_a_new_run_in_a_used_folder_keeps_its_own_checkpoints(done):
+    assert names(done) == ["checkpoint-6", "checkpoint-8"]
+    by_arguments(done, save_total_limit=2, max_steps=2).train()
+    assert names(done) == ["checkpoint-2", "checkpoint-8"]
+    by_arguments(done, save_total_limit=2).train()
+    assert names(done) == ["checkpoint-4", "checkpoint-6"]
+    # Going on from an earlier step too.
+    by_arguments(done, save_total_limit=1).train(str(done / "checkpoint-4"))
+    assert names(done) == ["checkpoint-6"]
+
+
+def test_the_best_checkpoint_is_one_that_there_is(tmp_path):
+    """The lowest loss is that of a step without one."""
+    losses = {1: 5.0, 2: 3.0, 3: 2.0, 4: 4.0, 5: 1.0, 6: 6.0}
+    options = {"eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True, "save_total_limit": 2}
+    trainer = by_arguments(tmp_path, lambda compressor: {"loss": losses[trainer.state.global_step]}, **options)
+    trainer.train()
+    assert trainer.state.best_global_step == 5 and names(tmp_path) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+    kept = make_compressor()
+    checkpoints.restore(tmp_path / "checkpoint-2", kept.trainable())
+    for (_, ours), (_, theirs) in zip(trainer.trained(), kept.trainable(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def cut(path):

@@ -13,7 +13,7 @@ import transformers
 
 from gistkit.evaluate import Example
 from gistkit.train import PRESETS, Packed, Pretraining, QuestionAnswering, Recipe, command, load_corpus
-from gistkit.train.batches import for_losses, num_tokens, targets
+from gistkit.train.batches import collate, for_losses, num_tokens, targets
 from gistkit.train.prepare import changed
 from tests.helpers.train_worker import make_batches, make_questions
 
@@ -209,6 +209,18 @@ def test_tokens_are_counted_however_rows_are_shared():
     counts = [targets(row, end_token=True) for row in rows]
     assert targets(ragged, end_token=True) == {name: sum(count[name] for count in counts) for name in counts[0]}
     assert sum(map(num_tokens, rows)) == num_tokens(ragged)
+
+
+def test_a_rows_own_mask_stays_in_a_batch():
+    padded = {"input_ids": [5, 6, 0, 0], "attention_mask": [1, 1, 0, 0]}
+    left = {"input_ids": [9, 7, 8], "attention_mask": [0, 1, 1]}
+    batch = collate([padded, left])
+    assert batch["attention_mask"].tolist() == [[1, 1, 0, 0], [0, 1, 1, 0]]
+    assert batch["input_ids"].tolist() == [[5, 6, 0, 0], [0, 7, 8, 0]]
+    assert collate([padded] * 2)["attention_mask"].tolist() == [padded["attention_mask"]] * 2
+    assert collate([{"input_ids": [1, 2], "attention_mask": [1, 1]}]).keys() == {"input_ids"}
+    with pytest.raises(ValueError, match="attention_mask: expected as many values as input_ids has, 3, got 2"):
+        collate([padded, left | {"attention_mask": [0, 1]}])
 
 
 def test_questions_pad_and_go_round():

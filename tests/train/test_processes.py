@@ -10,12 +10,14 @@ from torch.distributed.tensor import DTensor
 
 from gistkit.compress import Compressor
 from gistkit.compress.files import base_fingerprints, save_pretrained
-from gistkit.train import checkpoints
+from gistkit.train import checkpoints, read_metrics
 from gistkit.train.losses import Losses
 from gistkit.train.sharding import reshard, whole_weights
 from tests.helpers.launched import SHARDED, launch, train_sharded
 from tests.helpers.train_worker import (
     SHORT_RUNS,
+    close,
+    evaluated_first,
     exported,
     make_batches,
     make_compressor,
@@ -23,6 +25,7 @@ from tests.helpers.train_worker import (
     same_run,
     short_run,
     stopping_run,
+    streamed,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -54,6 +57,20 @@ def test_sharded_runs_save_what_one_process_does(tmp_path):
         for each in (ours, theirs):
             short_run(each, name, steps=6, resume=True)
         same_run(ours, theirs)
+
+
+def test_processes_train_the_same_weights_after_an_evaluation(tmp_path):
+    launch(2, evaluated_first, tmp_path, logs=tmp_path)
+    ours, theirs = (torch.load(tmp_path / f"weights-{rank}.pt") for rank in range(2))
+    before = [weight for _, weight in make_compressor().trainable()]
+    assert all(map(torch.equal, ours, theirs)) and not all(map(torch.equal, ours, before))
+
+
+def test_processes_share_a_stream(tmp_path):
+    """Some batches have a mask, and some have none."""
+    launch(2, streamed, tmp_path / "two", 2, logs=tmp_path)
+    streamed(tmp_path / "one", 4)
+    close(*(read_metrics(tmp_path / name / "metrics.jsonl") for name in ("two", "one")))
 
 
 @pytest.fixture

@@ -180,7 +180,8 @@ def test_transformers_own_arguments_and_rows_of_any_dataset(tmp_path, capsys):
         args = TrainingArguments(
             str(out), num_train_epochs=3, per_device_train_batch_size=2, gradient_accumulation_steps=2, save_steps=2,
             learning_rate=1e-2, lr_scheduler_type="linear", warmup_steps=2, weight_decay=0.1, use_cpu=True,
-            report_to=[], logging_steps=3, eval_strategy="steps", eval_steps=3, **changes,
+            report_to=[], logging_steps=3, eval_strategy="steps", eval_steps=3, eval_on_start=True,
+            **changes,
         )  # fmt: skip
         return CompressorTrainer(compressor, args, rows, rows, progress=False)
 
@@ -204,6 +205,53 @@ def test_transformers_own_arguments_and_rows_of_any_dataset(tmp_path, capsys):
     # The bar counts steps, however seldom losses are logged.
     CompressorTrainer(make_compressor(), args, rows.to_iterable_dataset()).train()
     assert "| 2/2 [" in capsys.readouterr().err
+
+
+def arguments(out, **options):
+    options = {"max_steps": 2, "save_strategy": "no", "logging_steps": 1} | options
+    return TrainingArguments(str(out), use_cpu=True, report_to=[], **options)
+
+
+def test_the_optimizer_is_the_one_that_is_given(tmp_path):
+    """Of its own rate and that rate's factor, not the arguments'."""
+    given = torch.optim.SGD, {"lr": 0.5}
+    trainer = CompressorTrainer(
+        make_gistpool(), arguments(tmp_path), Rows(), optimizer_cls_and_kwargs=given, progress=False
+    )
+    trainer.train()
+    assert isinstance(trainer.optimizer.optimizer, torch.optim.SGD)
+    assert {group["initial_lr"] for group in trainer.optimizer.param_groups} == {0.5, 1.5}
+
+
+def test_options_that_a_compressor_cannot_use_are_named(tmp_path):
+    for name in ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics"):
+        with pytest.raises(ValueError, match=f"{name}: expected None, .* `measure` adds figures, got <built-in"):
+            CompressorTrainer(make_compressor(), arguments(tmp_path), Rows(), **{name: len})
+    dispatching = arguments(tmp_path, accelerator_config={"dispatch_batches": True})
+    with pytest.raises(ValueError, match="accelerator_config: expected dispatch_batches: false, got true"):
+        CompressorTrainer(make_compressor(), dispatching, Rows())
+    with pytest.raises(ValueError, match="fp16: expected bf16 or no mixed precision, got fp16"):
+        CompressorTrainer(make_compressor(), arguments(tmp_path, fp16=True), Rows())
+
+
+def test_an_evaluation_reads_a_stream_and_refuses_several_sets(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list([Rows()[index] for index in range(12)])
+    args = arguments(tmp_path, per_device_eval_batch_size=5)
+    trainers = [
+        CompressorTrainer(make_compressor(), args, Rows(), each, progress=False)
+        for each in (rows, rows.to_iterable_dataset())
+    ]
+    found = [trainer.evaluate() for trainer in trainers]
+    assert found[0] == found[1] and found[0]["eval_loss"] > 1
+    several = {"a": Rows(), "b": Rows()}
+    with pytest.raises(ValueError, match=r"eval_dataset: expected one dataset, got \{'a': "):
+        CompressorTrainer(make_compressor(), args, Rows(), several)
+    with pytest.raises(ValueError, match=r"eval_dataset: expected one dataset, got \{'a': "):
+        trainers[0].evaluate(several)
+    reader = CompressorTrainer(make_reader(), args, rows.to_iterable_dataset(), rows, progress=False)
+    with pytest.raises(ValueError, match=r"train_dataset: expected rows by number, .* got IterableDataset"):
+        reader.evaluate()
 
 
 @pytest.mark.slow
@@ -282,6 +330,21 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(tmp_path)
     fresh = make_compressor()
     checkpoints.restore(checkpoints.find(tmp_path)[0], fresh.trainable())
     assert all(parameter.isfinite().all() for _, parameter in fresh.trainable())
+
+
+def test_so_does_one_of_gradients_that_are_not_clipped(tmp_path):
+    compressor = make_compressor()
+
+    def poison(step):
+        if step == 2:
+            with torch.no_grad():
+                compressor.memory_embeddings.fill_(torch.nan)
+
+    args = arguments(tmp_path, max_steps=4, max_grad_norm=0.0, save_strategy="steps", save_steps=1)
+    trainer = CompressorTrainer(compressor, args, Rows(), callbacks=[Before(poison)], progress=False)
+    with pytest.raises(Diverged, match=r"grad_norm nan in step 3; the last good checkpoint is .*checkpoint-2"):
+        trainer.train()
+    assert [path.stem for path in checkpoints.find(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
 
 
 def test_mistakes_name_the_argument(tmp_path):

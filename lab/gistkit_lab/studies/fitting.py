@@ -201,7 +201,7 @@ def optimise(
         output_dir=str(out), max_steps=recipe.steps, per_device_train_batch_size=1, max_grad_norm=1.0,
         eval_strategy="steps", eval_steps=recipe.eval_every, save_steps=recipe.eval_every, save_total_limit=2,
         logging_strategy="no", logging_nan_inf_filter=False, report_to=[], disable_tqdm=True, use_cpu=cpu,
-        dataloader_pin_memory=False, ddp_find_unused_parameters=True,
+        dataloader_pin_memory=False, ddp_find_unused_parameters=True, eval_on_start=True,
     )  # fmt: skip
     if device.index and processes.count == 1:
         # transformers would take the first GPU.

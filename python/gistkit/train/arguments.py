@@ -78,6 +78,7 @@ def arguments_of(recipe: Recipe, out: str | Path, run: RunOptions, *, evaluates:
         gradient_accumulation_steps=run.accumulate,
         eval_strategy="steps" if evaluates else "no",
         eval_steps=run.eval_every if evaluates else None,
+        eval_on_start=evaluates,
         save_steps=run.save_every,
         save_total_limit=run.keep,
         logging_steps=1,

@@ -220,13 +220,13 @@ def _parts(passage: Tensor, share: float) -> Row:
 
 
 def collate(rows: Sequence[Row]) -> Batch:
-    """Rows of tokens as one batch: contexts padded with 0, under a mask where lengths differ, all others with -100.
+    """Rows of tokens as one batch: contexts padded with 0, under a mask where there is padding, all others with -100.
 
     Args:
-        rows: token ids by argument, the same arguments in all.
+        rows: token ids by argument, the same arguments in all; a row may have padding of its own, and its mask.
 
     Raises:
-        ValueError: if their arguments differ, or are not of tokens.
+        ValueError: if their arguments differ, or are not of tokens, or a mask is not as long as its context.
     """
     names = rows[0].keys()
     if odd := next((row.keys() for row in rows if row.keys() != names), None):
@@ -237,6 +237,12 @@ def collate(rows: Sequence[Row]) -> Batch:
     batch = {name: pad_sequence(column, batch_first=True, padding_value=IGNORE) for name, column in columns.items()}
     lengths = torch.tensor([len(context) for context in columns[CONTEXT]])
     mask = torch.arange(batch[CONTEXT].shape[1]) < lengths[:, None]
+    own = batch.pop(MASK, None)
+    if own is not None:
+        for given, length in zip(columns[MASK], lengths.tolist(), strict=True):
+            if len(given) != length:
+                raise ValueError(f"{MASK}: expected as many values as {CONTEXT} has, {length}, got {len(given)}")
+        mask &= own > 0
     batch[CONTEXT] = batch[CONTEXT].where(mask, 0)
     return batch if bool(mask.all()) else batch | {MASK: mask.long()}
 

@@ -86,9 +86,12 @@ def writing(out: Path, step: int, *, write: bool, wait: Callable[[], None]) -> I
     wait()
 
 
-def rotate(out: Path, keep: int, best: str | None) -> None:
-    """Removes all but the last `keep` checkpoints, and the best one."""
-    for path in find(out)[:-keep]:
+def rotate(out: Path, keep: int, step: int, best: str | None) -> None:
+    """Removes all but the last `keep` checkpoints up to `step`, and the best one.
+
+    Those of later steps are of a run before this one, and older than all of its own.
+    """
+    for path in sorted(find(out), key=lambda path: _step(path) <= step)[:-keep]:
         if str(path) != best:
             _remove(path)
 

@@ -141,18 +141,21 @@ class ResumableTrainer(transformers.Trainer):
         state = None if path is None else TrainerState.load_from_json(str(path / TRAINER_STATE_NAME))
         if main and state is not None and self.args.save_total_limit is not None:
             # A kill may have come before older ones were removed.
-            best = str(checkpoints.path_of(self.out, state.best_global_step)) if state.best_global_step else None
-            checkpoints.rotate(self.out, self.args.save_total_limit, best)
+            checkpoints.rotate(self.out, self.args.save_total_limit, state.global_step, self._best(state))
         if state is not None and self.has_ended(state):
             self._load_from_checkpoint(str(path))
             self.state = state
             return TrainOutput(state.global_step, 0.0, {})
-        self.args.eval_on_start = self.args.eval_strategy != "no" and self._evaluation_due(state)
+        on_start = self.args.eval_on_start
+        if state is not None:
+            self.args.eval_on_start = self.args.eval_strategy != "no" and self._evaluation_due(state)
         with deferred_signals(self.notice if main else "") as self.signals:
             try:
                 output = super().train(None if path is None else str(path), *args, **options)
             except _Ended:
                 output = TrainOutput(self.state.global_step, 0.0, {})
+            finally:
+                self.args.eval_on_start = on_start
             if number := self.flow.number:
                 raise Interrupted(number, self._interruption(number))
         return output
@@ -168,15 +171,16 @@ class ResumableTrainer(transformers.Trainer):
         """Whether the run of a checkpoint ended before its last step."""
         return False
 
-    def _evaluation_due(self, state: TrainerState | None) -> bool:
+    def _evaluation_due(self, state: TrainerState) -> bool:
         """Whether the last step before a resumed run has an evaluation that was not made."""
-        if state is None:
-            return True
         step, last = state.global_step, self.args.max_steps if self.args.max_steps > 0 else state.max_steps
         if any("eval_loss" in entry and entry["step"] == step for entry in state.log_history):
             return False
         if self.args.eval_strategy == "epoch":
-            return step == last or float(state.epoch or 0).is_integer()
+            epoch = float(state.epoch or 0)
+            return epoch >= self.args.eval_delay and (step == last or epoch.is_integer())
+        if step < self.args.eval_delay:
+            return False
         # Those of this run, not of the checkpoint.
         state.compute_steps(self.args, last)
         return step == last or step % cast(int, state.eval_steps) == 0
@@ -196,6 +200,13 @@ class ResumableTrainer(transformers.Trainer):
                 raise _Ended
         return metrics
 
+    def _best(self, state: TrainerState) -> str | None:
+        """The checkpoint of the best evaluation that has one, or gets one now."""
+        path = checkpoints.path_of(self.out, state.best_global_step or 0)
+        if path.exists() or state.best_global_step == state.global_step:
+            return str(path)
+        return cast("str | None", state.best_model_checkpoint)
+
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._partial or self.out)
 
@@ -203,9 +214,7 @@ class ResumableTrainer(transformers.Trainer):
         """transformers' checkpoint, written elsewhere, and moved to its place when all of it is on the disk."""
         out, state = self.out, self.state
         limit, self.args.save_total_limit = self.args.save_total_limit, None
-        best = state.best_model_checkpoint
-        if state.best_global_step:
-            best = str(checkpoints.path_of(out, state.best_global_step))
+        best = self._best(state)
         write, wait = self.args.should_save, self.accelerator.wait_for_everyone
         try:
             with checkpoints.writing(out, state.global_step, write=write, wait=wait) as folder:
@@ -217,7 +226,7 @@ class ResumableTrainer(transformers.Trainer):
         finally:
             self._partial, self.args.save_total_limit = None, limit
         if write and limit:
-            checkpoints.rotate(out, limit, best)
+            checkpoints.rotate(out, limit, state.global_step, best)
         wait()
 
     def header(self) -> dict[str, Any]:

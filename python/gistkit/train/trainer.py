@@ -34,10 +34,17 @@ from gistkit.train.stages import Stage, check_stages, selecting_at
 
 Measure = Callable[[Compressor], dict[str, float]]
 EXPORTED = "compressor"
+# Options of transformers' Trainer for models that return logits.
+UNUSED = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics")
 
 
 class Diverged(ValueError):
     """The loss or the gradient is no longer a finite number."""
+
+
+def _check_eval_dataset(dataset: Any) -> None:
+    if isinstance(dataset, str | Mapping):
+        raise ValueError(f"eval_dataset: expected one dataset, got {dataset!r:.100}")
 
 
 class CompressorTrainer(ResumableTrainer):
@@ -109,6 +116,20 @@ class CompressorTrainer(ResumableTrainer):
         self.stack = ExitStack()
         # The collator takes of a row what it needs.
         args.remove_unused_columns = False
+        if args.accelerator_config.dispatch_batches:
+            raise ValueError("accelerator_config: expected dispatch_batches: false, got true")
+        if args.mixed_precision == "fp16":
+            # Gradients that overflow would end the run, before the scaler has found its scale.
+            raise ValueError("fp16: expected bf16 or no mixed precision, got fp16")
+        for name in UNUSED:
+            if options.get(name) is not None:
+                raise ValueError(
+                    f"{name}: expected None, as the losses are the compressor's and `measure` adds figures, "
+                    f"got {options[name]!r}"
+                )
+        _check_eval_dataset(eval_dataset)
+        # Accelerate would cut and join batches of a stream, by the keys and the width of the first.
+        args.accelerator_config.dispatch_batches = False
         super().__init__(
             model=self.losses,
             args=args,
@@ -179,8 +200,9 @@ class CompressorTrainer(ResumableTrainer):
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """transformers' optimizer, over the compressor's groups; weight decay is on parameters of two or more axes."""
         if self.optimizer is None:
-            kind, options = self.get_optimizer_cls_and_kwargs(self.args, cast(Any, self.losses))
-            rate = self.args.learning_rate
+            given = self.optimizer_cls_and_kwargs
+            kind, options = given or self.get_optimizer_cls_and_kwargs(self.args, cast(Any, self.losses))
+            rate = options.get("lr", self.args.learning_rate)
             groups = split_groups(self._groups(rate), rate, self.args.weight_decay)
             self.optimizer = kind(groups, **options)
         return self.optimizer
@@ -230,7 +252,9 @@ class CompressorTrainer(ResumableTrainer):
     def _calibrate(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
         """Sets a language model's threshold on these batches, the same in every process."""
         self.compressor.eval()
-        with torch.no_grad(), selecting_at(self.compressor, self.stages, self.state.global_step):
+        selecting = selecting_at(self.compressor, self.stages, self.state.global_step)
+        # Before training Accelerate has not set the precision.
+        with torch.no_grad(), selecting, self.accelerator.autocast():
             self.model_wrapped(*(self._prepare_inputs(dict(batch)) for batch in batches), calibrate=True)
         reshard(self.model_wrapped)
 
@@ -247,11 +271,19 @@ class CompressorTrainer(ResumableTrainer):
 
     def _training_row(self, index: int) -> Any:
         data: Any = self.train_dataset
+        if not hasattr(data, "__len__"):
+            raise ValueError(
+                f"train_dataset: expected rows by number, of which the threshold is computed, got {type(data).__name__}"
+            )
         return data[index % len(data)]
 
-    def _clip_grad_norm(self, model: Any) -> Tensor:
+    def _clip_grad_norm(self, model: Any, limit: float | None = None) -> Tensor:
         parameters = [parameter for _, parameter in self.compressor.trainable()]
-        norm = whole(self.accelerator.clip_grad_norm_(parameters, self.args.max_grad_norm))
+        return whole(self.accelerator.clip_grad_norm_(parameters, self.args.max_grad_norm if limit is None else limit))
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        # transformers calls it also where nothing is clipped.
+        norm = self._clip_grad_norm(model, math.inf) if grad_norm is None else grad_norm
         if not math.isfinite(float(norm)):
             raise Diverged(self._diverged(float(norm)))
         return norm
@@ -290,20 +322,25 @@ class CompressorTrainer(ResumableTrainer):
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """The held-out losses, each the mean over all its tokens, and what `measure` returns."""
-        model = self.model_wrapped
-        if not self.is_in_train:
-            model = self.accelerator.prepare_model(self.model, evaluation_mode=True)
+        # A module that Accelerate prepares for an evaluation it would later train as it is, without DDP.
+        model = self.model_wrapped if self.is_in_train else self.model
+        if not self.is_in_train and not self.is_fsdp_enabled:
+            # Some are moved only when a run begins.
+            self.losses.to(self.accelerator.device)
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        _check_eval_dataset(dataset)
         batches = list(DataLoader(dataset, self.args.eval_batch_size, collate_fn=self.data_collator))
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        self.calibrate(len(dataset))
+        # A stream has no length.
+        self.calibrate(sum(len(batch["input_ids"]) for batch in batches))
         model.eval()
         sums = torch.zeros(2, len(self.losses.names), dtype=torch.float64, device=self.accelerator.device)
         for first in range(0, len(batches), world):
             # Sharded weights need every process in every pass: one without rows of its own gets weight 0.
             batch = batches[min(first + rank, len(batches) - 1)]
             count = self._counts(batch).to(sums) * (first + rank < len(batches))
-            found = model(**self._prepare_inputs(batch))
+            with self.accelerator.autocast():
+                found = model(**self._prepare_inputs(batch))
             losses = torch.stack([found[name].double() for name in self.losses.names])
             sums += torch.stack([losses * count, count])
         reshard(model)
