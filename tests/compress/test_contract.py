@@ -176,3 +176,20 @@ def test_files_of_compressor_and_memory_lose_nothing(name, tmp_path):
     expected = compressor.decode(memory, "lm", text)
     torch.testing.assert_close(loaded.decode(found, "lm", text), expected, **TOLERANCE)
     torch.testing.assert_close(compressor(**batch)["loss"], loaded(**batch)["loss"], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "copied" not in name and name != "gistpool, own weights"])
+def test_learned_tokens_follow_the_model_to_its_device(name):
+    compressor = make(name).eval()
+    memory = compressor.encode(tokens(1, 13))
+
+    def stop(*_):
+        raise InterruptedError("the decoder has its embeddings")
+
+    # The meta device has no values: a pass over it ends where it begins.
+    for lm in {compressor.lm, compressor.encoder_lm}:
+        lm.model.to("meta")
+        lm.decoder.register_forward_pre_hook(stop)
+    assert {compressor.task_embedding(task, memory).device.type for task in ("ae", "lm")} == {"meta"}
+    with pytest.raises(InterruptedError):
+        compressor.encode_rows(compressor.contexts(tokens(1, 13)))

@@ -172,7 +172,7 @@ class Baseline(Compressor):
         """[B, 1, d]: the learned token of the task, or the token in its place."""
         if self.task_tokens:
             embedding = self.task_embeddings["ae" if task == "ae" else "lm"]
-            return embedding.expand(memory.batch_size, 1, -1).to(self.embed.weight.dtype)
+            return embedding.expand(memory.batch_size, 1, -1).to(self.embed.weight)
         return self.embed(torch.tensor(cast(Prefix, memory).lead, device=self.device))[:, None]
 
     @abstractmethod

@@ -162,7 +162,7 @@ class ChunkCompressor(Compressor):
         use = ENCODER if self.adapters is not None else None
         embedded = self.lm.embedded(use, ids)
         slots = self.memory_embeddings.repeat(-(-columns // self.options.chunk), 1)
-        inputs = torch.cat([embedded, slots.to(embedded.dtype).expand(len(ids), -1, -1)], 1)
+        inputs = torch.cat([embedded, slots.to(embedded).expand(len(ids), -1, -1)], 1)
         keep = hf.KeptKeys(slice(columns, None)) if self.carrier == "kv" else None
         out = self.lm.run(use, inputs_embeds=inputs, plan=plan, keep=keep)
         hidden_states = out.last_hidden_state[:, columns:]
@@ -188,7 +188,7 @@ class ChunkCompressor(Compressor):
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
         """[B, 1, d], the learned [AE] or [LM] token."""
         embedding = self.task_embeddings["ae" if task == "ae" else "lm"]
-        return embedding.expand(memory.batch_size, 1, -1).to(self.embed.weight.dtype)
+        return embedding.expand(memory.batch_size, 1, -1).to(self.embed.weight)
 
 
 @register("icae")

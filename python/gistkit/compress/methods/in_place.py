@@ -137,7 +137,7 @@ class InPlace(Compressor):
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
         """[B, 1, d], the learned [AE] token, or [B, 0, d] for other tasks, whose text follows the memory directly."""
         embedding = self.task_embeddings["ae"][: int(task == "ae")]
-        return embedding.expand(memory.batch_size, -1, -1).to(self.embed.weight.dtype)
+        return embedding.expand(memory.batch_size, -1, -1).to(self.embed.weight)
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
         """The uncompressed order, in which position IDs count."""
@@ -267,7 +267,7 @@ class OnePass(InPlace):
         inputs = self.lm.embedded(TEXT, input_rows.ids)
         use: Any = TEXT
         if self.options.has_gists:
-            inputs = torch.cat([inputs, self._slots(max(batch.lengths) - 1, rows.batch_size).to(inputs.dtype)], 1)
+            inputs = torch.cat([inputs, self._slots(max(batch.lengths) - 1, rows.batch_size).to(inputs)], 1)
             use = {TEXT: slice(0, batch.gists.start), GISTS: batch.gists} if self.separate else TEXT
         keep = self.options.kept(batch, self.as_text)
         hidden_states = self.lm.run(use, inputs_embeds=inputs, plan=batch.plan, keep=keep).last_hidden_state

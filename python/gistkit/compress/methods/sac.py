@@ -73,7 +73,7 @@ class SAC(ChunkCompressor, config=SACConfig):
         own, valid_here = index.to(self.device), valid.to(self.device)[..., None]
         use = ENCODER if self.adapters is not None else None
         inputs = self.lm.embedded(use, rows.ids)
-        marks = self.memory_embeddings[own % self.chunk // ratio].to(inputs.dtype).masked_fill(~valid_here, 0)
+        marks = self.memory_embeddings.to(inputs)[own % self.chunk // ratio].masked_fill(~valid_here, 0)
         keep = hf.KeptKeys(own)
         self.lm.run(
             use,

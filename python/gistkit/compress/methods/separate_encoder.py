@@ -199,7 +199,7 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
             width = max(length + count for length, count in zip(lengths, counts, strict=True))
             is_context = placed([[column < length for column in range(width)] for length in lengths], lm.device)
             inputs = pad(inputs, (0, 0, 0, width - inputs.shape[1]))
-            inputs = inputs.where(is_context[..., None], self.memory_embeddings.to(inputs.dtype))
+            inputs = inputs.where(is_context[..., None], self.memory_embeddings.to(inputs))
             windows = [_slots(length, count) for length, count in zip(lengths, counts, strict=True)]
         else:
             windows = [_windows(length, count) for length, count in zip(lengths, counts, strict=True)]

@@ -230,7 +230,7 @@ class VoCo(Compressor, config=VoCoConfig):
         self.lm.check_positions("input_ids", batch.last)
         embedded = self.lm.embedded(TEXT, rows.ids)
         merged = embedded.masked_scatter(rows.is_image[..., None], torch.cat(features).to(embedded))
-        slots = self.memory_embeddings.to(embedded.dtype).expand(rows.batch_size, -1, -1)
+        slots = self.memory_embeddings.to(embedded).expand(rows.batch_size, -1, -1)
         inputs = torch.cat([merged, slots], 1).take_along_dim(batch.sources[..., None], 1)
         keep = hf.KeptKeys(batch.kept)
         ids, own = batch.plan.positions, dict[str, Any]()
