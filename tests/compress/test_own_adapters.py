@@ -176,6 +176,24 @@ def test_a_users_adapters_count_as_they_are_now(first):
         assert not torch.equal(own(IDS).logits, plain)
 
 
+def test_a_users_adapter_is_on_where_it_is_added_after_a_compressor():
+    model, other = tiny_llama(), tiny_llama()
+    compressor = unsettled(made("x500", model, lora=2).double())
+    plain, before = model(IDS).logits, compressor.encode(IDS)
+    torch.manual_seed(0)
+    own = own_adapter(model)
+    torch.manual_seed(0)
+    assert torch.equal(own(IDS).logits, own_adapter(other)(IDS).logits)
+    assert not close(compressor.encode(IDS), before)
+    with own.disable_adapter():
+        assert torch.equal(own(IDS).logits, plain) and close(compressor.encode(IDS), before)
+    # Without one, PEFT's switches leave the compressor's own off.
+    alone = unsettled(made("x500", tiny_llama(), lora=2).double())
+    with alone.adapters.peft.disable_adapter():
+        alone.encode(IDS)
+    assert torch.equal(alone.model(IDS).logits, plain)
+
+
 @pytest.mark.parametrize(("method", "options"), [("gistpool", {}), ("icae", {"train_norms": True})])
 def test_a_users_adapter_is_refused_beside_adapters_that_it_cannot_join(method, options):
     own = own_adapter(tiny_llama())

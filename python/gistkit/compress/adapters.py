@@ -376,7 +376,8 @@ class Adapters:
         for layer in self._layers:
             on = [name for name in names if name not in self._merged.get(layer, ())]
             off = [] if hasattr(layer, "modules_to_save") else self._off
-            vars(layer).update(_active_adapter=on or [*(off or self.names.values())], _disable_adapters=not on)
+            # Where none are switched off, one that a user adds is on.
+            vars(layer).update(_active_adapter=on or [*off], _disable_adapters=bool(off) and not on)
 
 
 def _names(number: int, roles: Mapping[str, Any]) -> dict[str, str]:
