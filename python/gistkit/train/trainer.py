@@ -116,6 +116,8 @@ class CompressorTrainer(ResumableTrainer):
         self.stack = ExitStack()
         # The collator takes of a row what it needs.
         args.remove_unused_columns = False
+        # Accelerate would shuffle by whatever torch was last seeded with.
+        args.data_seed = args.seed if args.data_seed is None else args.data_seed
         if args.accelerator_config.dispatch_batches:
             raise ValueError("accelerator_config: expected dispatch_batches: false, got true")
         if args.mixed_precision == "fp16":
