@@ -66,7 +66,8 @@ class CompressorTrainer(ResumableTrainer):
     Args:
         compressor: its `trainable()` parameters are trained in place; those of a LanguageModel are its compressor's.
         args: transformers' own.
-        train_dataset, eval_dataset: rows for the collator, such as a `datasets.Dataset` or `IterableDataset`.
+        train_dataset, eval_dataset: rows for the collator, such as a `datasets.Dataset` or `IterableDataset`; of a
+            stream, every process reads all rows and takes its part.
         data_collator: makes a batch, keyword arguments of `Compressor.forward`, of rows.
         memory_factor: learning rate of the gists' own parameters, over that of the others (GistPool).
         stages: how a Dodo with a scorer selects nuggets in the first steps, see `gistkit.train.growing`.
@@ -76,6 +77,9 @@ class CompressorTrainer(ResumableTrainer):
         identity: JSON values that determine the run; a checkpoint of another run is refused.
         progress: whether to show a progress bar.
         callbacks, options: as of transformers' Trainer.
+
+    Raises:
+        ValueError: for fp16, several held-out sets, and options that it cannot use, such as compute_metrics.
     """
 
     def __init__(
