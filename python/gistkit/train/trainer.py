@@ -122,7 +122,8 @@ class CompressorTrainer(ResumableTrainer):
         args.remove_unused_columns = False
         # Accelerate would shuffle by whatever torch was last seeded with.
         args.data_seed = args.seed if args.data_seed is None else args.data_seed
-        if args.accelerator_config.dispatch_batches:
+        config: Any = args.accelerator_config
+        if config.dispatch_batches:
             raise ValueError("accelerator_config: expected dispatch_batches: false, got true")
         if args.mixed_precision == "fp16":
             # Gradients that overflow would end the run, before the scaler has found its scale.
@@ -135,7 +136,7 @@ class CompressorTrainer(ResumableTrainer):
                 )
         _check_eval_dataset(eval_dataset)
         # Accelerate would cut and join batches of a stream, by the keys and the width of the first.
-        args.accelerator_config.dispatch_batches = False
+        config.dispatch_batches = False
         super().__init__(
             model=self.losses,
             args=args,
@@ -329,7 +330,7 @@ class CompressorTrainer(ResumableTrainer):
     ) -> dict[str, float]:
         """The held-out losses, each the mean over all its tokens, and what `measure` returns."""
         # A module that Accelerate prepares for an evaluation it would later train as it is, without DDP.
-        model = self.model_wrapped if self.is_in_train else self.model
+        model: Any = self.model_wrapped if self.is_in_train else self.model
         if not self.is_in_train and not self.is_fsdp_enabled:
             # Some are moved only when a run begins.
             self.losses.to(self.accelerator.device)
