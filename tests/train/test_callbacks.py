@@ -3,10 +3,10 @@
 import dataclasses
 
 import pytest
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainingArguments
 
-from gistkit.train import checkpoints, read_metrics
-from tests.helpers.train_worker import RECIPE, Ends, evaluations, numbers, train
+from gistkit.train import CompressorTrainer, checkpoints, read_metrics
+from tests.helpers.train_worker import RECIPE, Ends, evaluations, make_compressor, numbers, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -30,6 +30,23 @@ def test_a_held_out_loss_may_end_a_run(tmp_path):
     with evaluations({0: 5.0, 1: 4.8, 2: 4.2}):
         result = train(tmp_path, callbacks=[GoodEnough()], eval_every=1)
     assert result.steps == 2 and checkpoints.find(tmp_path)[-1].name == "checkpoint-2"
+
+
+@pytest.mark.parametrize("event", ["on_log", "on_step_end", "on_epoch_end"])
+def test_a_callback_behind_the_others_ends_a_run_with_a_checkpoint(tmp_path, event):
+    def ends(self, args, state, control, **_):
+        if state.global_step == 3:
+            control.should_training_stop = True
+
+    rows = [{"input_ids": [index, index + 1, index + 2], "continuation_ids": [index, 7]} for index in range(12)]
+    args = TrainingArguments(
+        str(tmp_path), max_steps=6, save_steps=2, per_device_train_batch_size=4, logging_steps=1, use_cpu=True,
+        report_to=[],
+    )  # fmt: skip
+    trainer = CompressorTrainer(make_compressor(), args, rows, progress=False)
+    trainer.add_callback(type("Ending", (TrainerCallback,), {event: ends})())
+    assert trainer.train().global_step == 3
+    assert [path.name for path in checkpoints.find(tmp_path)] == ["checkpoint-2", "checkpoint-3"]
 
 
 def test_the_bar_shows_the_loss_and_the_last_held_out_one(tmp_path, capsys):

@@ -182,7 +182,7 @@ def test_checkpoints_come_by_time_too(tmp_path, monkeypatch):
 
 def by_arguments(out, measure=None, **options):
     """A `CompressorTrainer` of six steps, with a checkpoint after every second."""
-    rows = [{"input_ids": [index, index + 1, index + 2], "continuation_ids": [index, 7]} for index in range(12)]
+    rows = [{"input_ids": list(range(index, index + 3 + index % 4)), "continuation_ids": [7]} for index in range(12)]
     args = TrainingArguments(
         str(out), **{"max_steps": 6, "save_steps": 2} | options, per_device_train_batch_size=4, logging_steps=1,
         use_cpu=True, report_to=[], learning_rate=1e-2,
@@ -199,6 +199,24 @@ def test_a_new_run_in_a_used_folder_keeps_its_own_checkpoints(done):
     # Going on from an earlier step too.
     by_arguments(done, save_total_limit=1).train(str(done / "checkpoint-4"))
     assert names(done) == ["checkpoint-6"]
+
+
+@pytest.mark.parametrize("strategy", ["random", "group_by_length"])
+def test_a_run_that_goes_on_has_the_order_of_one_that_never_stopped(tmp_path, strategy):
+    """Whatever has drawn random numbers before."""
+
+    def run(out, seed, callbacks=(), resume=False):
+        trainer = by_arguments(out, max_steps=9, train_sampling_strategy=strategy)
+        for callback in callbacks:
+            trainer.add_callback(callback)
+        torch.manual_seed(seed)
+        with contextlib.suppress(Interrupted):
+            trainer.train(resume)
+        return numbers(read_metrics(out / "metrics.jsonl"))
+
+    whole = run(tmp_path / "whole", 1)
+    run(tmp_path / "run", 2, raising(4, signal.SIGINT))
+    assert run(tmp_path / "run", 3, resume=True) == whole and len(whole) == 9
 
 
 def test_the_best_checkpoint_is_one_that_there_is(tmp_path):

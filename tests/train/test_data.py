@@ -11,11 +11,13 @@ import pytest
 import torch
 import transformers
 
+from gistkit.compress import FiveHundredX, GistPool
 from gistkit.evaluate import Example
 from gistkit.train import PRESETS, Packed, Pretraining, QuestionAnswering, Recipe, command, load_corpus
 from gistkit.train.batches import collate, for_losses, num_tokens, targets
+from gistkit.train.losses import Losses
 from gistkit.train.prepare import changed
-from tests.helpers.train_worker import make_batches, make_questions
+from tests.helpers.train_worker import make_batches, make_model, make_questions
 
 
 def test_files_of_a_folder_are_held_out_as_a_whole_and_joined(tmp_path):
@@ -221,6 +223,26 @@ def test_a_rows_own_mask_stays_in_a_batch():
     assert collate([{"input_ids": [1, 2], "attention_mask": [1, 1]}]).keys() == {"input_ids"}
     with pytest.raises(ValueError, match="attention_mask: expected as many values as input_ids has, 3, got 2"):
         collate([padded, left | {"attention_mask": [0, 1]}])
+
+
+@pytest.mark.parametrize("method", [FiveHundredX, GistPool])
+def test_losses_of_a_window_do_not_depend_on_how_rows_are_shared(method):
+    """Contexts beyond it and within it, with BOS and without; each loss is the mean over all that it predicts."""
+    options = {"bos_token": 0} if method is GistPool else {"chunk": 8}
+    names = ("ae", "compression")
+    losses = Losses(method(make_model(), ratio=4, losses=names, lora=4, window=8, **options).eval())
+    contexts = [[0, *range(1, 20)], list(range(1, 4)), list(range(1, 9)), [0, *range(30, 39)], [0, 7, 8, 9]]
+    rows = [{"input_ids": context} for context in contexts]
+    whole = collate(rows)
+    with torch.no_grad():
+        parts = [(losses(**collate([row])), losses.counts(collate([row]))) for row in rows]
+        found = losses(**whole)
+    total = sum(counts for _, counts in parts)
+    assert torch.equal(losses.counts(whole), total)
+    assert total.tolist() == ([33, 30] if method is GistPool else [31, 31])
+    for place, name in enumerate(names):
+        mean = sum(part[name] * counts[place] for part, counts in parts) / total[place]
+        torch.testing.assert_close(mean, found[name].double(), rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_questions_pad_and_go_round():

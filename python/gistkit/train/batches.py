@@ -280,20 +280,28 @@ def texts(batch: Batch) -> Batch:
     return {CONTEXT: ids.where(is_token, 0).gather(1, order), MASK: is_token.gather(1, order).long()}
 
 
-def targets(batch: Batch, *, end_token: bool = False, bos_token: int | None = None) -> dict[str, int]:
+def targets(
+    batch: Batch, *, end_token: bool = False, bos_token: int | None = None, window: int | None = None
+) -> dict[str, int]:
     """The number of tokens that each loss of a batch is the mean over.
 
     Args:
         end_token: whether the autoencoding target of every row has an end token.
-        bos_token: of a language model, whose "loss" does not count it at the start of a row.
+        bos_token: of a language model, whose "loss" does not count it at the start of a row, or of a compressor in
+            place, whose window and "compression" do not.
+        window: tokens of a longer context that are compressed, and predicted by "ae" and "compression"; None: all.
     """
-    context = _context_tokens(batch)
-    label_counts = _other_tokens(batch)
-    bos_count = 0 if bos_token is None else int((batch[CONTEXT][:, 0] == bos_token).sum())
+    context, label_counts, bos_count = batch[CONTEXT], _other_tokens(batch), 0
+    is_token = batch.get(MASK, torch.ones_like(context)).bool()
+    others = is_token.sum(1)
+    if bos_token is not None:
+        first = context.gather(1, is_token.long().argmax(1, keepdim=True))[:, 0]
+        bos_count, others = int((first == bos_token).sum()), others - (first == bos_token).long()
+    compressed = int((others if window is None else others.clamp(max=window)).sum())
     return {
-        "ae": context + (batch[CONTEXT].shape[0] if end_token else 0),
-        "compression": context,
-        "loss": context - bos_count,
+        "ae": compressed + bos_count + (len(context) if end_token else 0),
+        "compression": compressed,
+        "loss": int(others.sum()),
         "lm": label_counts.get("continuation_ids", 0),
         **dict.fromkeys(ANSWERED, label_counts.get("answer_ids", 0)),
     }

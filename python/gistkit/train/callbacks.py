@@ -28,6 +28,11 @@ class StepFlow(Flow):
         self.trainer.begin_records()
         self.trainer.stack.enter_context(gathers_kept_keys(self.trainer.compressor))
 
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # Rows that are grouped by length are drawn now: the same in all processes, and in a run that continues.
+        seeds = np.random.SeedSequence([args.data_seed, int(state.epoch or 0)])
+        torch.manual_seed(int(seeds.generate_state(1)[0]))
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         seed_step(args, state)
 

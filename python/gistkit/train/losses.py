@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gistkit.compress import Compressor, LanguageModel, MixedResolution
+from gistkit.compress.methods.in_place import InPlace
 from gistkit.train.batches import Batch, for_losses, targets, texts
 
 
@@ -31,6 +32,8 @@ class Losses(nn.Module):
         else:
             end_token = self.compressor.end_token is not None
             losses, self._target_options = self.compressor.loss_weights, {"end_token": end_token}
+            if isinstance(self.compressor, InPlace):
+                self._target_options["bos_token"] = self.compressor.bos_token
         self.names = tuple(losses)
         weights = torch.tensor(list(losses.values()), dtype=torch.float64)
         self._weights = (weights / weights.sum()).tolist()
@@ -51,7 +54,7 @@ class Losses(nn.Module):
 
     def counts(self, batch: Mapping[str, Tensor]) -> Tensor:
         """The tokens that each loss is the mean over, fp64 [n] as in `names`."""
-        counts = targets(dict(batch), **self._target_options)
+        counts = targets(dict(batch), window=self.compressor.window, **self._target_options)
         return torch.tensor([counts[name] for name in self.names], dtype=torch.float64)
 
     def mean(self, losses: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class Flow(TrainerCallback):
         self.number = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.number, self.saved_at = 0, time.monotonic()
+        self.number, self.saved_at, self.saved_step = 0, time.monotonic(), state.global_step
         # Those of this run, not of the checkpoint.
         state.compute_steps(args, state.max_steps)
 
@@ -45,9 +45,9 @@ class Flow(TrainerCallback):
         is_time = minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
         accelerator = self.trainer.accelerator
         # Clocks differ: the main process's decides. A signal or a callback may reach only one.
-        ours = [self.trainer.signals.number, is_time and accelerator.is_main_process, control.should_training_stop]
-        if accelerator.num_processes > 1:
-            ours = accelerator.gather(torch.tensor([ours], device=accelerator.device)).amax(0).tolist()
+        ours = self.trainer.agreed(
+            self.trainer.signals.number, is_time and accelerator.is_main_process, control.should_training_stop
+        )
         self.number = int(ours[0])
         control.should_training_stop = bool(ours[2] or self.number)
         control.should_save = bool(control.should_save or ours[1] or control.should_training_stop)
@@ -64,7 +64,7 @@ class Flow(TrainerCallback):
         control.should_save = control.should_save or control.should_training_stop
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.saved_at = time.monotonic()
+        self.saved_at, self.saved_step = time.monotonic(), state.global_step
 
 
 class ResumableTrainer(transformers.Trainer):
@@ -189,6 +189,22 @@ class ResumableTrainer(transformers.Trainer):
         """transformers' own; a step's time begins here."""
         self.clock = time.perf_counter()
         return super().get_batch_samples(epoch_iterator, num_batches, device)
+
+    def agreed(self, *numbers: int) -> list[int]:
+        """The largest of each number in all processes."""
+        accelerator = self.accelerator
+        if accelerator.num_processes == 1:
+            return list(numbers)
+        found: list[int] = accelerator.gather(torch.tensor([numbers], device=accelerator.device)).amax(0).tolist()
+        return found
+
+    def _maybe_log_save_evaluate(self, *args: Any, **options: Any) -> None:
+        super()._maybe_log_save_evaluate(*args, **options)
+        # A callback behind the flow, or of a record, may have ended the run, and in one process only.
+        self.control.should_training_stop = bool(self.agreed(self.control.should_training_stop)[0])
+        if self.control.should_training_stop and self.flow.saved_step != self.state.global_step:
+            self._save_checkpoint(self.model, None)
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
     def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]:
         metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)

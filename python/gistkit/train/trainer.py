@@ -66,7 +66,8 @@ class CompressorTrainer(ResumableTrainer):
     Args:
         compressor: its `trainable()` parameters are trained in place; those of a LanguageModel are its compressor's.
         args: transformers' own.
-        train_dataset, eval_dataset: rows for the collator, such as a `datasets.Dataset` or `IterableDataset`.
+        train_dataset, eval_dataset: rows for the collator, such as a `datasets.Dataset` or `IterableDataset`; of a
+            stream, every process reads all rows and takes its part.
         data_collator: makes a batch, keyword arguments of `Compressor.forward`, of rows.
         memory_factor: learning rate of the gists' own parameters, over that of the others (GistPool).
         stages: how a Dodo with a scorer selects nuggets in the first steps, see `gistkit.train.growing`.
@@ -76,6 +77,9 @@ class CompressorTrainer(ResumableTrainer):
         identity: JSON values that determine the run; a checkpoint of another run is refused.
         progress: whether to show a progress bar.
         callbacks, options: as of transformers' Trainer.
+
+    Raises:
+        ValueError: for fp16, several held-out sets, and options that it cannot use, such as compute_metrics.
     """
 
     def __init__(
@@ -116,7 +120,10 @@ class CompressorTrainer(ResumableTrainer):
         self.stack = ExitStack()
         # The collator takes of a row what it needs.
         args.remove_unused_columns = False
-        if args.accelerator_config.dispatch_batches:
+        # Accelerate would shuffle by whatever torch was last seeded with.
+        args.data_seed = args.seed if args.data_seed is None else args.data_seed
+        config: Any = args.accelerator_config
+        if config.dispatch_batches:
             raise ValueError("accelerator_config: expected dispatch_batches: false, got true")
         if args.mixed_precision == "fp16":
             # Gradients that overflow would end the run, before the scaler has found its scale.
@@ -129,7 +136,7 @@ class CompressorTrainer(ResumableTrainer):
                 )
         _check_eval_dataset(eval_dataset)
         # Accelerate would cut and join batches of a stream, by the keys and the width of the first.
-        args.accelerator_config.dispatch_batches = False
+        config.dispatch_batches = False
         super().__init__(
             model=self.losses,
             args=args,
@@ -323,7 +330,7 @@ class CompressorTrainer(ResumableTrainer):
     ) -> dict[str, float]:
         """The held-out losses, each the mean over all its tokens, and what `measure` returns."""
         # A module that Accelerate prepares for an evaluation it would later train as it is, without DDP.
-        model = self.model_wrapped if self.is_in_train else self.model
+        model: Any = self.model_wrapped if self.is_in_train else self.model
         if not self.is_in_train and not self.is_fsdp_enabled:
             # Some are moved only when a run begins.
             self.losses.to(self.accelerator.device)
