@@ -198,7 +198,8 @@ class SharedModel:
             use: the role whose adapter the pass runs with, or {role: rows}, or None for the base model.
             rope_length: as for `gistkit.hf.rotation.rotating_as`.
         """
-        with self.using(use), rotating_as(self.model, rope_length):
+        rotating = rotating_as(self.model, rope_length) if self.changing_rope else nullcontext()
+        with self.using(use), rotating:
             return self.decoder(use_cache=cache is not None, **inputs, **({} if cache is None else {CACHE: cache}))
 
     def embedded(self, use: Use, ids: Tensor) -> Tensor:
