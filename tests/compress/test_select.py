@@ -680,3 +680,15 @@ def test_a_question_leaves_room_for_itself_and_its_answer():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert long.reach == (256 - asked - 32) // 2 and long.encode([IDS]).context_lengths == (90,)
+
+
+def test_an_untrained_selection_has_the_same_weights_at_each_draw():
+    """Those of the embeddings as the first layer reads them: memories made before name their maker by them."""
+    for family in ("llama", "gemma3"):
+        model = tiny(family, bos_token_id=1)
+        with torch.no_grad():
+            read = model.get_input_embeddings()(torch.arange(model.config.vocab_size)).float()
+        drawn = torch.randn(1, read.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+        found = Select(model).task_embeddings["ae"]
+        torch.testing.assert_close(found, read.mean(0) + read.std() * drawn, rtol=1e-5, atol=1e-6)
+        assert torch.equal(found, Select(model).task_embeddings["ae"])

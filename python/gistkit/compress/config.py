@@ -31,9 +31,12 @@ _ALWAYS = object()
 Kind = TypeVar("Kind", bound="type[Config]")
 
 
-def embedding_statistics(embed: nn.Embedding) -> tuple[Tensor, Tensor]:
-    """Mean [d] and standard deviation (a scalar) of the vocabulary's embeddings as the first layer reads them, fp32."""
-    table = embed.weight.detach().float() * embedding_scale(embed)
+def embedding_statistics(embed: nn.Embedding, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """Mean [d] and standard deviation (a scalar) of the vocabulary's embeddings as the first layer reads them, fp32.
+
+    They are computed where the embeddings are, or on a `device`.
+    """
+    table = embed.weight.detach().to(device or embed.weight.device).float() * embedding_scale(embed)
     return table.mean(0), table.std()
 
 
@@ -44,9 +47,13 @@ def matched_to(embed: nn.Embedding) -> tuple[nn.Parameter, nn.Parameter]:
 
 
 def draw_like(embed: nn.Embedding, rows: int, generator: torch.Generator | None = None) -> nn.Parameter:
-    """New embeddings [rows, d] with the mean and standard deviation of the vocabulary's, fp32."""
-    mean, spread = embedding_statistics(embed)
-    return nn.Parameter(mean + spread * torch.randn(rows, len(mean), device=mean.device, generator=generator))
+    """New embeddings [rows, d] with the mean and standard deviation of the vocabulary's, fp32.
+
+    A generator of the CPU draws the same for a model on any device.
+    """
+    mean, spread = embedding_statistics(embed, None if generator is None else generator.device)
+    drawn = mean + spread * torch.randn(rows, len(mean), device=mean.device, generator=generator)
+    return nn.Parameter(drawn.to(embed.weight.device))
 
 
 def register(name: str) -> Callable[[Kind], Kind]:

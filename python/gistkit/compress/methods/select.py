@@ -133,8 +133,7 @@ class SelectConfig(InPlaceConfig):
             return super().parts(embed)
         # Nothing has to be trained: weights tell compressors apart, and chance, or a GPU's other numbers, would make
         # others of equal ones.
-        own = draw_like(nn.Embedding.from_pretrained(embed.weight.cpu()), 1, torch.Generator().manual_seed(0))
-        return {"task_embeddings": nn.ParameterDict({"ae": nn.Parameter(own.data.to(embed.weight.device))})}
+        return {"task_embeddings": nn.ParameterDict({"ae": draw_like(embed, 1, torch.Generator().manual_seed(0))})}
 
     def changed(self, **settings: Any) -> Self:
         """See `Config.changed`; a score that does not read a question becomes the one for questions."""
