@@ -315,16 +315,21 @@ def test_more_steps_go_on_and_another_run_is_refused(unbroken, tmp_path):
     assert done.steps == 8 and done.held_out == unbroken[1].held_out
 
 
-def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(tmp_path):
-    compressor = make_compressor()
+def poison(compressor, at):
+    """A callback after which memory tokens are NaN before a step."""
 
-    def poison(step):
-        if step == 3:
+    def act(step):
+        if step == at:
             with torch.no_grad():
                 compressor.memory_embeddings.fill_(torch.nan)
 
+    return Before(act)
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(tmp_path):
+    compressor = make_compressor()
     with pytest.raises(Diverged, match=r"got ae nan, lm nan, .* in step 4; the last good checkpoint is .*checkpoint-2"):
-        train(tmp_path, compressor, callbacks=[Before(poison)])
+        train(tmp_path, compressor, callbacks=[poison(compressor, 3)])
     assert [path.stem for path in checkpoints.find(tmp_path)] == ["checkpoint-2"]
     assert read_metrics(tmp_path / "metrics.jsonl")[-1]["step"] == 3
     fresh = make_compressor()
@@ -334,14 +339,8 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(tmp_path)
 
 def test_so_does_one_of_gradients_that_are_not_clipped(tmp_path):
     compressor = make_compressor()
-
-    def poison(step):
-        if step == 2:
-            with torch.no_grad():
-                compressor.memory_embeddings.fill_(torch.nan)
-
     args = arguments(tmp_path, max_steps=4, max_grad_norm=0.0, save_strategy="steps", save_steps=1)
-    trainer = CompressorTrainer(compressor, args, Rows(), callbacks=[Before(poison)], progress=False)
+    trainer = CompressorTrainer(compressor, args, Rows(), callbacks=[poison(compressor, 2)], progress=False)
     with pytest.raises(Diverged, match=r"grad_norm nan in step 3; the last good checkpoint is .*checkpoint-2"):
         trainer.train()
     assert [path.stem for path in checkpoints.find(tmp_path)] == ["checkpoint-1", "checkpoint-2"]

@@ -241,13 +241,13 @@ class Adapters:
     @contextmanager
     def switched(self, names: list[str]) -> Iterator[None]:
         """Inside, exactly PEFT's adapters of these names apply, all of them to all rows, beside merged ones."""
-        before = [(layer, layer._active_adapter, layer._disable_adapters) for layer in self._layers]
         # PEFT would leave ours out of maps that a user has merged adapters into: inside, these are plain ones.
         merged = {layer: layer.merged_adapters for layer in self._layers if getattr(layer, "merged_adapters", None)}
         layer = self._layers[0]
         if (layer.active_adapters if not layer._disable_adapters else []) == names and not merged:
             yield
             return
+        before = [(layer, layer._active_adapter, layer._disable_adapters) for layer in self._layers]
         for layer in merged:
             layer.merged_adapters = []
         self._merged |= merged

@@ -199,8 +199,7 @@ class Compressor(nn.Module, ModelMixin, Method):
         self.lm.refuse_foreign_checkpointing()
         # Where RoPE's frequencies depend on the length of a pass, that length is a row's own.
         if rows.batch_size > 1 and type(rows) is Rows and self.lm.changing_rope:
-            alone = [pad([row], rows.ids.device) for row in rows.lists()]
-            memories, states, compressed_rows = zip(*map(self.compress_rows, alone), strict=True)
+            memories, states, compressed_rows = zip(*map(self.compress_rows, rows.alone()), strict=True)
             hidden_states = None if None in states else pad_sequence([state[0] for state in states], batch_first=True)
             compressed = pad([*chain(*(part.lists() for part in compressed_rows))], rows.ids.device)
             return memories[0].stack(memories), hidden_states, compressed

@@ -38,8 +38,7 @@ def read(compressor: Any, memory: Memory, task: Task, rows: Rows, plan: Plan | N
     lm, reader = compressor.lm, compressor.reader
     if plan is None and lm.changing_rope and memory.batch_size > 1:
         # Frequencies of RoPE depend on the length of a pass, which is a row's own.
-        alone = [pad([ids], compressor.device) for ids in rows.lists()]
-        states = [read(compressor, memory[row], task, one)[0] for row, one in enumerate(alone)]
+        states = [read(compressor, memory[row], task, one)[0] for row, one in enumerate(rows.alone())]
         width = 1 + rows.ids.shape[1]
         return torch.stack([F.pad(row, (0, 0, 0, width - len(row))) for row in states])
     remainder = pad(memory.rest if task != "ae" else ((),) * memory.batch_size, compressor.device)

@@ -119,8 +119,7 @@ def generate(
     with answering(compressor, config.max_new_tokens) as behind:
         if not alone:
             return answered(memory, prompt)
-        prompts = [pad([ids], prompt.ids.device) for ids in prompt.lists()]
-        answers = [answer for row, one in enumerate(prompts) for answer in answered(memory[row], one)]
+        answers = [answer for row, one in enumerate(prompt.alone()) for answer in answered(memory[row], one)]
         return pad_sequence(answers, batch_first=True, padding_value=_filler(config))
 
 

@@ -196,10 +196,10 @@ class SharedModel:
 
         Args:
             use: the role whose adapter the pass runs with, or {role: rows}, or None for the base model.
-            rope_length: as for `gistkit.hf.rotation.rotating_as`.
+            rope_length: tokens of another pass, whose frequencies a RoPE that changes with it has; None: this one's.
         """
-        rotating = rotating_as(self.model, rope_length) if self.changing_rope else nullcontext()
-        with self.using(use), rotating:
+        other = rope_length is not None and self.changing_rope
+        with self.using(use), rotating_as(self.model, cast(int, rope_length)) if other else nullcontext():
             return self.decoder(use_cache=cache is not None, **inputs, **({} if cache is None else {CACHE: cache}))
 
     def embedded(self, use: Use, ids: Tensor) -> Tensor:

@@ -47,6 +47,10 @@ class Rows(NamedTuple):
         """The rows without their padding."""
         return [row[:length] for row, length in zip(self.known.tolist(), self.lengths, strict=True)]
 
+    def alone(self) -> list[Rows]:
+        """Each row by itself, for models in which rows of one pass depend on each other."""
+        return [pad([row], self.ids.device) for row in self.lists()]
+
     def columns(self, part: slice, lengths: tuple[int, ...]) -> Rows:
         """Some columns of all rows, of which `lengths` are tokens."""
         return Rows(self.ids[:, part], lengths, None if self.host is None else self.host[:, part])

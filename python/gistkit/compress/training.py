@@ -184,8 +184,8 @@ def _teacher_states(lm: Any, contexts: Rows, text: Rows, by_layer: bool) -> list
     """
     if lm.changing_rope and contexts.batch_size > 1:
         # As the rows of memories are read.
-        alone = ([pad([row], text.ids.device) for row in rows.lists()] for rows in (contexts, text))
-        found = [_teacher_states(lm, context, own, by_layer) for context, own in zip(*alone, strict=True)]
+        alone = zip(contexts.alone(), text.alone(), strict=True)
+        found = [_teacher_states(lm, context, own, by_layer) for context, own in alone]
         return [pad_sequence([row[0] for row in states], batch_first=True) for states in zip(*found, strict=True)]
     rows = _but_last(join_rows(contexts, text))
     plan = lm.causal_plan(rows.ids.shape[1])

@@ -54,11 +54,8 @@ def changing_rope(model: nn.Module) -> set[str]:
 
 
 @contextmanager
-def rotating_as(model: nn.Module, length: int | None) -> Iterator[None]:
-    """Inside, RoPE whose frequencies change with the length of a pass has those of `length` tokens; None: its own."""
-    if length is None or not changing_rope(model):
-        yield
-        return
+def rotating_as(model: nn.Module, length: int) -> Iterator[None]:
+    """Inside, RoPE whose frequencies change with the length of a pass (`changing_rope`) has those of `length`."""
     rotary: Any = decoder_of(model).rotary_emb
     own, kinds = rotary.forward, rotary.rope_type
     fixed = dict.fromkeys(kinds, "default") if isinstance(kinds, dict) else "default"
