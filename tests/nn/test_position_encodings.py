@@ -165,6 +165,7 @@ def test_alibi_is_minus_slope_times_distance(count: int) -> None:
     encoding, positions = ALiBi(count), torch.arange(1000, 1009)
     bias = encoding.key_bias(positions, torch.float64)
     close(encoding.slopes, torch.tensor(slopes(count)))
+    assert torch.equal(encoding.key_bias(positions + 10**7), bias.float())
     scores = torch.randn(count, 9, 9)
     distance = torch.tensor([[i - j for j in range(9)] for i in range(9)])
     paper = scores - torch.tensor(slopes(count))[:, None, None] * distance

@@ -32,7 +32,7 @@ class Sinusoidal(PositionEncoding):
         super().__init__(axes, extra_tokens)
         if dim < 1 or dim % (2 * axes):
             raise ValueError(f"dim: expected a multiple of {2 * axes} for {axes} axes, got {dim}")
-        self.dim, self.base, self.scale = dim, base, scale
+        self.dim, self.base, self.scale = dim, float(base), scale
 
     def embed(self, hidden: Tensor, positions: Tensor) -> Tensor:
         points = rows_of(positions, self.axes).to(hidden.device, torch.float64)

@@ -53,7 +53,7 @@ class RoPE(Rotary):
         _check_base(base)
         if head_dim < 2 or head_dim % 2:
             raise ValueError(f"head_dim: expected an even number, got {head_dim}")
-        self.head_dim, self.base = head_dim, base
+        self.head_dim, self.base = head_dim, float(base)
         # Whole numbers follow the model to its device, and not to a dtype that would round frequencies.
         self.register_buffer("channels", torch.arange(0, head_dim, 2), persistent=False)
 
@@ -126,7 +126,7 @@ class RoPE2D(Rotary):
         _check_base(base)
         if head_dim < 4 or head_dim % 4:
             raise ValueError(f"head_dim: expected a multiple of 4, got {head_dim}")
-        self.head_dim, self.base = head_dim, base
+        self.head_dim, self.base = head_dim, float(base)
         self.register_buffer("channels", torch.arange(0, head_dim // 2, 2), persistent=False)
 
     channels: Tensor
@@ -154,7 +154,7 @@ class RoPE2DMix(Rotary):
         _check_base(base)
         if head_dim < 4 or head_dim % 4:
             raise ValueError(f"head_dim: expected a multiple of 4, got {head_dim}")
-        self.heads, self.head_dim, self.layers, self.base = heads, head_dim, layers, base
+        self.heads, self.head_dim, self.layers, self.base = heads, head_dim, layers, float(base)
         self.own_layers = layers
         sizes = base ** (-torch.arange(0, head_dim, 4) / head_dim)
         directions = 2 * math.pi * torch.rand(layers, heads, 1)

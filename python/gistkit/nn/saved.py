@@ -49,7 +49,8 @@ def save_position(position: PositionEncoding, folder: Path | str) -> None:
         settings["encoder"] = _settings(position.encoder)
     content = {"format": _FORMAT, "version": _VERSION, "kind": type(position).__name__, "settings": settings}
     with replacing_files(Path(folder)) as partial:
-        write_text(partial / SETTINGS, json.dumps(content, indent=2) + "\n")
+        # NumPy's numbers are none to json.
+        write_text(partial / SETTINGS, json.dumps(content, indent=2, default=lambda number: number.item()) + "\n")
         write_tensors(partial / TENSORS, position.state_dict())
 
 
