@@ -411,9 +411,7 @@ def _added_bias(bias: Tensor, own: Tensor | Sequence[Tensor] | None) -> Tensor |
     if own is None or isinstance(own, Tensor):
         return bias if own is None else bias + own
     heads, keys = bias.shape[1:]
-    return [
-        bias + F.pad(part.repeat_interleave(heads // part.shape[1], 1), (0, keys - part.shape[2])) for part in own
-    ]
+    return [bias + F.pad(part.repeat_interleave(heads // part.shape[1], 1), (0, keys - part.shape[2])) for part in own]
 
 
 def _key_positions(position_ids: Tensor, keys: int) -> Tensor:
