@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -35,6 +37,11 @@ class ALiBi(PositionEncoding):
     def slopes(self) -> Tensor:
         """float64 [H]."""
         return 2.0 ** (-4.0 / self.power * self.steps.double())
+
+    def forward(self, query: Tensor, key: Tensor, prepared: Any, layer: int) -> tuple[Tensor, Tensor]:
+        if query.shape[1] != self.heads:
+            raise ValueError(f"query: expected {self.heads} heads, as ALiBi has slopes, got shape {tuple(query.shape)}")
+        return query, key
 
     def key_bias(self, key_positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """[1 or B, H, Nk], slope * (position - the row's highest position)."""
