@@ -149,7 +149,7 @@ def test_settings_may_be_large_or_numpy_s(tmp_path: Path) -> None:
     two = np.int64(2)
     for position in (
         RoPE(4, base=10**8), RoPE2D(4, base=10**8), RoPE2DMix(2, 4, 2, base=10**8), Sinusoidal(4, base=10**8),
-        Learned(two, 2), Learned2D((two, 3), 2), ALiBi(two), PoPE(two, 4, 2, spread=np.float32(0.5)),
+        Learned(two, 2, extent=10**8), Learned2D((two, 3), 2), ALiBi(two), PoPE(two, 4, 2, spread=np.float32(0.5)),
     ):  # fmt: skip
         save_position(position, tmp_path)
         assert getattr(load_position(tmp_path), "base", 0) == getattr(position, "base", 0)

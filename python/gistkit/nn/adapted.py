@@ -69,7 +69,7 @@ def plain(module: Any) -> bool:
 
 
 def transformed() -> bool:
-    """Whether torch.func or forward-mode differentiation may be at work, which take no function with state."""
+    """Whether torch.func or forward-mode differentiation may be active, which this package's functions do not know."""
     return transforms() or levels._current_level >= 0
 
 

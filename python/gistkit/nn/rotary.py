@@ -122,7 +122,7 @@ class PoPE(RoPE):
         phases = phases.to(torch.promote_types(key.dtype, torch.float32))
         lengths = F.softplus(key.to(phases.dtype))
         turned = torch.cat([lengths * phases.cos(), lengths * phases.sin()], -1).to(key.dtype)
-        return ops.rope(F.pad(F.softplus(query).to(key.dtype), (0, self.head_dim)), turned, *prepared)
+        return ops.rope(F.pad(F.softplus(query).to(query.dtype), (0, self.head_dim)), turned, *prepared)
 
 
 class RoPE2D(Rotary):

@@ -108,6 +108,9 @@ def _check_sizes(path: Path, settings: Mapping[str, Any]) -> None:
     for name, value in settings.items():
         if isinstance(value, dict):
             _check_sizes(path, value)
+        if name == "extent":
+            # Nothing has that size.
+            continue
         most = _MOST_LAYERS if name == "layers" else _LARGEST
         if any(isinstance(each, int) and each > most for each in (value if isinstance(value, list) else [value])):
             raise ValueError(f"{path}: expected {name} of at most {most}, got {shown(value)}")
