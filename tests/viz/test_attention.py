@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("matplotlib", reason="the viz extra is not installed")
 
-from matplotlib.colors import LogNorm, to_rgb
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 import gistkit as gk
@@ -135,36 +135,32 @@ def test_captions_of_layouts_side_by_side_do_not_touch():
         assert left.x1 < right.x0
 
 
-@pytest.mark.parametrize("scale", ["linear", "log"])
-def test_a_map_is_drawn_as_recorded(scale):
+def test_a_map_is_drawn_as_recorded():
     one = recorded(heads=[2, 3], batch=[1])
-    figure = draw_attention(one, head=3, scale=scale)
+    figure = draw_attention(one, head=3)
     axes, bar = figure.axes
     drawn = axes.images[0].get_array()
     expected = one.weights[0, 1].double().numpy()
     np.testing.assert_array_equal(drawn.filled(0), expected)
     np.testing.assert_array_equal(np.ma.getmaskarray(drawn), expected == 0)
-    assert isinstance(axes.images[0].norm, LogNorm) == (scale == "log")
     assert texts(axes) == ["Layer 0, head 3"] and bar.get_ylabel() == "attention weight"
 
 
 def test_axes_count_tokens():
     one = recorded(reduce="mean", rows=slice(5, None))
-    axes, bar = draw_attention(one, title="Later rows").axes
-    assert texts(axes) == ["Later rows"] and axes.get_xlim() == (0, 26) and axes.get_ylim() == (21, 0)
+    axes, bar = draw_attention(one).axes
+    assert texts(axes) == ["Layer 0, mean of 4 heads"] and axes.get_xlim() == (0, 26) and axes.get_ylim() == (21, 0)
     assert axes.yaxis.get_major_formatter()(3, 0) == "8" and bar.get_ylabel() == "attention weight"
-    assert texts(draw_attention(one).axes[0]) == ["Layer 0, mean of 4 heads"]
 
 
-def test_role_strips_have_the_roles_of_tokens():
+def test_the_strip_has_the_roles_of_keys():
     roles = np.sort(LAYOUT.roles)
     one = recorded(rows=slice(4, None))
-    figure = draw_attention(one, key_roles=roles, query_roles=roles[4:])
-    below, left = figure.axes[0].child_axes
-    for strip, expected in ((below, roles), (left, roles[4:])):
-        image = strip.images[0]
-        colours = image.cmap(image.norm(image.get_array().ravel()))[:, :3]
-        assert np.allclose(colours, [to_rgb(ROLE_COLOURS[Role(role)]) for role in expected])
+    figure = draw_attention(one, key_roles=roles)
+    (strip,) = figure.axes[0].child_axes
+    image = strip.images[0]
+    colours = image.cmap(image.norm(image.get_array().ravel()))[:, :3]
+    assert np.allclose(colours, [to_rgb(ROLE_COLOURS[Role(role)]) for role in roles])
     named = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert named == ["BOS", "CONTEXT", "MEMORY"]
 
@@ -182,11 +178,10 @@ def test_axes_of_ones_own_are_drawn_in():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"scale": "root"}, "expected scale to be one of linear, log, got 'root'"),
         ({"head": 1}, "head: expected one of the recorded 0, 2, got 1"),
         ({"sequence": 2}, "sequence: expected one of the recorded 0, 1, got 2"),
-        ({"key_roles": [Role.CONTEXT]}, r"key_roles: expected 26 roles, one for each of the map's tokens, got \(1,\)"),
-        ({"query_roles": [9] * 26}, "query_roles: expected roles 0 to 5, got 9 to 9"),
+        ({"key_roles": [Role.CONTEXT]}, r"key_roles: expected 26 roles, one for each of the map's keys, got \(1,\)"),
+        ({"key_roles": [9] * 26}, "key_roles: expected roles 0 to 5, got 9 to 9"),
     ],
 )
 def test_errors_name_the_argument_and_what_came(options, message):

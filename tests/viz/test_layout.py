@@ -69,25 +69,20 @@ def test_one_order_alone_and_in_given_axes() -> None:
 
 def test_masks_side_by_side_are_those_of_the_layouts() -> None:
     named = {"causal": layouts.causal(6), "Gist": layouts.gist(6, 3, 2), "GistPool $": layouts.gistpool(7, 3, 2)}
-    for order in ("logical", "physical"):
-        figure = draw_gallery(named, order=order, columns=2)
-        assert [axes.get_title() for axes in figure.axes] == list(named)
-        for axes, layout in zip(figure.axes, named.values(), strict=True):
-            assert ((np.asarray(axes.images[0].get_array()) > 0) == layout.dense_mask(order)).all()
-            (below,) = axes.child_axes
-            drawn = np.concatenate([points.get_offsets() for points in below.collections])
-            chosen = np.arange(len(layout)) if order == "logical" else layout.compile().order[0].numpy()
-            assert sorted(map(tuple, drawn.tolist())) == list(enumerate(layout.positions[chosen].tolist()))
-            assert below.get_xlim() == axes.get_xlim()
-        assert [text.get_text() for text in figure.legends[0].get_texts()] == ["BOS", "CONTEXT", "MEMORY", "TEXT"]
+    figure = draw_gallery(named, columns=2)
+    assert [axes.get_title() for axes in figure.axes] == list(named)
+    for axes, layout in zip(figure.axes, named.values(), strict=True):
+        assert ((np.asarray(axes.images[0].get_array()) > 0) == layout.dense_mask("logical")).all()
+        (below,) = axes.child_axes
+        drawn = np.concatenate([points.get_offsets() for points in below.collections])
+        assert sorted(map(tuple, drawn.tolist())) == list(enumerate(layout.positions.tolist()))
+        assert below.get_xlim() == axes.get_xlim()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["BOS", "CONTEXT", "MEMORY", "TEXT"]
     assert figure._repr_png_().startswith(b"\x89PNG")
-    assert not draw_gallery(named, positions=False).axes[0].child_axes
     with pytest.raises(ValueError, match="draw_gallery: expected at least one layout, got none"):
         draw_gallery({})
     with pytest.raises(ValueError, match="draw_gallery: expected columns >= 1, got 0"):
         draw_gallery(named, columns=0)
-    with pytest.raises(ValueError, match="draw_gallery: expected order to be one of"):
-        draw_gallery(named, order="both")
     with pytest.raises(ValueError, match="draw_gallery: expected a layout of at most 1024 tokens, got 1025"):
         draw_gallery({"long": layouts.causal(1025)})
 

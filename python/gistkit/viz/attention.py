@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap, LogNorm, Normalize
+from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from gistkit.common.checks import one_of
 from gistkit.inspect import AttentionMap, measure_tracking
 from gistkit.layouts.relations import Role
 from gistkit.viz.layout import ROLE_COLOURS
 from gistkit.viz.style import COLOURS, FigureOrAxes, Picture, axes_of
-
-SCALES = ("linear", "log")
-# Below this part of the largest weight a logarithmic scale has one colour.
-FAINTEST = 1e-4
 
 
 def draw_attention(
@@ -30,31 +25,23 @@ def draw_attention(
     *,
     head: int | None = None,
     sequence: int | None = None,
-    scale: str = "linear",
     key_roles: Sequence[int] | ArrayLike | None = None,
-    query_roles: Sequence[int] | ArrayLike | None = None,
-    title: str | None = None,
     ax: Axes | None = None,
 ) -> FigureOrAxes:
     """Draws one attention map, one row per query; hidden keys are white.
 
-    On the linear scale the darkest colour starts at the 98% quantile of the weights above 0; the logarithmic scale goes
-    down to 10^-4 of the largest weight.
+    The darkest colour starts at the 98% quantile of the weights above 0.
 
     Args:
         recorded: a map of `AttentionRecorder`.
         head: one of `recorded.heads`; None is the first, or the mean of all if that was recorded.
         sequence: one of `recorded.batch`; None is the first.
-        scale: "linear" or "log".
         key_roles: `Role` of each key, in physical order as the map's; drawn as a strip below the map. None: no strip.
-        query_roles: `Role` of each recorded query row, for a strip on the left.
-        title: a heading; None says layer and head.
         ax: axes to draw into.
 
     Raises:
         ValueError: if the map lacks the head or sequence, or is empty, or the number of roles differs from the tokens'.
     """
-    one_of("draw_attention", "scale", scale, SCALES)
     mean = recorded.weights.shape[1] == 1 < len(recorded.heads)
     if mean and head is not None:
         raise ValueError(f"head: expected None for a map that is a mean over heads, got {head}")
@@ -65,14 +52,14 @@ def draw_attention(
     rows, keys = weights.shape
     result, ax = axes_of(ax, (6.2, 5.2))
     visible = np.ma.masked_equal(weights, 0)
-    norm, extend = _norm(visible, scale)
+    norm, extend = _norm(visible)
     image = ax.imshow(
         visible, aspect="auto", cmap="magma_r", norm=norm, interpolation="nearest", extent=(0, keys, rows, 0)
     )
     ax.set(xlim=(0, keys), ylim=(rows, 0), xlabel="key", ylabel="query")
-    present = {*_strip(ax, "x", "key_roles", key_roles, keys), *_strip(ax, "y", "query_roles", query_roles, rows)}
+    present = _strip(ax, key_roles, keys)
     if present:
-        handles = [Patch(color=ROLE_COLOURS[role], label=role.name) for role in sorted(present)]
+        handles = [Patch(color=ROLE_COLOURS[role], label=role.name) for role in present]
         ax.legend(
             handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(handles), frameon=False, fontsize=8
         )
@@ -81,8 +68,7 @@ def draw_attention(
     ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: str(int(recorded.rows[int(y)])) if 0 <= y < rows else ""))
     ax.figure.colorbar(image, ax=ax, label="attention weight", extend=extend)
     head_name = f"mean of {len(recorded.heads)} heads" if mean else f"head {recorded.heads[h]}"
-    heading = f"Layer {recorded.layer}, {head_name}" if title is None else title
-    ax.set_title(heading, loc="left", pad=22 if present else None)
+    ax.set_title(f"Layer {recorded.layer}, {head_name}", loc="left", pad=22 if present else None)
     return result
 
 
@@ -182,37 +168,31 @@ def _place(name: str, number: int | None, numbers: Sequence[int]) -> int:
     return numbers.index(number)
 
 
-def _norm(visible: Any, scale: str) -> tuple[Normalize, str]:
+def _norm(visible: Any) -> tuple[Normalize, str]:
     """The colour scale of weights, and the ends at which weights exceed it."""
     values = visible.compressed()
     if not values.size:
         return Normalize(0, 1), "neither"
     highest = float(values.max())
-    if scale == "log":
-        return LogNorm(
-            highest * FAINTEST, highest, clip=True
-        ), "min" if values.min() < highest * FAINTEST else "neither"
     limit = float(np.quantile(values, 0.98))
     return Normalize(0, limit), "max" if highest > limit else "neither"
 
 
-def _strip(ax: Axes, axis: Literal["x", "y"], name: str, roles: Any, count: int) -> list[Role]:
-    """Draws the role of each token along one side of the map; returns the roles that occur."""
+def _strip(ax: Axes, roles: Any, count: int) -> list[Role]:
+    """Draws the role of each key below the map; returns the roles that occur, in order."""
     if roles is None:
         return []
     numbers: NDArray[np.int64] = np.asarray(roles).astype(np.int64)
     if numbers.shape != (count,):
-        raise ValueError(f"{name}: expected {count} roles, one for each of the map's tokens, got {numbers.shape}")
+        raise ValueError(f"key_roles: expected {count} roles, one for each of the map's keys, got {numbers.shape}")
     if not np.isin(numbers, list(Role)).all():
         raise ValueError(
-            f"{name}: expected roles {min(Role):d} to {max(Role):d}, got {numbers.min()} to {numbers.max()}"
+            f"key_roles: expected roles {min(Role):d} to {max(Role):d}, got {numbers.min()} to {numbers.max()}"
         )
     palette = ListedColormap([ROLE_COLOURS[role] for role in Role])
     # Between the map and its tick labels.
-    bounds = (0, -0.035, 1, 0.025) if axis == "x" else (-0.035, 0, 0.025, 1)
-    strip = ax.inset_axes(bounds)
-    image = numbers[None] if axis == "x" else numbers[:, None]
-    strip.imshow(image, aspect="auto", cmap=palette, vmin=-0.5, vmax=len(Role) - 0.5, interpolation="nearest")
+    strip = ax.inset_axes((0, -0.035, 1, 0.025))
+    strip.imshow(numbers[None], aspect="auto", cmap=palette, vmin=-0.5, vmax=len(Role) - 0.5, interpolation="nearest")
     strip.set(xticks=[], yticks=[])
-    ax.tick_params(axis=axis, pad=14)
+    ax.tick_params(axis="x", pad=14)
     return [Role(int(number)) for number in np.unique(numbers)]

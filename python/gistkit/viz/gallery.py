@@ -10,60 +10,49 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from gistkit.common.checks import at_least, one_of
+from gistkit.common.checks import at_least
 from gistkit.layouts import ALL, BUILDERS, CAUSAL, Layout, Role
 from gistkit.layouts.builders import EXAMPLES
 from gistkit.viz.layout import check_size, draw_mask, draw_positions, role_legend
 from gistkit.viz.style import Picture
 
 
-def draw_gallery(
-    named: Mapping[str, Layout] | None = None,
-    *,
-    order: str = "logical",
-    positions: bool = True,
-    columns: int = 4,
-) -> Figure:
-    """Draws the masks of several layouts side by side: one row per query, one column per key.
+def draw_gallery(named: Mapping[str, Layout] | None = None, *, columns: int = 4) -> Figure:
+    """Draws the masks of several layouts side by side, in logical order, with their position IDs below.
+
+    A row of a mask is a query, a column a key.
 
     The picture of all methods in the README: `draw_gallery().savefig("docs/gallery.png", dpi=160)`.
 
     Args:
         named: layouts of at most 1024 tokens by name, at least one; None: those of all methods, see `all_methods`.
-        order: "logical" or "physical", as in `Layout.dense_mask`.
-        positions: whether to draw position IDs, from the lowest to the highest, in a panel below each mask.
         columns: masks in a row, at least 1.
     """
     named = all_methods() if named is None else named
     if not named:
         raise ValueError("draw_gallery: expected at least one layout, got none")
-    one_of("draw_gallery", "order", order, ("logical", "physical"))
     columns = min(at_least("draw_gallery", "columns", columns, 1), len(named))
     rows = -(-len(named) // columns)
-    below = " Below it: position IDs." if positions else ""
-    note = fill(
-        f"A row is a query, a column a key; a key that is seen has the colour of its role.{below}", 36 * columns
-    )
+    text = "A row is a query, a column a key; a key that is seen has the colour of its role. Below it: position IDs."
+    note = fill(text, 36 * columns)
     # A line of the legend takes 0.2 inches: narrow pictures need several.
     legend = 0.2 * (note.count("\n") + 6 // columns)
-    height = (3.25 if positions else 2.65) * rows + 0.3 + legend
-    figure = Picture(figsize=(2.5 * columns, height), layout="constrained", dpi=120)
+    figure = Picture(figsize=(2.5 * columns, 3.25 * rows + 0.3 + legend), layout="constrained", dpi=120)
     for place, (name, layout) in enumerate(named.items(), start=1):
         check_size("draw_gallery", layout)
         axes = figure.add_subplot(rows, columns, place)
-        draw_mask(axes, layout, order)
+        draw_mask(axes, layout, "logical")
         axes.set(xticks=[], yticks=[], xlabel="", ylabel="")
         axes.set_title(name, fontsize=11, parse_math=False)
-        if positions:
-            _positions_below(axes, layout, order)
+        _positions_below(axes, layout)
     role_legend(figure, note, 2 * columns)
     return figure
 
 
-def _positions_below(mask: Axes, layout: Layout, order: str) -> None:
+def _positions_below(mask: Axes, layout: Layout) -> None:
     """A panel as wide as the mask, column below column."""
     axes = mask.inset_axes((0, -0.27, 1, 0.22))
-    draw_positions(axes, layout, order, size=13)
+    draw_positions(axes, layout, "logical", size=13)
     low, high = float(layout.positions.min()), float(layout.positions.max())
     room = max(0.12 * (high - low), 0.5)
     axes.set(xlim=mask.get_xlim(), ylim=(low - room, high + room), xticks=[], yticks=sorted({low, high}))
