@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gistkit.compress import ICAE, Dodo
-from gistkit.evaluate import Example, Report, compare, evaluate
+from gistkit.evaluate import Example, FullContext, Report, compare, evaluate
 from gistkit.evaluate.report import Row
 from gistkit.evaluate.runner import end_tokens
 from tests.helpers.models import byte_tokenizer, tiny_llama
@@ -159,6 +159,43 @@ def test_the_measured_loss_is_of_what_the_memory_predicts():
     assert losses[0] == losses[1]
 
 
+def plain_nats(model, ids):
+    """The loss of every token but the first, by transformers alone."""
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0]
+    return torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(ids[1:]), reduction="none").tolist()
+
+
+def test_the_loss_of_answers_is_the_plain_models():
+    tokenizer, model = byte_tokenizer(), tiny_llama(vocab_size=260)
+    data = [
+        Example("It rained in Rome.", question=" Where? ", answers=["Rome", "in Rome"]),
+        Example("One and two.", question=" Who was it? ", answers=["two"]),
+        Example("Nothing is asked of this."),
+    ]
+    row = compare([FullContext(model)], data, tokenizer=tokenizer, tasks=["qa"], max_new_tokens=2, progress=False)
+    total = count = 0
+    for example in data[:2]:
+        before = tokenizer(example.context + example.question)["input_ids"]
+        answer = tokenizer(example.answers[0])["input_ids"]
+        total += sum(plain_nats(model, before + answer)[-len(answer) :])
+        count += len(answer)
+    metrics, counts = row.rows[0].metrics, row.rows[0].counts
+    assert metrics["qa_loss"] == pytest.approx(total / count, rel=1e-6)
+    assert metrics["qa_perplexity"] == pytest.approx(math.exp(total / count), rel=1e-6)
+    assert (counts["qa_tokens"], counts["qa_examples"]) == (7, 2)
+
+
+def test_the_loss_of_answers_is_a_compressors_own():
+    compressor = ICAE(tiny_llama(), chunk=8, ratio=4, lora=2, losses=("qa",)).eval()
+    context, question, answer = list(range(3, 14)), [20, 21], [22, 23, 24]
+    with torch.no_grad():
+        loss = compressor([context], question_ids=torch.tensor([question]), answer_ids=torch.tensor([answer]))["qa"]
+    data = [Example(context, question=question, answers=[answer])]
+    row = evaluate(compressor, data, tasks=["qa"], max_new_tokens=2, progress=False).rows[0]
+    assert row.metrics["qa_loss"] == pytest.approx(float(loss), rel=1e-5)
+
+
 def test_tasks_and_limits():
     row = evaluate(Known(), DATA, tasks=("ae",), max_new_tokens=3, progress=False)["known"]
     assert [result.reconstruction for result in row.examples] == ["1 2 3", "6 6 7", "21 22"]
@@ -303,6 +340,11 @@ def test_a_progress_bar_counts_examples_and_tasks(capsys):
 def test_report_round_trip(tmp_path):
     report = compare([Known()], DATA, stop_tokens=(40,), progress=False)
     assert Report.load(report.save(tmp_path / "all.json", examples=True)) == report
+    # Of an earlier release, which measured words too.
+    older = json.loads((tmp_path / "all.json").read_text())
+    older["rows"][0]["examples"][0] |= {"lm_word_nats": 1.5, "lm_words": 2, "lm_excluded_words": 0}
+    (tmp_path / "older.json").write_text(json.dumps(older))
+    assert Report.load(tmp_path / "older.json") == report
     path = report.save(tmp_path / "figures.json")
     content = json.loads(path.read_text())
     assert content["rows"][0]["counts"]["ae_tokens"] == 14

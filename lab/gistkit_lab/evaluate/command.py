@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 # Options that are None by default.
 JUDGE = ("judge", "judge_model", "judge_prompt", "judge_concurrency")
+READING = ("tau", "segment", "excluded_words")
 
 
 def add(parser: Any) -> None:
@@ -63,14 +64,24 @@ def add(parser: Any) -> None:
     group.add_argument(
         "--segment", type=positive, metavar="N", help="tokens that share the start of the --tau window (default: 32)"
     )
+    group.add_argument(
+        "--excluded-words", type=_words, metavar="WORDS",
+        help="also measure the perplexity of words with --tau, without these comma-separated words; <unk> for "
+        "WikiText, '' to exclude none",
+    )  # fmt: skip
     fields = "{question}, {reference}, {answer} and perhaps {context}"
     add_judge(parser.add_argument_group("judge of answers"), "scores answers", fields)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """Argument type: comma-separated words, possibly none."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def asked(arguments: argparse.Namespace) -> bool:
     """Whether the arguments ask for what the library alone does not do."""
     return (
-        any(getattr(arguments, name) is not None for name in ("images", "tau", "segment", *JUDGE))
+        any(getattr(arguments, name) is not None for name in ("images", *READING, *JUDGE))
         or any((arguments.documents, arguments.prompt != "plain"))
         or not {"summary", "recent"}.isdisjoint(arguments.baselines or ())
         or _several(arguments.questions or [], arguments.split)
@@ -89,7 +100,7 @@ def _several(questions: list[Path], split: str) -> bool:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measures, and writes the report."""
-    if arguments.tau is not None or arguments.segment is not None:
+    if any(getattr(arguments, name) is not None for name in READING):
         return _read_on(arguments)
     check_data(arguments)
     if arguments.prompt != "plain" and arguments.questions is None:
@@ -144,7 +155,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _read_on(arguments: argparse.Namespace) -> int:
     """A language model that reads with the compressor."""
     if arguments.tau is None:
-        raise ValueError(f"--segment: not allowed without --tau, got {arguments.segment}")
+        name = "segment" if arguments.segment is not None else "excluded_words"
+        raise ValueError(f"--{name.replace('_', '-')}: not allowed without --tau, got {getattr(arguments, name)}")
     plain: dict[str, Any] = dict.fromkeys(("questions", "images", "tasks", "max_new_tokens", *JUDGE))
     refuse(
         arguments, "--tau", documents=False, prompt="plain", keep_examples=False, **plain
@@ -194,7 +206,7 @@ def _read_on(arguments: argparse.Namespace) -> int:
 
 def _about_images(arguments: argparse.Namespace, judge: Any) -> int:
     """Questions about images, of which a compressor of images has the memory."""
-    refuse(arguments, "--images", baselines=None, tasks=None, prompt="plain", split="validation", excluded_words=None)
+    refuse(arguments, "--images", baselines=None, tasks=None, prompt="plain", split="validation")
     if arguments.questions is None:
         raise ValueError("--questions: expected files of questions about the images, got none")
 

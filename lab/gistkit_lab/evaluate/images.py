@@ -91,9 +91,7 @@ def evaluate_images(
         right = list(example.answer[:-1] if example.answer[-1] in stops else example.answer)
         rows.append(Prepared([number], [], list(example.question), tuple(example.answers), right))
         groups.append(example.group or number)
-    runner = Runner(
-        rows, tokenizer, ("qa",), batch_size, max_new_tokens, stops, 0, progress, None, processes or Processes()
-    )
+    runner = Runner(rows, tokenizer, ("qa",), batch_size, max_new_tokens, stops, 0, progress, processes or Processes())
     row = runner.row(method_name(compressor), _Numbered(compressor, examples))
     if any(len(each.answers) > 1 for each in rows):
         score = 100 * fmean(vqa_accuracy(each.prediction or "", each.answers or ()) for each in row.examples)

@@ -17,8 +17,8 @@ from gistkit.evaluate.evaluation import display_name
 from gistkit.evaluate.metrics import perplexity
 from gistkit.evaluate.report import Report, Row
 from gistkit.evaluate.runner import LOGIT_ROWS, evaluating
-from gistkit.evaluate.words import WordLoss, check_excluded, word_loss
 from gistkit_lab.evaluate.recent import Recent
+from gistkit_lab.evaluate.words import WordLoss, check_excluded, word_loss
 
 BASELINES = ("recent", "full")
 
@@ -47,7 +47,8 @@ def read_on(
         method: the name of the model's row; None: its `title`.
         batch_size: texts at a time.
         progress: whether to show a progress bar.
-        tokenizer, excluded_words: as in `compare`: the perplexity of complete words is measured too, but for these.
+        tokenizer: of transformers, for the perplexity of words.
+        excluded_words: words that it leaves out, such as ("<unk>",) for WikiText; (): none. None: it is not measured.
         processes: as in `compare`.
 
     Returns:

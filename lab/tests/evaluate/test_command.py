@@ -122,6 +122,7 @@ def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsy
         (["--baselines", "recent,summary"], "--baselines: expected some of none, full, summary without --tau"),
         (["--baselines", "recent"], "--baselines: expected some of none, full, summary without --tau, got recent"),
         (["--segment", "4"], "--segment: not allowed without --tau, got 4"),
+        (["--excluded-words", "<unk>"], "--excluded-words: not allowed without --tau, got ('<unk>',)"),
         (["--tau", "4", "--keep-examples"], "--keep-examples: not allowed with --tau, got True"),
         (["--tau", "4", "--tasks", "lm"], "--tasks: not allowed with --tau, got ['lm']"),
         (["--tau", "4", "--split", "train"], "--split: expected validation or test without --questions, got train"),

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
+from test_words import TEXT, by_hand, plain_nats
 
 from gistkit.compress import AvgPool, MixedResolution
 from gistkit.evaluate.report import Report
 from gistkit_lab.evaluate.reading import last_tokens, read_on
 from gistkit_lab.evaluate.recent import Recent
-from tests.evaluate.test_words import TEXT, by_hand, plain_nats
 from tests.helpers import streams
 from tests.helpers.models import byte_tokenizer, tiny
 from tests.helpers.train_worker import make_compressive, make_model, make_reader

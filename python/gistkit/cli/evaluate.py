@@ -73,20 +73,10 @@ def add(commands: Any) -> None:
         help="most tokens of a reconstruction (default: the context's) or an answer (default: 64)",
     )
     parser.add_argument(
-        "--excluded-words", type=words, metavar="WORDS",
-        help="also measure the perplexity of words of continuations, without these comma-separated words; <unk> for "
-        "WikiText, '' to exclude none",
-    )  # fmt: skip
-    parser.add_argument(
         "--out", type=path, default=Path("runs/evaluation.json"), metavar="FILE", help="report (default: %(default)s)"
     )
     parser.add_argument("--keep-examples", action="store_true", help="also save what was generated for each example")
     parser.set_defaults(plugins=add_evaluations(parser))
-
-
-def words(text: str) -> tuple[str, ...]:
-    """Argument type: comma-separated words, possibly none."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -137,7 +127,7 @@ def refuse(arguments: argparse.Namespace, beside: str, **plain: Any) -> None:
 
 def measuring(arguments: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `gistkit.evaluate.run` that say how to measure."""
-    names = ("tasks", "batch_size", "max_new_tokens", "excluded_words")
+    names = ("tasks", "batch_size", "max_new_tokens")
     return {**{name: getattr(arguments, name) for name in names}, "processes": launched()}
 
 

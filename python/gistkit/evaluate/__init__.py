@@ -22,7 +22,6 @@ from gistkit.evaluate.report import ExampleResult as Result
 from gistkit.evaluate.report import Report, Row
 from gistkit.evaluate.run import run
 from gistkit.evaluate.token_texts import token_texts
-from gistkit.evaluate.words import WordLoss, word_loss
 
 __all__ = [
     "INST",
@@ -35,7 +34,6 @@ __all__ = [
     "Report",
     "Result",
     "Row",
-    "WordLoss",
     "bleu4",
     "chat_markers",
     "compare",
@@ -54,5 +52,4 @@ __all__ = [
     "run",
     "token_f1",
     "token_texts",
-    "word_loss",
 ]

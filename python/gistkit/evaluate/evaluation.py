@@ -12,7 +12,6 @@ from gistkit.evaluate.data import Example, prepare
 from gistkit.evaluate.metrics import need
 from gistkit.evaluate.report import Report
 from gistkit.evaluate.runner import Reader, Runner
-from gistkit.evaluate.words import check_excluded
 
 
 def evaluate(compressor: Reader, data: Sequence[Example], *, method: str | None = None, **settings: Any) -> Report:
@@ -37,7 +36,6 @@ def compare(
     max_new_tokens: int | None = None,
     stop_tokens: Sequence[int] | None = None,
     progress: bool = True,
-    excluded_words: Sequence[str] | None = None,
     processes: Processes | None = None,
 ) -> Report:
     """A report on the same examples for every method, one row each.
@@ -48,8 +46,7 @@ def compare(
     - "ae": loss, perplexity and accuracy of the context's tokens, each predicted from the true ones before it, and
       BLEU-4 of the greedy reconstruction, which is as long as the context unless the end token comes first. If a
       compressor has a window, only the compressed tokens count.
-    - "lm": loss and perplexity of the continuation's tokens, and with `excluded_words` the perplexity of its words
-      (`word_loss`). If there is a method in place among them, whose encoder
+    - "lm": loss and perplexity of the continuation's tokens. If there is a method in place among them, whose encoder
       predicts the first one with a state that has read the whole context, all methods are measured from the second on.
     - "qa": loss and perplexity of the tokens of the first right answer after the question (GistPool, section 3; an end
       token after it does not count). F1 of ROUGE-1, ROUGE-2 and ROUGE-L, exact match and token F1 of the greedy answer,
@@ -68,8 +65,6 @@ def compare(
             reconstruction is compared with as many of the context's first tokens.
         stop_tokens: ids that end an answer; None: the tokenizer's end token.
         progress: whether to show progress bars.
-        excluded_words: words that the perplexity of words leaves out, such as ("<unk>",) for WikiText; (): none. None:
-            that perplexity is not measured. It needs a tokenizer.
         processes: those that share the batches; each calls this with the same arguments and gets the same report.
             None: only this one.
 
@@ -84,10 +79,6 @@ def compare(
     for name, value in (("batch_size", batch_size), ("max_new_tokens", max_new_tokens)):
         if value is not None and value < 1:
             raise ValueError(f"{name}: expected at least 1, got {value}")
-    if excluded_words is not None:
-        excluded_words = check_excluded(excluded_words)
-        if tokenizer is None or "lm" not in tasks:
-            raise ValueError("excluded_words: not allowed without a tokenizer and the task 'lm', got some")
     rows = prepare(data, tokenizer, tasks)
     skipped = int(any(getattr(reader, "encoder_predicts_first", False) for reader in methods.values()))
     if "lm" in tasks:
@@ -116,7 +107,6 @@ def compare(
         tuple(stop_tokens),
         skipped,
         progress,
-        excluded_words,
         processes or Processes(),
     )
     settings = {
@@ -127,8 +117,6 @@ def compare(
         "tokenizer": None if tokenizer is None else display_name(tokenizer),
         "methods": {name: _description(reader) for name, reader in methods.items()},
     }
-    if excluded_words is not None:
-        settings["excluded_words"] = list(excluded_words)
     return Report(tuple(runner.row(name, reader) for name, reader in methods.items()), settings)
 
 

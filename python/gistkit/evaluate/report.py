@@ -12,7 +12,6 @@ from typing import Any
 
 from gistkit.common.files import write_text
 from gistkit.evaluate.metrics import perplexity
-from gistkit.evaluate.words import WordLoss
 from gistkit.info import machine
 
 # Scores of an answer, by name.
@@ -30,8 +29,6 @@ class ExampleResult:
             each token predicted from the true ones before it.
         reconstruction, original: the context as the method reconstructs it greedily, and as it is.
         lm_nats, lm_tokens: summed cross entropy and tokens of the continuation.
-        lm_word_nats, lm_words, lm_excluded_words: summed cross entropy and number of its complete words, and number of
-            those left out, as in `word_loss`.
         qa_nats, qa_tokens: summed cross entropy and tokens of the first right answer, each token predicted from the
             true ones before it.
         output: the greedy generation after the question.
@@ -50,9 +47,6 @@ class ExampleResult:
     original: str | None = None
     lm_nats: float | None = None
     lm_tokens: int | None = None
-    lm_word_nats: float | None = None
-    lm_words: int | None = None
-    lm_excluded_words: int | None = None
     qa_nats: float | None = None
     qa_tokens: int | None = None
     output: str | None = None
@@ -206,12 +200,6 @@ def summary(results: Sequence[ExampleResult]) -> tuple[dict[str, float], dict[st
                 f"{task}_examples": sum(getattr(result, f"{task}_tokens") is not None for result in results),
                 f"{task}_tokens": tokens,
             }
-    measured = [result for result in results if result.lm_words is not None]
-    if measured:
-        words = sum((_words(result) for result in measured), WordLoss())
-        counts |= {"lm_words": words.words, "lm_excluded_words": words.excluded}
-        if words.words:
-            metrics["lm_word_perplexity"] = words.perplexity
     if counts.get("ae_tokens"):
         metrics["ae_accuracy"] = sum(result.ae_correct or 0 for result in results) / counts["ae_tokens"]
     answered = [result for result in results if result.prediction is not None]
@@ -246,13 +234,12 @@ def format_table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(rows[0]), rule, *map(line, rows[1:])])
 
 
-def _words(result: ExampleResult) -> WordLoss:
-    return WordLoss(result.lm_word_nats or 0.0, result.lm_words or 0, result.lm_excluded_words or 0)
-
-
 def _result(values: dict[str, Any]) -> ExampleResult:
     answers = values.get("answers")
-    return ExampleResult(**values | ({} if answers is None else {"answers": tuple(answers)}))
+    # Earlier releases saved the losses of words too.
+    dropped = ("lm_word_nats", "lm_words", "lm_excluded_words")
+    known = {name: value for name, value in values.items() if name not in dropped}
+    return ExampleResult(**known | ({} if answers is None else {"answers": tuple(answers)}))
 
 
 def finite(value: Any) -> Any:

@@ -37,7 +37,7 @@ def run(
             that of the model.
         method: the name of the compressor's row; None: its class, layout and ratio.
         others: more methods by the names of their rows, after the compressor's.
-        settings: batch_size, max_new_tokens, stop_tokens, progress, excluded_words and processes, as in `compare`.
+        settings: batch_size, max_new_tokens, stop_tokens, progress and processes, as in `compare`.
 
     Raises:
         ValueError: if an argument is out of range, or as in `compare`.

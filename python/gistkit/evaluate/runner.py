@@ -28,7 +28,6 @@ from gistkit.evaluate.metrics import (
     token_f1,
 )
 from gistkit.evaluate.report import ExampleResult, Row, summary
-from gistkit.evaluate.words import word_loss
 from gistkit.hf import attach
 from gistkit.hf.modes import eval_mode
 
@@ -74,7 +73,6 @@ class Runner:
     stop_tokens: tuple[int, ...]
     skipped: int
     progress: bool
-    excluded_words: tuple[str, ...] | None
     processes: Processes
 
     @cached_property
@@ -139,12 +137,6 @@ class Runner:
         for index, (nats, _) in zip(batch, scored_tokens(reader, memory, "lm", targets), strict=True):
             measured = nats[self.skipped :]
             results[index].lm_nats, results[index].lm_tokens = float(measured.sum()), len(measured)
-            if self.excluded_words is not None:
-                row = self.rows[index]
-                before, ids = row.context + row.continuation[: self.skipped], row.continuation[self.skipped :]
-                words = word_loss(self.tokenizer, ids, measured.tolist(), before=before, excluded=self.excluded_words)
-                results[index].lm_word_nats, results[index].lm_words = words.nats, words.words
-                results[index].lm_excluded_words = words.excluded
 
     def _answer(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, ExampleResult]) -> None:
         questions = [self.rows[index].question for index in batch]
