@@ -118,7 +118,6 @@ def _rope(length: int, heads: tuple[int, int], dim: int, backward: bool, device:
     else:
         forms = {OURS: lambda: gistkit.rope(query, key, positions, inv_freq)}
         if not backward:
-            forms["gistkit, in place"] = lambda: gistkit.rope(query, key, positions, inv_freq, inplace=True)
             forms["copy"] = lambda: (query.clone(), key.clone())
     return _backward(forms, [query, key]) if backward else forms
 

@@ -79,7 +79,6 @@ def forms(shape: Shape, backward: bool) -> harness.Forms:
         return {name: lambda form=form: torch.autograd.grad(form(), (query, key), ones) for name, form in ours.items()}
     ready = torch.empty_like(query), torch.empty_like(key)
     return ours | {
-        "gistkit in place": lambda: gistkit.rope(*ready, positions, inv_freq, inplace=True),
         "copy, fresh memory": lambda: (query.clone(), key.clone()),
         "copy, ready buffers": lambda: (ready[0].copy_(query), ready[1].copy_(key)),
     }

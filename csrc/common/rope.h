@@ -26,7 +26,7 @@ struct RopeAngles {
   int64_t freqs;
 };
 
-// [batch, heads, tokens, dim] with contiguous last dimension; strides of the others in elements. May be in place.
+// [batch, heads, tokens, dim] with contiguous last dimension; strides of the others in elements.
 struct RopeTensor {
   const void* in;
   void* out;

@@ -77,14 +77,16 @@ RopeAngles angles_of(const Tensor& positions, const Tensor& inv_freq, const Tens
   return angles;
 }
 
-void rotate(const Tensor* in[2], Tensor* out[2], const Tensor& positions, const Tensor& inv_freq, double scaling,
-            bool interleaved, bool inverse) {
-  const Tensor& query = *in[0];
+std::tuple<Tensor, Tensor> rope(Tensor query, Tensor key, Tensor positions, Tensor inv_freq, double scaling,
+                                bool interleaved, bool inverse) {
   STD_TORCH_CHECK(device::holds(query), "gistkit::rope: expected ", device::name(), " tensors");
+  check_heads(query, query);
+  check_heads(key, query);
+  Tensor rotated_query = make_like(query), rotated_key = make_like(key);
+  const Tensor* in[2] = {&query, &key};
+  Tensor* out[2] = {&rotated_query, &rotated_key};
   RopeParams params{};
   for (int i = 0; i < 2; ++i) {
-    check_heads(*in[i], query);
-    check_heads(*out[i], query);
     RopeTensor& x = params.tensors[i];
     x.in = in[i]->const_data_ptr();
     x.out = out[i]->mutable_data_ptr();
@@ -96,39 +98,12 @@ void rotate(const Tensor* in[2], Tensor* out[2], const Tensor& positions, const 
   params.batch = query.size(0);
   params.tokens = query.size(2);
   params.dim = query.size(3);
-  params.angles = angles_of(positions, inv_freq, query, *in[1]);
+  params.angles = angles_of(positions, inv_freq, query, key);
   params.scaling = scaling;
   params.interleaved = interleaved;
   params.inverse = inverse;
   device::run(params, query);
-}
-
-std::tuple<Tensor, Tensor> rope(Tensor query, Tensor key, Tensor positions, Tensor inv_freq, double scaling,
-                                bool interleaved, bool inverse) {
-  check_heads(query, query);
-  check_heads(key, query);
-  Tensor rotated_query = make_like(query), rotated_key = make_like(key);
-  const Tensor* in[2] = {&query, &key};
-  Tensor* out[2] = {&rotated_query, &rotated_key};
-  rotate(in, out, positions, inv_freq, scaling, interleaved, inverse);
   return {rotated_query, rotated_key};
-}
-
-// What several elements share would be turned once for each of them.
-void check_own_memory(const Tensor& x) {
-  if (x.dim() != 4 || x.numel() == 0) return;
-  for (int d = 0; d < 4; ++d)
-    STD_TORCH_CHECK(x.stride(d) != 0 || x.size(d) == 1,
-                    "gistkit::rope: expected memory of their own for query and key in place, got an expanded one");
-}
-
-void rope_in_place(Tensor query, Tensor key, Tensor positions, Tensor inv_freq, double scaling, bool interleaved,
-                   bool inverse) {
-  check_own_memory(query);
-  check_own_memory(key);
-  const Tensor* in[2] = {&query, &key};
-  Tensor* out[2] = {&query, &key};
-  rotate(in, out, positions, inv_freq, scaling, interleaved, inverse);
 }
 
 std::tuple<Tensor, Tensor> rope_angle_grad(Tensor grad_query, Tensor grad_key, Tensor query, Tensor key,
@@ -174,16 +149,12 @@ void define_rope(Library& m) {
       "rope(Tensor query, Tensor key, Tensor positions, Tensor inv_freq, float scaling, bool interleaved, bool inverse)"
       " -> (Tensor, Tensor)");
   m.def(
-      "rope_(Tensor(a!) query, Tensor(b!) key, Tensor positions, Tensor inv_freq, float scaling, bool interleaved,"
-      " bool inverse) -> ()");
-  m.def(
       "rope_angle_grad(Tensor grad_query, Tensor grad_key, Tensor query, Tensor key, Tensor positions,"
       " Tensor inv_freq, float scaling, bool interleaved, bool inverse) -> (Tensor, Tensor)");
 }
 
 void implement_rope(Library& m) {
   m.impl("rope", TORCH_BOX(&rope));
-  m.impl("rope_", TORCH_BOX(&rope_in_place));
   m.impl("rope_angle_grad", TORCH_BOX(&rope_angle_grad));
 }
 

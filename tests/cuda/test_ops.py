@@ -22,7 +22,6 @@ from gistkit.ops._library import CUDA_LIBRARY
 from tests.helpers import nonfinite
 from tests.helpers.devices import assert_as_good, gpu, grid, moved, on
 from tests.helpers.rounding import check, rounded_weights
-from tests.helpers.views import as_slice_of_wider, as_token_major
 from tests.ops.test_attention import EPSILON, SHAPES, Case, causal_plan
 from tests.ops.test_rope import SHAPES as ROPE_SHAPES
 from tests.ops.test_rope import error, frequencies, heads_of, oracle
@@ -263,17 +262,6 @@ def test_rope(device: str, shape: tuple[int, ...], dtype: torch.dtype, interleav
         arithmetic = 2 * 5 * 2**-24 * scaling * given.abs().max().item()
         rounding = torch.finfo(dtype).eps / 2 * float(abs(exact).max())
         assert error(mine, exact) <= arithmetic + rounding
-
-
-@grid("dtype,layout", DTYPES, [lambda x: x, as_token_major, as_slice_of_wider])
-def test_rope_in_place(device: str, dtype: torch.dtype, layout: Callable[[Tensor], Tensor]) -> None:
-    query, key = heads_of(2, 4, 37, 64, dtype).to(device), heads_of(2, 2, 37, 64, dtype, 1).to(device)
-    arguments = torch.arange(37, device=device), frequencies(48).to(device)
-    expected = gistkit.rope(query, key, *arguments)
-    mine = layout(query.clone()), layout(key.clone())
-    got = gistkit.rope(*mine, *arguments, inplace=True)
-    for a, b, c in zip(got, mine, expected, strict=True):
-        assert a is b and torch.equal(a, c)
 
 
 def with_gradients(function: Callable[..., Any], inputs: tuple[Tensor, ...], dtype: torch.dtype) -> list[Tensor]:

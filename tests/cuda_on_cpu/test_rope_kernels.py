@@ -136,17 +136,6 @@ def test_strided_views(layout, dtype: torch.dtype) -> None:
         assert torch.equal(got, right)
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_in_place(dtype: torch.dtype, interleaved: bool) -> None:
-    query, key = heads_of(1, 3, 18, 32, dtype), heads_of(1, 1, 18, 32, dtype)
-    positions, inv_freq = torch.arange(18).view(1, 1, 18), frequencies(16)
-    expected = rope(query, key, positions, inv_freq, interleaved=interleaved)
-    copies = query.clone(), key.clone()
-    got = rope(*copies, positions, inv_freq, interleaved=interleaved, outputs=copies)
-    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e300])
 def test_positions_that_are_not_finite(bad: float, dtype: torch.dtype) -> None:

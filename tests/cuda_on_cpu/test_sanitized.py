@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_emulator_checks import is_right
 
-CASES = ["test_emulator_checks.py::test_bank_conflicts_of_matrices", "test_rope_kernels.py::test_in_place"]
+CASES = ["test_emulator_checks.py::test_bank_conflicts_of_matrices", "test_rope_kernels.py::test_inverse_undoes_it"]
 CASES += ["test_rope_kernels.py::test_angle_gradients", "test_tile_lists.py::test_causal_and_full"]
 # Comes last: it writes out of bounds, so that the sanitizer ends the process.
 FATAL = "test_sanitized.py::test_out_of_bounds"

@@ -38,11 +38,11 @@ def _rope(device: str) -> list[Tensor]:
     return _back(gistkit.rope(*inputs), *inputs)
 
 
-def _rope_in_place(device: str) -> list[Tensor]:
+def _rope_interleaved(device: str) -> list[Tensor]:
     query, key = (torch.randn(1, heads, 203, 64, device=device, dtype=torch.bfloat16) for heads in (3, 1))
     inv_freq = torch.linspace(1, 0.1, 24, device=device)
     positions = torch.arange(203, device=device)
-    return [*gistkit.rope(query, key, positions, inv_freq, interleaved=True, inplace=True)]
+    return [*gistkit.rope(query, key, positions, inv_freq, interleaved=True)]
 
 
 def _pool(device: str) -> list[Tensor]:
@@ -101,7 +101,7 @@ def _gelu(device: str) -> list[Tensor]:
 BF16, FP16 = torch.bfloat16, torch.float16
 CASES: dict[str, Callable[[str], list[Tensor]]] = {
     "rope": _rope,
-    "rope in place": _rope_in_place,
+    "rope interleaved": _rope_interleaved,
     "window_pool": _pool,
     "window_pool of equal windows": _equal_windows,
     "attention float32": partial(_attention, dtype=torch.float32, dim=33, queries=70, keys=131, bias=True),

@@ -86,11 +86,6 @@ def test_forward_mode_is_refused_by_name(name: str) -> None:
             way(*OPS[name])
 
 
-def test_forward_mode_in_place_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="rope: forward-mode"):
-        by_dual(lambda x: rope(x, K.clone(), torch.arange(LENGTH), FREQUENCIES, inplace=True)[0], Q.clone())
-
-
 def test_forward_mode_compiled_is_refused() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: torch.func.jvp(OPS["attention"][0], (x,), (x,))[1], backend="eager")
@@ -153,12 +148,10 @@ def test_rope_and_window_pool_follow_autocast() -> None:
         pooled = window_pool(K, low[2], windows=3)
         moved = rerotate(Q, 2, FREQUENCIES)
         hidden = window_pool(Q[:, 0], windows=2)
-        kept, _ = rope(Q.clone(), K.clone(), positions, FREQUENCIES, inplace=True)
     assert all(torch.equal(a, b) for a, b in zip(rotated, rope(*low[:2], positions, FREQUENCIES), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(pooled, window_pool(*low[1:], windows=3), strict=True))
     assert torch.equal(moved, rerotate(low[0], 2, FREQUENCIES))
     assert torch.equal(hidden, window_pool(low[0][:, 0], windows=2))
-    assert kept.dtype == torch.float32
 
 
 def test_ops_of_the_trie_stay_float32_under_autocast() -> None:

@@ -10,12 +10,10 @@ from torch import Tensor
 
 from gistkit import _gpu
 from gistkit.ops._autograd import differentiable
-from gistkit.ops._fake import register_fake
-from gistkit.ops._modes import autocast, refuse_forward_mode
+from gistkit.ops._modes import autocast
 from gistkit.ops._private import autocasts, below_autograd, levels, transforms
 
 _ROPE = torch.ops.gistkit.rope.default
-_ROPE_IN_PLACE = torch.ops.gistkit.rope_.default
 _ANGLE_GRAD = torch.ops.gistkit.rope_angle_grad.default
 
 _HEAD_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -30,14 +28,13 @@ def rope(
     *,
     scaling: float = 1.0,
     interleaved: bool = False,
-    inplace: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Rotates each pair of dims of queries and keys by its token's angle (RoFormer, arXiv 2104.09864, eq. 34).
 
     The angle of frequency f at token n is the sum over axes a of positions[a, b, n] * inv_freq[a, f], computed exactly
     and reduced before rounding, so that large positions lose no precision. Differentiable in query, key, inv_freq and
     floating positions, not in forward mode. Under `torch.autocast` queries and keys are cast like those of
-    scaled_dot_product_attention, except with `inplace`.
+    scaled_dot_product_attention.
 
     Args:
         query: [B, Hq, N, D]; float32, float64, bfloat16 or float16, rotated in float32 (float64) and rounded once.
@@ -49,32 +46,25 @@ def rope(
             H = Hq = Hk (RoPE2D-Mix, arXiv 2403.13298, eq. 14). Dims from R on are copied.
         scaling: factor of cosines and sines (transformers' attention_scaling).
         interleaved: pairs are dims (2f, 2f + 1); otherwise (f, f + R/2).
-        inplace: overwrite query and key, which must not share memory, and return them; only without gradients.
 
     Returns:
         The rotated query and key.
 
     Raises:
-        ValueError: shapes that do not match, positions on the CPU that are not finite, or inplace with a gradient.
+        ValueError: shapes that do not match, or positions on the CPU that are not finite.
         TypeError: an unsupported or mismatched dtype.
     """
-    if not inplace and autocasts():
+    if autocasts():
         query, key = autocast(query, key)
     # Whole positions, as models have them, go to the op at once, which refuses what it cannot read; which argument that
     # is, and whether a copy or a cast helps, is found out only then.
     if isinstance(positions, Tensor) and positions.dtype == torch.int64 and not torch.compiler.is_compiling():
         try:
-            if not inplace:
-                return _turned(query, key, positions, inv_freq, scaling, interleaved)
-            if query is not key and not _recorded(query, key, positions, inv_freq):
-                return _turned_in_place(query, key, positions, inv_freq, scaling, interleaved)
+            return _turned(query, key, positions, inv_freq, scaling, interleaved)
         except (RuntimeError, TypeError, AttributeError):
             pass
     positions, inv_freq = _check(query, key, positions, inv_freq)
-    if not inplace:
-        return _turned(_rows(query), _rows(key), positions, inv_freq, scaling, interleaved)
-    _check_inplace({"query": query, "key": key, "positions": positions, "inv_freq": inv_freq})
-    return _turned_in_place(query, key, positions, inv_freq, scaling, interleaved)
+    return _turned(_rows(query), _rows(key), positions, inv_freq, scaling, interleaved)
 
 
 def _turned(
@@ -87,33 +77,7 @@ def _turned(
         return _ROPE(query, key, positions, inv_freq, scaling, interleaved, False)  # type: ignore[no-any-return]
 
 
-def _recorded(*tensors: Tensor) -> bool:
-    return levels._current_level >= 0 or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
-
-
-def _turned_in_place(
-    query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float, interleaved: bool
-) -> tuple[Tensor, Tensor]:
-    compiling = torch.compiler.is_compiling()
-    if compiling or transforms():
-        _ROPE_IN_PLACE(query, key, positions, inv_freq, scaling, interleaved, False)
-    else:
-        with below_autograd():
-            _ROPE_IN_PLACE(query, key, positions, inv_freq, scaling, interleaved, False)
-    if not compiling:
-        # Autograd must notice that what it saved has changed.
-        torch.autograd.graph.increment_version((query, key))
-    return query, key
-
-
-def rerotate(
-    key: Tensor,
-    delta: Tensor | float,
-    inv_freq: Tensor,
-    *,
-    interleaved: bool = False,
-    inplace: bool = False,
-) -> Tensor:
+def rerotate(key: Tensor, delta: Tensor | float, inv_freq: Tensor, *, interleaved: bool = False) -> Tensor:
     """Rotated keys moved by `delta` positions, as if they had been rotated at position + delta from the start.
 
     Args:
@@ -121,7 +85,6 @@ def rerotate(
         delta: a number for all tokens, or a tensor in one of the forms of `rope`'s positions.
         inv_freq: as given to `rope`.
         interleaved: as given to `rope`.
-        inplace: overwrite key and return it; only without gradients.
 
     Returns:
         The keys at their new positions.
@@ -133,7 +96,7 @@ def rerotate(
             raise ValueError(f"delta: expected a finite number, got {delta}")
         delta = torch.full(key.shape[-2:-1], delta, device=key.device, dtype=torch.float64)
     none = key.new_empty((*key.shape[:1], 0, *key.shape[2:]))
-    return rope(key, none, delta, inv_freq, interleaved=interleaved, inplace=inplace)[0]
+    return rope(key, none, delta, inv_freq, interleaved=interleaved)[0]
 
 
 def _rows(heads: Tensor) -> Tensor:
@@ -211,24 +174,7 @@ def _check_shapes(query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tenso
         )
 
 
-def _check_inplace(tensors: dict[str, Tensor]) -> None:
-    for name, tensor in tensors.items():
-        refuse_forward_mode("rope", tensor)
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise ValueError(f"inplace: expected no gradient to be recorded, got {name} that requires grad")
-    for name in ("query", "key"):
-        heads = tensors[name]
-        if heads.numel() and heads.stride(-1) != 1:
-            raise ValueError(f"{name}: expected a contiguous last dimension for inplace, got strides {heads.stride()}")
-        if heads.numel() and any(
-            step == 0 and size > 1 for step, size in zip(heads.stride(), heads.shape, strict=True)
-        ):
-            raise ValueError(f"{name}: expected memory of its own for inplace, got expanded strides {heads.stride()}")
-    if tensors["query"] is tensors["key"]:
-        raise ValueError("key: expected another tensor than query for inplace, got the same")
-
-
-@register_fake("gistkit::rope")
+@torch.library.register_fake("gistkit::rope")
 def _rope_fake(
     query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float, interleaved: bool, inverse: bool
 ) -> tuple[Tensor, Tensor]:
@@ -238,15 +184,7 @@ def _rope_fake(
     return torch.empty_like(query), torch.empty_like(key)
 
 
-@register_fake("gistkit::rope_")
-def _rope_in_place_fake(
-    query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float, interleaved: bool, inverse: bool
-) -> None:
-    if not torch.compiler.is_compiling():
-        _check_shapes(query, key, positions, inv_freq)
-
-
-@register_fake("gistkit::rope_angle_grad")
+@torch.library.register_fake("gistkit::rope_angle_grad")
 def _angle_grad_fake(
     grad_query: Tensor,
     grad_key: Tensor,
