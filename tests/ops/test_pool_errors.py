@@ -124,14 +124,3 @@ def test_the_op_itself_refuses_what_it_could_not_read(arguments):
 def test_spreading_needs_a_row_for_each_window():
     with pytest.raises(RuntimeError, match="expected a row for each window"):
         torch.ops.gistkit.window_spread(K, V, O2, None, None, 1.0, False, 5, False)
-
-
-def test_a_fake_kernel_names_the_shapes_that_it_cannot_take():
-    heads, offsets = torch.empty(1, 2, 6, 4, device="meta"), torch.empty(1, 3, device="meta", dtype=torch.int64)
-    pooled = torch.ops.gistkit.window_pool(heads, heads, offsets, None, None, 1.0, False)
-    assert pooled[0].shape == (1, 2, 2, 4)
-    for arguments in ((heads.flatten(), heads, offsets), (heads, heads, offsets[0])):
-        with pytest.raises(
-            ValueError, match=r"gistkit::window_pool: expected tensors of other .*, got key of shape \("
-        ):
-            torch.ops.gistkit.window_pool(*arguments, None, None, 1.0, False)

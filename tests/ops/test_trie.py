@@ -334,10 +334,3 @@ def test_mix_of_nothing(nodes, symbols, heads, columns):
     inputs = rows_of(nodes, 1, heads), rows_of(symbols, heads, columns), rows_of(symbols, columns)
     links = Links.grouped(rows, symbols)
     assert_as_good(lambda *x: trie_mix(*x, links), lambda *x: reference.trie_mix(*x, links.rows), *inputs)
-
-
-def test_what_is_no_tensor_is_named_by_shapes_alone_too():
-    number = torch.zeros(1, 1, dtype=torch.int32)
-    table, offsets = torch.zeros(1, 1, 1), torch.zeros(2, dtype=torch.int32)
-    with pytest.raises(TypeError, match="gistkit::trie_mix_backward: expected a tensor for weights, got NoneType"):
-        torch.ops.gistkit.trie_mix_backward(torch.zeros(1, 1, device="meta"), None, table, number, number, offsets)

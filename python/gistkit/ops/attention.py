@@ -13,7 +13,6 @@ from gistkit import _gpu
 from gistkit.layouts.lists import TILE_KEYS, TILE_QUERIES, TileLists, lists_on, made_on_gpu, version_of
 from gistkit.layouts.plan import Plan
 from gistkit.ops._autograd import differentiable
-from gistkit.ops._fake import register_fake
 from gistkit.ops._modes import autocast, autocast_to_float32
 from gistkit.ops._private import autocasts, below_autograd, levels, transforms
 
@@ -309,7 +308,7 @@ def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-@register_fake("gistkit::attention")
+@torch.library.register_fake("gistkit::attention")
 def _fake(
     query: Tensor,
     key: Tensor,
@@ -337,7 +336,7 @@ def _empty_gradient(t: Tensor) -> Tensor:
     return t.new_empty((batch, heads, rows, dim))
 
 
-@register_fake("gistkit::attention_tiles")
+@torch.library.register_fake("gistkit::attention_tiles")
 def _tiles_fake(spans: Tensor, num_keys: int, both: bool) -> tuple[Tensor, Tensor]:
     batch, rows, _, _ = spans.shape
     query_tiles, key_tiles = (
@@ -347,7 +346,7 @@ def _tiles_fake(spans: Tensor, num_keys: int, both: bool) -> tuple[Tensor, Tenso
     return torch.empty_like(spans), spans.new_empty((2 if both else 1, (width + 1) // 2 * 2))
 
 
-@register_fake("gistkit::attention_backward")
+@torch.library.register_fake("gistkit::attention_backward")
 def _backward_fake(
     grad_out: Tensor,
     grad_lse: Tensor | None,

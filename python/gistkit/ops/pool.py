@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from gistkit.ops._autograd import differentiable
-from gistkit.ops._fake import register_fake
 from gistkit.ops._modes import autocast
 from gistkit.ops._private import autocasts, levels
 from gistkit.ops._windows import check_pool
@@ -78,7 +77,7 @@ def _rows(heads: Tensor) -> Tensor:
     return heads if heads.stride(-1) == 1 else heads.contiguous()
 
 
-@register_fake("gistkit::window_pool")
+@torch.library.register_fake("gistkit::window_pool")
 def _pool_fake(
     key: Tensor,
     value: Tensor,
@@ -93,7 +92,7 @@ def _pool_fake(
     return pooled[0], pooled[1]
 
 
-@register_fake("gistkit::window_spread")
+@torch.library.register_fake("gistkit::window_spread")
 def _spread_fake(
     key: Tensor,
     value: Tensor,

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from gistkit.layouts.links import Links
 from gistkit.ops._autograd import differentiable
-from gistkit.ops._fake import register_fake
 from gistkit.ops._modes import autocast_to_float32
 
 _MIX = torch.ops.gistkit.trie_mix.default
@@ -151,26 +150,26 @@ def _rows_apart(x: Tensor) -> bool:
     return x.stride(2) == 1 and x.stride(1) == x.shape[2]
 
 
-@register_fake("gistkit::trie_mix")
+@torch.library.register_fake("gistkit::trie_mix")
 def _mix_fake(weights: Tensor, table: Tensor, base: Tensor, paths: Tensor, entries: Tensor, offsets: Tensor) -> Tensor:
     return weights.new_empty((paths.shape[0], table.shape[2]))
 
 
-@register_fake("gistkit::trie_mix_backward")
+@torch.library.register_fake("gistkit::trie_mix_backward")
 def _mix_backward_fake(
     grad_out: Tensor, weights: Tensor, table: Tensor, paths: Tensor, entries: Tensor, offsets: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _empty(weights), _empty(table), table.new_empty((table.shape[0], table.shape[2]))
 
 
-@register_fake("gistkit::ancestor_attention")
+@torch.library.register_fake("gistkit::ancestor_attention")
 def _attend_fake(
     query: Tensor, key: Tensor, value: Tensor, ancestors: Tensor, entries: Tensor, offsets: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     return _empty(query), query.new_empty((*ancestors.shape, query.shape[1]))
 
 
-@register_fake("gistkit::ancestor_attention_backward")
+@torch.library.register_fake("gistkit::ancestor_attention_backward")
 def _attend_backward_fake(
     grad_out: Tensor,
     query: Tensor,
@@ -185,12 +184,12 @@ def _attend_backward_fake(
     return _empty(query), _empty(key), _empty(value)
 
 
-@register_fake("gistkit::bias_gelu")
+@torch.library.register_fake("gistkit::bias_gelu")
 def _gelu_fake(x: Tensor, bias: Tensor, scale: Tensor | None) -> Tensor:
     return _empty(x)
 
 
-@register_fake("gistkit::bias_gelu_backward")
+@torch.library.register_fake("gistkit::bias_gelu_backward")
 def _gelu_backward_fake(
     grad_out: Tensor, x: Tensor, bias: Tensor, scale: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
