@@ -112,7 +112,7 @@ def test_autocast_does_not_round_scores():
 
 def test_the_scorer_is_two_layers_with_a_relu():
     torch.manual_seed(0)
-    scorer, hidden = NuggetScorer(6, 5).double(), torch.randn(2, 7, 6)
+    scorer, hidden = NuggetScorer(6).double(), torch.randn(2, 7, 6)
     hidden = hidden.double().requires_grad_()
     inner = hidden @ scorer.up.weight.T + scorer.up.bias
     wanted = inner.clamp(min=0) @ scorer.down.weight[0] + scorer.down.bias

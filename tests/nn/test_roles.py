@@ -12,9 +12,9 @@ SLICES = {"text": slice(0, 11), "memory": slice(11, ROWS)}
 
 
 def adapter(base, scale=0.5):
-    made = LowRank.new(base, RANK, scale)
-    nn.init.normal_(made.up.weight)
-    return made
+    down, up = nn.Linear(IN, RANK, bias=False).double(), nn.Linear(RANK, OUT, bias=False).double()
+    nn.init.normal_(up.weight)
+    return LowRank(down, up, scale)
 
 
 def make(kinds):

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 import gistkit as gk
 from gistkit import layouts
-from gistkit.inspect import AttentionRecorder, line_angle, measure_tracking
+from gistkit.inspect import AttentionRecorder, measure_tracking
 from gistkit.layouts import Role
 from gistkit.viz.attention import draw_attention, draw_memory_attention, draw_memory_map
 from gistkit.viz.layout import ROLE_COLOURS
@@ -77,11 +77,6 @@ def test_one_far_peak_does_not_bend_the_line_and_memory_tokens_without_attention
 def test_what_is_no_map_of_memory_tokens_is_refused(weights, message):
     with pytest.raises(ValueError, match=message):
         measure_tracking(weights)
-
-
-def test_the_papers_angle():
-    assert line_angle(5) == pytest.approx(11.3099, abs=1e-4)
-    assert line_angle(0) == 90 and line_angle(-1) == pytest.approx(135)
 
 
 def test_a_memory_map_says_measured_beside_expected():

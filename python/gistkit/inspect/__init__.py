@@ -4,12 +4,11 @@ Nothing here imports the ops; the recorder refers to them by name.
 """
 
 from gistkit.inspect.recorder import AttentionMap, AttentionRecorder
-from gistkit.inspect.tracking import Tracking, line_angle, measure_tracking
+from gistkit.inspect.tracking import Tracking, measure_tracking
 
 __all__ = [
     "AttentionMap",
     "AttentionRecorder",
     "Tracking",
-    "line_angle",
     "measure_tracking",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 
 import torch
@@ -31,16 +30,6 @@ class Tracking:
     def as_dict(self) -> dict[str, float]:
         """The figures by name."""
         return asdict(self)
-
-
-def line_angle(slope: float) -> float:
-    """arctan(1 / slope) in degrees, 0 to 180: the angle to the context axis of a line in a map with square cells.
-
-    A line that does not move from one memory token to the next has 90.
-
-    Paper: Position IDs Matter, Section 5.2: 11.3 degrees at a compression ratio of 5.
-    """
-    return math.degrees(math.atan2(1, slope))
 
 
 def measure_tracking(weights: Tensor) -> Tracking:

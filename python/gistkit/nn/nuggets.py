@@ -16,14 +16,12 @@ class NuggetScorer(nn.Module):
 
     Args:
         hidden_size: d of the hidden states that are scored, those of a low layer of the model.
-        inner_size: width of the hidden layer; None: d.
     """
 
-    def __init__(self, hidden_size: int, inner_size: int | None = None) -> None:
+    def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        inner_size = hidden_size if inner_size is None else inner_size
-        self.up = nn.Linear(hidden_size, inner_size)
-        self.down = nn.Linear(inner_size, 1)
+        self.up = nn.Linear(hidden_size, hidden_size)
+        self.down = nn.Linear(hidden_size, 1)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Scores [.., N] of hidden states [.., N, d], float32, or float64 where the scorer is."""

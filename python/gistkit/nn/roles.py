@@ -28,14 +28,6 @@ class LowRank(nn.Module):
         self.down, self.up, self.scale = down, up, scale
         self.dropout = nn.Identity() if dropout is None else dropout
 
-    @classmethod
-    def new(cls, base: nn.Linear, rank: int, scale: float = 1.0) -> LowRank:
-        """An adapter of `base` that changes nothing yet: `up` is zero."""
-        down = nn.Linear(base.in_features, rank, bias=False, device=base.weight.device, dtype=base.weight.dtype)
-        up = nn.Linear(rank, base.out_features, bias=False, device=base.weight.device, dtype=base.weight.dtype)
-        nn.init.zeros_(up.weight)
-        return cls(down, up, scale)
-
     def forward(self, x: Tensor) -> Tensor:
         """What is added to the map's output at x [.., in]; [.., out] in x's dtype."""
         weight = getattr(self.down, "weight", x)

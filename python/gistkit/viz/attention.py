@@ -79,7 +79,7 @@ def draw_memory_map(
 
     The text gives how far the peak and the centre of mass of attention move, and how far they would under even
     coverage, in context tokens for each memory token; and the focus, the share of a memory token's attention in its own
-    L / M tokens. See `gistkit.inspect.Tracking`, and `line_angle` for the paper's angles.
+    L / M tokens. See `gistkit.inspect.Tracking`.
 
     Args:
         weights: [M, L], M at least 2; each row of any scale.
