@@ -343,8 +343,8 @@ class CompressionLoss(Study):
 
     def figures(self, runs: Sequence[Run], recipe: Any) -> Mapping[str, Figure]:
         """The AE loss in fine-tuning by steps and by seconds, pretraining included; a line a setting."""
-        from gistkit.viz.style import OTHER_STYLES, Picture, legend_beside, tidy
-        from gistkit_lab.viz.lines import draw_band
+        from gistkit.viz.style import OTHER_STYLES, Picture, tidy
+        from gistkit_lab.viz.lines import draw_band, legend_beside
 
         figure = Picture(figsize=(10.4, 3.8), layout="constrained", dpi=120)
         panels = figure.subplots(1, 2, sharey=True)

@@ -172,7 +172,7 @@ class Learner(Generic[Model]):
     ) -> None:
         self.schedule, self.seed, self.device = schedule, seed, device
         self.processes = launched()
-        self.processes.part(schedule.batch)
+        self.part(schedule.batch)
         self.model: Model = model.to(device)
         self.encoder: SeqPE | None = None
         self.regularizer: SeqPERegularizer | None = None
@@ -192,13 +192,20 @@ class Learner(Generic[Model]):
         """Those of the model with its positions."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
+    def part(self, rows: int) -> slice:
+        """The rows of this process in a batch of so many; a ValueError if parts would differ in size."""
+        each, rest = divmod(rows, self.processes.count)
+        if rest:
+            raise ValueError(f"batch: expected a multiple of {self.processes.count} processes, got {rows} rows")
+        return slice(self.processes.index * each, (self.processes.index + 1) * each)
+
     def place(self, rows: int, step: int) -> StepPositions:
         """The positions of this process's part of a step's batch of so many rows, the same at every call."""
         if self.regularizer is None or self.encoder is None:
             return StepPositions(None, None, 0.0)
         sample = self.regularizer.draw(rows, step)
         encoded = self.encoder(sample.positions)
-        main = sample.main if sample.main.dim() == 1 else sample.main[self.processes.part(rows)]
+        main = sample.main if sample.main.dim() == 1 else sample.main[self.part(rows)]
         return StepPositions(
             sample.positions[main], sample.embeddings(encoded, main), self.regularizer.losses(sample, encoded).total
         )
@@ -317,7 +324,7 @@ class Student(Learner[GPT]):
         """
         self.model.train()
         positions, embeddings, loss = self.place(len(input_ids), step)
-        part, weight = self.processes.part(len(input_ids)), 1.0
+        part, weight = self.part(len(input_ids)), 1.0
         if self.processes.count > 1:
             # The mean of the parts' means is that of the batch.
             counted = labels != IGNORE

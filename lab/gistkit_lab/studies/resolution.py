@@ -220,7 +220,7 @@ class Classifier(Learner[ViT]):
         self.wanted, self.kept = torch.arange(recipe.batch), slice(None)
         if self.processes.count > 1:
             # In a mixture an image meets the one before it.
-            part = self.processes.part(recipe.batch)
+            part = self.part(recipe.batch)
             self.wanted, self.kept = torch.arange(part.start - 1, part.stop) % recipe.batch, slice(1, None)
         self.files: Ahead | None = None
         if isinstance(images.train.images, Files):

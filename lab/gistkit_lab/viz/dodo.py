@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from gistkit.viz.style import FigureOrAxes, axes_of, legend_beside, tidy
-from gistkit_lab.viz.lines import draw_bars, styles
+from gistkit.viz.style import FigureOrAxes, axes_of, tidy
+from gistkit_lab.viz.lines import draw_bars, legend_beside, styles
 
 STYLE = styles(
     {

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gistkit.viz.legible import legible, symbol_of, width_of
+from gistkit.viz.legible import legible, symbol_of
 
 
 class Piece(NamedTuple):
@@ -15,6 +16,14 @@ class Piece(NamedTuple):
     line: int
     column: int
     text: str
+
+
+def width_of(text: str) -> int:
+    """Columns of a text in a font of fixed width."""
+    return sum(
+        0 if unicodedata.category(char) in ("Mn", "Me") else 2 if unicodedata.east_asian_width(char) in "WF" else 1
+        for char in text
+    )
 
 
 def flow(tokens: Sequence[str], columns: int) -> Iterator[Piece]:

@@ -19,6 +19,16 @@ def styles(shapes: Mapping[str, tuple[str, str, str]]) -> dict[str, dict[str, An
     }
 
 
+LAYOUT_STYLE = styles(
+    {"dpl": ("red", "--", "s"), "upl": ("sky", "-.", "^"), "epl": ("blue", "-", "o"), "cpl": ("green", ":", "D")}
+)
+
+
+def legend_beside(axes: Axes, *entries: Any) -> None:
+    """A legend to the right of the axes. `entries`: handles and labels; without them, everything with a label."""
+    axes.legend(*entries, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=9)
+
+
 def draw_band(axes: Axes, seeds: Sequence[Sequence[Any]], *, alpha: float = 0.2, **style: Any) -> Any:
     """The line of the seeds' mean, with a band from lowest to highest.
 

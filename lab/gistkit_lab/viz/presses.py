@@ -7,7 +7,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from gistkit.viz.style import COLOURS, Picture, legend_beside, tidy
+from gistkit.viz.style import COLOURS, Picture, tidy
+from gistkit_lab.viz.lines import legend_beside
 
 # In the order of first use.
 _STYLES: tuple[tuple[str, str, str], ...] = (

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
-from gistkit.viz.style import LAYOUT_STYLE, OTHER_STYLES, FigureOrAxes, axes_of, tidy
-from gistkit_lab.viz.lines import draw_band
+from gistkit.viz.style import OTHER_STYLES, FigureOrAxes, axes_of, tidy
+from gistkit_lab.viz.lines import LAYOUT_STYLE, draw_band
 
 
 def draw_loss_curves(

@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from gistkit.common.checks import at_least, one_of
 from gistkit.viz.browser import file_of
-from gistkit.viz.legible import legible, symbol_of, width_of
+from gistkit.viz.legible import legible, symbol_of
 from gistkit.viz.style import COLOURS, Picture
-from gistkit_lab.viz.flow import flow
+from gistkit_lab.viz.flow import flow, width_of
 
 Scale = Literal["rank", "linear"]
 # Black text is legible on the darkest shade of all.

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from numpy.typing import NDArray
 
-from gistkit.viz.style import LAYOUT_STYLE, Picture, legend_beside, tidy
-from gistkit_lab.viz.lines import draw_band, draw_bars, styles
+from gistkit.viz.style import Picture, tidy
+from gistkit_lab.viz.lines import LAYOUT_STYLE, draw_band, draw_bars, legend_beside, styles
 
 STYLE = LAYOUT_STYLE | styles(
     {"avgpool": ("orange", "-", "P"), "full": ("black", "-", "v"), "none": ("grey", ":", "x")}

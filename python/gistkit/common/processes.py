@@ -39,17 +39,6 @@ class Processes:
         """Every `count`-th of some items, which are the same in all processes."""
         return items[self.index :: self.count]
 
-    def part(self, rows: int) -> slice:
-        """The rows of this process in a batch of so many, which all processes know.
-
-        Raises:
-            ValueError: parts would differ in size.
-        """
-        each, rest = divmod(rows, self.count)
-        if rest:
-            raise ValueError(f"batch: expected a multiple of {self.count} processes, got {rows} rows")
-        return slice(self.index * each, (self.index + 1) * each)
-
     def on(self, device: str) -> str:
         """The device of this process: of "cuda" without a number its own one."""
         return f"cuda:{self.local}" if device == "cuda" and self.count > 1 else device

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +45,8 @@ def chat_prompt(processor: Any, messages: Sequence[Mapping[str, Any]]) -> dict[s
     return dict(inputs)
 
 
-def open_image(path: str | Path, content: bytes | None = None) -> Any:
+def open_image(path: str | Path) -> Any:
     """The PIL image of a file, as transformers opens it: upright, in RGB.
-
-    Args:
-        path: of the file, or its name in errors where its content is given.
-        content: of the file; None: it is read.
 
     Raises:
         OSError: if the file cannot be opened.
@@ -59,7 +54,7 @@ def open_image(path: str | Path, content: bytes | None = None) -> Any:
     """
     from PIL import Image, ImageOps
 
-    with open(path, "rb") if content is None else BytesIO(content) as file:
+    with open(path, "rb") as file:
         try:
             return ImageOps.exif_transpose(Image.open(file)).convert("RGB")
         except MemoryError:

@@ -1,8 +1,6 @@
-"""Tokens with visible symbols for invisible characters, and the columns that a text takes."""
+"""Tokens with visible symbols for invisible characters."""
 
 from __future__ import annotations
-
-import unicodedata
 
 
 def symbol_of(char: str) -> str:
@@ -18,11 +16,3 @@ _SYMBOLS = {"": "∅", "\n": "↵", "\t": "⇥"}
 def legible(token: str) -> str:
     """A token with visible symbols for line breaks, tabs and unprintable characters."""
     return "".join(map(symbol_of, token)) or symbol_of("")
-
-
-def width_of(text: str) -> int:
-    """Columns of a text in a font of fixed width."""
-    return sum(
-        0 if unicodedata.category(char) in ("Mn", "Me") else 2 if unicodedata.east_asian_width(char) in "WF" else 1
-        for char in text
-    )

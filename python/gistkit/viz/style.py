@@ -44,13 +44,7 @@ COLOURS = {
     "black": "#000000",
     "grey": "#999999",
 }
-LAYOUT_STYLE: dict[str, dict[str, Any]] = {
-    "dpl": {"color": COLOURS["red"], "linestyle": "--", "marker": "s"},
-    "upl": {"color": COLOURS["sky"], "linestyle": "-.", "marker": "^"},
-    "epl": {"color": COLOURS["blue"], "linestyle": "-", "marker": "o"},
-    "cpl": {"color": COLOURS["green"], "linestyle": ":", "marker": "D"},
-}
-# For settings that are not layouts, in their order.
+# Lines of several settings, in their order.
 OTHER_STYLES: tuple[dict[str, Any], ...] = (
     {"color": COLOURS["blue"], "linestyle": "-", "marker": "o"},
     {"color": COLOURS["red"], "linestyle": "--", "marker": "s"},
@@ -67,8 +61,3 @@ def tidy(axes: Axes) -> None:
     """Leaves only the left and bottom axes, and a faint grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
-
-
-def legend_beside(axes: Axes, *entries: Any) -> None:
-    """A legend to the right of the axes. `entries`: handles and labels; without them, everything with a label."""
-    axes.legend(*entries, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=9)
