@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -22,8 +22,7 @@ from gistkit.hf.fingerprint import differing
 from gistkit.hf.packed import PackedLayers
 
 T = TypeVar("T")
-# What a memory has of each row, and its tensors with rows: the dimension of their columns, if they have columns.
-_NUMBERS = ("lengths", "context_lengths", "starts", "documents", "rest")
+# A memory's tensors with rows: the dimension of their columns, if they have columns.
 _COLUMNS = {
     "positions": 1, "ordinals": 1, "key_bias": 1, "straight_through": 1, "embeddings": -2, "layers": -2,
     "last": None,
@@ -85,6 +84,9 @@ class Memory:
         maker: fingerprint of the compressor's own weights, `gistkit.hf.digest`; None inside `Compressor.forward`.
         model: the base model's identity for messages, `gistkit.hf.identity`; None inside `Compressor.forward`.
     """
+
+    _numbers: ClassVar[tuple[str, ...]] = ("lengths", "context_lengths", "starts", "documents", "rest")
+    """What a memory has of each row."""
 
     source: Source
     lengths: tuple[int, ...]
@@ -282,7 +284,8 @@ class Memory:
             return torch.cat([*tensors])
 
         tensors = first._columns | (dict.fromkeys(_PACKED) if first.counts is not None else {})
-        changed: dict[str, Any] = {name: sum((getattr(memory, name) for memory in memories), ()) for name in _NUMBERS}
+        numbers = first._numbers
+        changed: dict[str, Any] = {name: sum((getattr(memory, name) for memory in memories), ()) for name in numbers}
         for name, columns in tensors.items():
             parts = [getattr(memory, name) for memory in memories]
             changed[name] = _changed(parts, partial(joined, columns=columns))
@@ -424,7 +427,7 @@ class Memory:
         self, numbers: Callable[[tuple[Any, ...]], Any], tensors: Callable[[Tensor, int | None], Tensor]
     ) -> Memory:
         """Other rows: what each has, and tensors with rows, given the dimension of their columns."""
-        changed = {name: numbers(getattr(self, name)) for name in _NUMBERS}
+        changed = {name: numbers(getattr(self, name)) for name in self._numbers}
         for name, columns in self._columns.items():
             changed[name] = _changed([getattr(self, name)], lambda one, columns=columns: tensors(one[0], columns))  # type: ignore[misc]
         return replace(self, **changed)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,32 +35,10 @@ class Prefix(Memory):
         tokens_read: tokens of each row's context that the model reads.
     """
 
+    _numbers: ClassVar = (*Memory._numbers, "lead", "tokens_read")
+
     lead: tuple[int, ...] = ()
     tokens_read: tuple[int, ...] = ()
-
-    def __getitem__(self, rows: int | slice | Sequence[int]) -> Prefix:
-        """The prefix of some of the rows."""
-        row_indices = torch.arange(self.batch_size)[rows].reshape(-1).tolist()
-        return replace(
-            cast(Prefix, super().__getitem__(rows)),
-            lead=tuple(self.lead[row] for row in row_indices),
-            tokens_read=tuple(self.tokens_read[row] for row in row_indices),
-        )
-
-    def repeat(self, count: int) -> Prefix:
-        """The one row `count` times, without copying it; errors as in `Memory.repeat`."""
-        return replace(
-            cast(Prefix, super().repeat(count)), lead=self.lead * count, tokens_read=self.tokens_read * count
-        )
-
-    @staticmethod
-    def stack(memories: Sequence[Memory]) -> Prefix:
-        """One prefix with the rows of several, as in `Memory.stack`."""
-        prefixes = cast(Sequence[Prefix], memories)
-        lead, tokens_read = (
-            sum((getattr(prefix, name) for prefix in prefixes), ()) for name in ("lead", "tokens_read")
-        )
-        return replace(cast(Prefix, Memory.stack(memories)), lead=lead, tokens_read=tokens_read)
 
 
 class BaselineInput(NamedTuple):
