@@ -7,7 +7,7 @@ import torch
 
 from gistkit import ops
 from gistkit.compress import Select
-from gistkit.hf import KeptKeys, attach, fingerprint, rerotate, structure
+from gistkit.hf import KeptKeys, attach, fingerprint, frequencies, structure
 from tests.helpers.models import FAMILIES, tiny, tiny_llama
 from tests.helpers.tiers import tiers
 
@@ -171,26 +171,20 @@ def test_rerotated_keys_are_those_of_the_other_positions(family, changes):
     for delta in (37, -3, torch.tensor([[1, 0, -2, 9], [40, 5, 5, -7]])):
         moved = keys_at(positions + delta)
         # Deeper layers see other distances, so only the first layer's keys are comparable between the two passes.
-        torch.testing.assert_close(rerotate(model, 0, keys, delta), moved[0], rtol=1e-10, atol=1e-10)
+        turned = ops.rerotate(keys, delta, frequencies(model)[0])
+        torch.testing.assert_close(turned, moved[0], rtol=1e-10, atol=1e-10)
         assert not torch.allclose(keys, moved[0])
 
 
 def test_every_layer_has_its_own_frequencies():
     model = tiny("gemma3")
-    keys = torch.randn(1, 2, 3, 16, dtype=torch.float64)
-    rotary = model.model.rotary_emb
-    for layer, kind in enumerate(model.config.layer_types):
-        expected = ops.rerotate(keys, 5, getattr(rotary, f"{kind}_inv_freq"))
-        assert torch.equal(rerotate(model, layer, keys, 5), expected)
-    assert not torch.allclose(rerotate(model, 0, keys, 5), rerotate(model, 1, keys, 5))
+    found = frequencies(model)
+    for inv_freq, kind in zip(found, model.config.layer_types, strict=True):
+        assert torch.equal(inv_freq, getattr(model.model.rotary_emb, f"{kind}_inv_freq"))
+    assert not torch.allclose(found[0], found[1])
 
 
 @pytest.mark.parametrize("family", ["gpt2", "phi3"])
-def test_without_a_known_rope_there_is_nothing_to_rotate(family):
+def test_a_model_without_a_known_rope_has_no_frequencies(family):
     with pytest.raises(ValueError, match=f"model: expected one with RoPE of a known family.*got {family}"):
-        rerotate(tiny(family), 0, torch.zeros(1, 2, 3, 12), 1)
-
-
-def test_layers_that_are_not_there_are_refused():
-    with pytest.raises(ValueError, match="layer_idx: expected 0 to 1, got 2"):
-        rerotate(tiny_llama(), 2, torch.zeros(1, 2, 3, 12), 1)
+        frequencies(tiny(family))

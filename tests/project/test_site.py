@@ -156,8 +156,8 @@ def test_a_name_is_found_where_it_is_described_and_a_wrong_one_is_not(monkeypatc
     names = extension("names", monkeypatch)
     assert names.resolve("gistkit.layouts.layout.Layout", "gistkit.viz") == "gistkit.layouts.Layout"
     assert names.resolve("DigitTrie", "gistkit.layouts") == "gistkit.nn.DigitTrie"
-    assert names.resolve("rerotate", "gistkit.hf") == "gistkit.hf.rerotate"
-    assert names.resolve("rerotate", "gistkit.ops") == "gistkit.ops.rerotate"
+    assert names.resolve("Conversation", "gistkit.ask") == "gistkit.ask.Conversation"
+    assert names.resolve("Conversation", "gistkit.train") == "gistkit.train.Conversation"
     assert names.resolve("encode", "gistkit.compress", "gistkit.compress.Dodo") == "gistkit.compress.Dodo.encode"
     assert names.resolve("Layout.colour", "gistkit.layouts") is names.resolve("torch.Tensor", "gistkit.ops") is None
 

@@ -167,14 +167,15 @@ def _values(compressor: Compressor, memory: Memory, task: Any) -> torch.Tensor:
     """What vLLM puts before a prompt: keys and values [layers, 2, tokens, heads, size]."""
     import torch
 
-    from gistkit import hf
+    from gistkit import hf, ops
 
     memory = memory.to(compressor.device, compressor.embed.weight.dtype)
     with torch.no_grad():
         layers = compressor.to_cache(memory, task).held
     count = layers[0][0].shape[2]
     # A cache has its prompt at position 0, and vLLM behind the placeholders.
-    keys = [hf.rerotate(compressor.model, layer, key, count) for layer, (key, _) in enumerate(layers)]
+    inv_freqs = hf.frequencies(compressor.model)
+    keys = [ops.rerotate(key, count, inv_freq) for (key, _), inv_freq in zip(layers, inv_freqs, strict=True)]
     pairs = [torch.stack([key[0], value[0]]) for key, (_, value) in zip(keys, layers, strict=True)]
     return torch.stack(pairs).transpose(2, 3)
 

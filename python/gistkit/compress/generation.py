@@ -18,7 +18,7 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.generation import BaseStreamer, GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from gistkit import hf
+from gistkit import hf, ops
 from gistkit.common.checks import POSITIONS, check_int
 from gistkit.compress.decode import last_of, rope_length
 from gistkit.compress.memory import Memory, Task, check_memory
@@ -250,9 +250,10 @@ def to_cache(compressor: Any, memory: Memory, task: Task = "lm") -> MemoryCache:
         reading.read(nothing.ids)
         # Transformers numbers new tokens from 0.
         back = -cast(Tensor, reading.plan.positions)[..., -1:]
+        inv_freqs = hf.frequencies(compressor.lm.model)
         layers = [
-            (hf.rerotate(compressor.lm.model, layer, key, back.expand(*back.shape[:-1], key.shape[2])), value)
-            for layer, (key, value) in enumerate(reading.cache.held)
+            (ops.rerotate(key, back.expand(*back.shape[:-1], key.shape[2]), inv_freq), value)
+            for (key, value), inv_freq in zip(reading.cache.held, inv_freqs, strict=True)
         ]
     hf.cover_memory(pretrained(compressor.lm.model))
     cache = hf.memory_cache(layers, 0)

@@ -7,7 +7,7 @@ from gistkit.hf.encode import encode_positions
 from gistkit.hf.fingerprint import differing, digest, fingerprint, head_shapes, identity, is_of, structure
 from gistkit.hf.keep import Keeper, KeptKeys
 from gistkit.hf.packed import PackedLayers
-from gistkit.hf.rotation import changing_rope, check_moves, frequencies, rerotate
+from gistkit.hf.rotation import changing_rope, check_moves, frequencies
 
 __all__ = [
     "ATTENTION_NAME",
@@ -34,7 +34,6 @@ __all__ = [
     "is_of",
     "layer_outputs",
     "memory_cache",
-    "rerotate",
     "sliding_windows",
     "structure",
 ]

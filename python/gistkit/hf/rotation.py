@@ -1,4 +1,4 @@
-"""rerotate: a model's rotated keys, moved to other positions; and the frequencies with which a pass rotates."""
+"""The frequencies with which a pass rotates keys, and which of them may move to other positions."""
 
 from __future__ import annotations
 
@@ -9,34 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gistkit import ops
 from gistkit.hf.attach import check_rotates, decoder_of, forwards, frequencies_of
 from gistkit.hf.parts import FAMILIES
 
 
-def rerotate(model: nn.Module, layer_idx: int, keys: Tensor, delta: Tensor | int) -> Tensor:
-    """Keys of one layer, rotated to `delta` positions further on.
-
-    Exact up to rounding for every RoPE type: the layer's current frequencies are used, and the keys keep their
-    attention scaling.
-
-    Args:
-        model: what `attach` takes, of a family with RoPE.
-        layer_idx: the layer that made the keys, from 0.
-        keys: [B, Hk, K, D], rotated.
-        delta: int64 [K], [B, K] or one number; may be negative.
-
-    Raises:
-        ValueError: if gistkit does not know the model's RoPE, or the model has no such layer.
-    """
-    inv_freqs = frequencies(model)
-    if not 0 <= layer_idx < len(inv_freqs):
-        raise ValueError(f"layer_idx: expected 0 to {len(inv_freqs) - 1}, got {layer_idx}")
-    return ops.rerotate(keys, delta, inv_freqs[layer_idx].to(keys.device))
-
-
 def check_moves(model: nn.Module) -> None:
-    """Raises a TypeError for a model whose keys of any length of text cannot be moved with `rerotate`."""
+    """Raises a TypeError for a model whose keys of any length of text `gistkit.ops.rerotate` cannot move."""
     check_rotates(model)
     changing = changing_rope(model)
     if changing:
