@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-import ssl
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPException
 from pathlib import Path
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
 
 SECONDS = 5
 # "name" or "owner/name"; anything else is a place on a disk.
@@ -60,14 +56,11 @@ def loading(option: str, expected: str, name: str, *more: type[Exception]) -> It
 
 
 def _answers(endpoint: str) -> bool:
+    from huggingface_hub import get_session
+
     try:
-        urlopen(Request(endpoint, method="HEAD"), timeout=SECONDS).close()
-    except HTTPError:
-        pass
-    except URLError as error:
-        # The hub's client has certificates of its own.
-        return isinstance(error.reason, ssl.SSLError)
-    except (OSError, HTTPException, ValueError):
-        # Also an answer that is no HTTP, or an address that is none.
+        get_session().head(endpoint, timeout=SECONDS)
+    # Of whichever library the hub's client is made; also an answer that is no HTTP, or an address that is none.
+    except Exception:
         return False
     return True
