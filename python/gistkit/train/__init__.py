@@ -15,19 +15,9 @@ reads with one, as `gistkit.compress.MixedResolution(compressor, tau=128, segmen
 `Trainer` is a `transformers.Trainer` with a recipe and batches instead of `TrainingArguments` and a dataset, which
 `CompressorTrainer` takes. `track="tensorboard"` (or "wandb") has the figures too, and `callbacks` are transformers'.
 
-Several devices: start the same script with `accelerate launch`. By itself it copies the model to every device (DDP):
-
-    accelerate launch --num_processes 4 script.py
-
-The batch of a step is the same however many processes share it: `batch` must be a multiple of processes x accumulate.
-On CPUs, where `accelerate launch --cpu` starts only one process, let torch start them:
-
-    OMP_NUM_THREADS=1 torchrun --nproc_per_node 2 script.py
-
-A model too large for one device is sharded with FSDP2, by a configuration as in docs/processes.md. Checkpoints hold
-whole tensors whatever the sharding, so a run may be resumed on another number of devices, and the compressor that is
-saved at the end is the same as that of one process. A checkpoint's weights go into a compressor that is not sharded
-(which needs a threshold too, with `MixedResolution.calibrate`):
+Several devices: start the same script with `accelerate launch`, or on CPUs with `torchrun`, see docs/processes.md. The
+batch of a step is the same however many processes share it, and a run may be resumed on another number of them. The
+weights of a checkpoint go into a compressor (which needs a threshold too, with `MixedResolution.calibrate`):
 
     train.restore("runs/first/checkpoint-1000", compressor.trainable())
     compressor.save_pretrained("runs/first/compressor")
