@@ -1,8 +1,7 @@
-"""What is installed, what was built and what is missing: `python -m gistkit.info`."""
+"""What is installed, what was built and what is missing: what `gistkit info` prints."""
 
 from __future__ import annotations
 
-import argparse
 import platform
 from collections.abc import Callable
 from importlib import import_module
@@ -145,15 +144,3 @@ def _versions() -> list[str]:
         except PackageNotFoundError:
             items[package] = f"missing: pip install {wanted}"
     return [f"{name:16} {value}" for name, value in items.items()]
-
-
-def main() -> None:
-    """Prints the report."""
-    argparse.ArgumentParser(
-        prog="python -m gistkit.info", description=__doc__, epilog="example: GISTKIT_ISA=generic python -m gistkit.info"
-    ).parse_args()
-    print("\n".join(lines()))
-
-
-if __name__ == "__main__":
-    main()

@@ -95,7 +95,7 @@ def test_a_missing_library_says_how_to_build_it(tmp_path):
 @pytest.mark.slow
 def test_info_reports_what_does_not_load(tmp_path):
     target = copy_of_package(tmp_path)
-    report = "import runpy; runpy.run_module('gistkit.info', run_name='__main__')"
+    report = "from gistkit.cli import main; main(['info'])"
     (target / "libgistkit_ops.so").write_bytes(b"not a library")
     shown = from_copy(target, report).stdout
     assert re.search(r"^op library +FAILED: .*could not load it", shown, re.MULTILINE), shown
