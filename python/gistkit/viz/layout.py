@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gistkit.common.checks import one_of
 from gistkit.layouts.layout import physical_order
 from gistkit.layouts.relations import Role
-from gistkit.viz.style import COLOURS, FigureOrAxes, Picture
+from gistkit.viz.style import COLOURS, Picture
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -37,49 +37,28 @@ ORDERS = {"logical": "Logical order", "physical": "Physical order (grouped by ro
 MOST_TOKENS = 1024
 
 
-def draw_layout(
-    layout: Layout,
-    *,
-    order: str = "both",
-    positions: bool = True,
-    window: int | None = None,
-    title: str | None = None,
-    ax: Axes | None = None,
-) -> FigureOrAxes:
+def draw_layout(layout: Layout, *, order: str = "both", title: str | None = None) -> Figure:
     """Draws a layout's mask (rows: queries, columns: keys, coloured by the key's role) and its position IDs.
 
     Args:
         layout: of at most 1024 tokens.
         order: of the tokens, "logical", "physical" (grouped by role, as in `Layout.compile`) or "both", in a panel
-            each.
-        positions: whether position IDs are drawn below, in logical order if both are shown.
-        window: sliding window, as in `Layout.compile`.
+            each. Position IDs are in logical order if both are shown.
         title: heading; None is the layout's name.
-        ax: axes to draw only the mask into, in logical order unless `order` is "physical"; `ax.legend()` names the
-            roles.
-
-    Returns:
-        The figure, or `ax`.
     """
     one_of("draw_layout", "order", order, ("both", *ORDERS))
     check_size("draw_layout", layout)
-    title = layout.name if title is None else title
-    if ax is not None:
-        draw_mask(ax, layout, "logical" if order == "both" else order, window=window)
-        ax.set_title(title, parse_math=False)
-        return ax
     orders = tuple(ORDERS) if order == "both" else (order,)
-    figure = Picture(figsize=(5.5 * len(orders), 5.7 + 2.5 * positions), layout="constrained", dpi=120)
-    figure.suptitle(title, fontsize=14, parse_math=False)
-    grid = figure.add_gridspec(1 + positions, len(orders), height_ratios=[2.4, 1][: 1 + positions])
+    figure = Picture(figsize=(5.5 * len(orders), 8.2), layout="constrained", dpi=120)
+    figure.suptitle(layout.name if title is None else title, fontsize=14, parse_math=False)
+    grid = figure.add_gridspec(2, len(orders), height_ratios=[2.4, 1])
     for column, name in enumerate(orders):
         axes = figure.add_subplot(grid[0, column])
-        draw_mask(axes, layout, name, window=window)
+        draw_mask(axes, layout, name)
         axes.set_title(ORDERS[name], fontsize=11)
-    if positions:
-        axes = figure.add_subplot(grid[1, :])
-        draw_positions(axes, layout, orders[0])
-        axes.set(xlabel=f"token, in {orders[0]} order", ylabel="position id")
+    axes = figure.add_subplot(grid[1, :])
+    draw_positions(axes, layout, orders[0])
+    axes.set(xlabel=f"token, in {orders[0]} order", ylabel="position id")
     role_legend(figure)
     return figure
 
@@ -114,12 +93,12 @@ def role_legend(figure: Figure, title: str = "", most: int = 6) -> None:
     )
 
 
-def draw_mask(axes: Axes, layout: Layout, order: str, *, window: int | None = None) -> None:
+def draw_mask(axes: Axes, layout: Layout, order: str) -> None:
     """The mask, with a strip along its sides that shows the roles of queries and keys."""
     tokens, count = tokens_in(order, layout), len(layout)
     roles, documents = layout.roles[tokens].astype(int), layout.documents[tokens]
     # Seen pairs take the colour of the key's role; 0 is unseen.
-    image = np.where(layout.dense_mask(order, window), roles + 1, 0)
+    image = np.where(layout.dense_mask(order), roles + 1, 0)
     axes.imshow(image, cmap=PALETTE, vmin=-0.5, vmax=len(Role) + 0.5, interpolation="nearest")
     if count <= 64:
         axes.set_xticks(np.arange(count + 1) - 0.5, minor=True)
