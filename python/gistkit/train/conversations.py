@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gistkit.compress.tokens import text_ids
 from gistkit.formats import files, records
 from gistkit.formats.questions import Fields
 from gistkit.hf.chat import chat_prompt, check_chat, open_image
 from gistkit.train.data import HELD_OUT
 from gistkit.train.images import ImageQuestion
-from gistkit.train.streams import token_ids
 
 if TYPE_CHECKING:
     from gistkit.compress import VoCo
@@ -153,7 +153,7 @@ class ConversationQuestions(Sequence[ImageQuestion]):
     def _question(self, conversation: Conversation, turn: int) -> ImageQuestion:
         question, answer = conversation.turns[turn]
         context, (text,) = self.compressor.split(chat_prompt(self.processor, _messages(conversation, turn)))
-        answer_ids = list(token_ids(self.processor.tokenizer, answer, special=False))
+        answer_ids = text_ids(answer, self.processor.tokenizer, special_tokens=False)
         if not answer_ids:
             raise ValueError(
                 f"conversations: expected an answer of at least 1 token to {question!r:.60}, got {answer!r}"
