@@ -96,7 +96,8 @@ class ConversationQuestions(Sequence[ImageQuestion]):
     """Every question of conversations as an `ImageQuestion`, made when it is asked for: its images are read then.
 
     What a model reads is the processor's chat template of the questions and answers so far; all after the last image
-    is the question. Give them to `ImageQuestions`, with their `held_out`.
+    is the question. A text that names a special token of the model is refused. Give them to `ImageQuestions`, with
+    their `held_out`.
 
     Args:
         conversations: such as from `load_conversations`.
@@ -152,8 +153,14 @@ class ConversationQuestions(Sequence[ImageQuestion]):
 
     def _question(self, conversation: Conversation, turn: int) -> ImageQuestion:
         question, answer = conversation.turns[turn]
+        words = self.processor.tokenizer
+        for text in (text for turns in conversation.turns[: turn + 1] for text in turns):
+            plain = text.replace(IMAGE, "")
+            # A processor would read their names as these tokens.
+            if text_ids(plain, words) != text_ids(plain, words, control_tokens=True):
+                raise ValueError(f"conversations: expected texts without special tokens of the model, got {text!r:.60}")
         context, (text,) = self.compressor.split(chat_prompt(self.processor, _messages(conversation, turn)))
-        answer_ids = text_ids(answer, self.processor.tokenizer, special_tokens=False)
+        answer_ids = text_ids(answer, words, special_tokens=False)
         if not answer_ids:
             raise ValueError(
                 f"conversations: expected an answer of at least 1 token to {question!r:.60}, got {answer!r}"
