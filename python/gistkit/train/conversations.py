@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,11 +155,11 @@ class ConversationQuestions(Sequence[ImageQuestion]):
     def _question(self, conversation: Conversation, turn: int) -> ImageQuestion:
         question, answer = conversation.turns[turn]
         words = self.processor.tokenizer
-        for text in (text for turns in conversation.turns[: turn + 1] for text in turns):
-            plain = text.replace(IMAGE, "")
+        for said in chain.from_iterable(conversation.turns[: turn + 1]):
+            plain = said.replace(IMAGE, "")
             # A processor would read their names as these tokens.
             if text_ids(plain, words) != text_ids(plain, words, control_tokens=True):
-                raise ValueError(f"conversations: expected texts without special tokens of the model, got {text!r:.60}")
+                raise ValueError(f"conversations: expected texts without special tokens of the model, got {said!r:.60}")
         context, (text,) = self.compressor.split(chat_prompt(self.processor, _messages(conversation, turn)))
         answer_ids = text_ids(answer, words, special_tokens=False)
         if not answer_ids:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from itertools import chain
-from mmap import MADV_DONTNEED
+from mmap import MADV_DONTNEED, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,9 +39,9 @@ class Document(NamedTuple):
         for low in range(self.start, end, BLOCK):
             high = min(low + BLOCK, end)
             yield self.content[low:high], bytes(self.content[self._whole(low) : self._whole(high)])
-            if isinstance(self.content, memoryview):
-                # What was read of a mapped file would count as the process's memory as long as there is enough of it.
-                self.content.obj.madvise(MADV_DONTNEED)
+            if isinstance(mapped := getattr(self.content, "obj", None), mmap):
+                # What was read of a file would count as the process's memory as long as there is enough of it.
+                mapped.madvise(MADV_DONTNEED)
 
     def _whole(self, at: int) -> int:
         """The first place from there on that divides no character."""
