@@ -31,7 +31,7 @@ OPTIONAL = {
     "sentence-transformers": "'./apps/serve[embed]'",
     "pillow": "'gistkit[images]'",
     "torchvision": "'gistkit[images]'",
-    "zstandard": "'gistkit[zstd]'",
+    "pyarrow": "'gistkit[parquet]'",
     "fastapi": "./apps/serve",
     "uvicorn": "./apps/serve",
     "gguf": "'gistkit[smollm2]'",

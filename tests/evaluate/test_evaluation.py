@@ -213,11 +213,11 @@ def test_an_end_token_ends_the_reconstruction():
 
 
 class Letters:
-    """A tokenizer of single letters; id 1 is put before a text, id 2 ends one."""
+    """A tokenizer of single letters, with options of transformers; id 1 is put before a text, id 2 ends one."""
 
-    eos_token_id = 2
+    eos_token_id, add_special_tokens = 2, None
 
-    def __call__(self, text, add_special_tokens=True):
+    def __call__(self, text, add_special_tokens=True, **_):
         return {"input_ids": [1] * add_special_tokens + [ord(letter) - 94 for letter in text]}
 
     def decode(self, ids, skip_special_tokens=False):

@@ -9,6 +9,7 @@ import tracemalloc
 import pytest
 
 from gistkit.formats import files
+from tests.helpers.disks import zstd
 from tests.helpers.programs import printed
 
 ROW = b'{"text": "%s"}\n'
@@ -18,10 +19,6 @@ ROW = b'{"text": "%s"}\n'
 def few(monkeypatch):
     monkeypatch.setattr(files, "MOST", 1000)
     monkeypatch.setattr(files, "PARTS", 100)
-
-
-def zstd(content):
-    return pytest.importorskip("zstandard").ZstdCompressor().compress(content)
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress, zstd], ids=["plain", "gzip", "zstd"])
@@ -108,15 +105,16 @@ def test_a_parquet_file_takes_the_memory_of_what_it_holds_once(tmp_path):
     """A text of 2 MB, once in the file, in each of 1,000 rows."""
     pytest.importorskip("pyarrow")
     code = """
-import pyarrow, pyarrow.parquet, resource
+import pyarrow, pyarrow.parquet
 from pathlib import Path
 from gistkit.formats import parquet
+from tests.helpers.memory import peak_bytes
 text = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 1000, pyarrow.int32()), ["a" * 2_000_000])
 pyarrow.parquet.write_table(pyarrow.table({"text": text}), "b.parquet", compression="zstd")
 del text
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-assert sum(len(row["text"]) for _, row in parquet.rows(Path("b.parquet"))) == 2_000_000_000
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, Path("b.parquet").stat().st_size)
+def read():
+    assert sum(len(row["text"]) for _, row in parquet.rows(Path("b.parquet"))) == 2_000_000_000
+print(peak_bytes(read), Path("b.parquet").stat().st_size)
 """
-    kibibytes, size = map(int, printed(code).split())
-    assert size < 1000 and kibibytes < 200_000
+    peak, size = map(int, printed(code).split())
+    assert size < 1000 and peak < 100_000_000

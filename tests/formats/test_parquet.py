@@ -52,7 +52,7 @@ def test_damaged_files_are_named(tmp_path, damage):
     content = path.read_bytes()
     flipped = content[:4] + bytes(byte ^ 255 for byte in content[4:60]) + content[60:]
     path.write_bytes({"end": content[:-20], "pages": flipped, "nothing": b"", "text": b'{"a": 1}'}[damage])
-    with pytest.raises(ValueError, match=r"a\.parquet: expected a whole Parquet file, got damaged data"):
+    with pytest.raises(ValueError, match=r"a\.parquet: expected whole Parquet data, got damaged data"):
         list(read_questions(path))
 
 

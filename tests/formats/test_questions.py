@@ -9,6 +9,7 @@ import pytest
 
 from gistkit.evaluate import iter_questions, load_questions
 from gistkit.formats import question_sets, read_questions
+from tests.helpers.disks import zstd
 
 TEMPLATE = "Q: {question} A:"
 
@@ -193,22 +194,22 @@ def test_every_format_is_known_by_what_it_holds(tmp_path, name, content, expecte
 
 
 def test_zstd_of_several_frames(tmp_path):
-    zstandard = pytest.importorskip("zstandard")
     lines = [json.dumps(row).encode() + b"\n" for row in MRQA]
     path = tmp_path / "mrqa.jsonl.zst"
-    path.write_bytes(b"".join(zstandard.compress(line) for line in lines))
+    path.write_bytes(b"".join(map(zstd, lines)))
     assert asked(path) == MRQA_ASKED
-    (tmp_path / "squad.json.zst").write_bytes(zstandard.compress(json.dumps(SQUAD).encode()))
+    (tmp_path / "squad.json.zst").write_bytes(zstd(json.dumps(SQUAD).encode()))
     assert asked(tmp_path / "squad.json.zst") == SQUAD_ASKED
-    path.write_bytes(zstandard.compress(b"".join(lines))[:-20])
-    with pytest.raises(ValueError, match=r"mrqa\.jsonl\.zst.*: expected "):
-        asked(path)
+    for kept in (-20, 6):
+        path.write_bytes(zstd(b"".join(lines))[:kept])
+        with pytest.raises(ValueError, match=r"mrqa\.jsonl\.zst.*: expected whole zstd data, got damaged data"):
+            asked(path)
 
 
 def test_zstd_without_its_package(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     (tmp_path / "a.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd")
-    with pytest.raises(ImportError, match=r"a\.jsonl\.zst: zstd needs zstandard; run pip install 'gistkit\[zstd\]'"):
+    with pytest.raises(ImportError, match=r"a\.jsonl\.zst: zstd needs pyarrow; run pip install 'gistkit\[zstd\]'"):
         asked(tmp_path / "a.jsonl.zst")
 
 

@@ -1,7 +1,9 @@
-"""A disk that is full, for tests without root."""
+"""A disk that is full, for tests without root, and files as they are compressed."""
 
 import resource
 from contextlib import contextmanager
+
+import pytest
 
 
 @contextmanager
@@ -13,3 +15,8 @@ def limit(size):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def zstd(content):
+    """One frame of zstd; skips the test where nothing makes one."""
+    return pytest.importorskip("pyarrow").compress(content, "zstd", asbytes=True)

@@ -9,7 +9,7 @@ import torch
 
 from gistkit.compress import VoCo
 from gistkit.hf.chat import image_prompt, open_image
-from gistkit.train import ConversationQuestions, ImageQuestions, load_conversations
+from gistkit.train import Conversation, ConversationQuestions, ImageQuestions, load_conversations
 from tests.helpers.vision import IMAGE, processor, tiny_vision
 
 PIL = pytest.importorskip("PIL.Image")
@@ -189,6 +189,16 @@ def test_images_are_opened_upright_in_rgb_or_told_by_their_file(images, tmp_path
             open_image(tmp_path / "broken.png")
     with pytest.raises(FileNotFoundError, match="none"):
         open_image(tmp_path / "none.png")
+
+
+@pytest.mark.parametrize("place", ["question", "answer"])
+def test_names_of_special_tokens_are_no_part_of_a_conversation(images, place):
+    turns = [["what is this", "who"], ["who", "this"]]
+    turns[0][place == "answer"] += "<pad>"
+    examples, own = questions([Conversation((images / "a.png",), tuple(map(tuple, turns)))])
+    own.tokenizer.backend_tokenizer.model.unk_token = "what"
+    with pytest.raises(ValueError, match=r"conversations: expected texts without special tokens .*, got '.*<pad>'"):
+        examples[1]
 
 
 def test_all_questions_about_held_out_images_are_held_out(images, tmp_path):

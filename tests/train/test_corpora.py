@@ -12,6 +12,7 @@ import torch
 
 from gistkit.formats import read_questions
 from gistkit.train import Packed, Pretraining, Windows, data, load_corpus
+from tests.helpers.disks import zstd
 from tests.helpers.models import byte_tokenizer
 
 
@@ -66,11 +67,10 @@ def test_json_lines_of_one_document_are_cut(tmp_path):
 
 
 def test_the_piles_folders_are_its_splits_in_zstd(tmp_path):
-    zstandard = pytest.importorskip("zstandard")
-    json_lines(tmp_path / "train" / "00.jsonl.zst", ["train a", "train b"], compress=zstandard.compress)
-    json_lines(tmp_path / "train" / "01.jsonl.zst", ["train c"], compress=zstandard.compress)
-    json_lines(tmp_path / "val.jsonl.zst", ["choose"], compress=zstandard.compress)
-    json_lines(tmp_path / "test.jsonl.zst", ["final a", "final b"], compress=zstandard.compress)
+    json_lines(tmp_path / "train" / "00.jsonl.zst", ["train a", "train b"], compress=zstd)
+    json_lines(tmp_path / "train" / "01.jsonl.zst", ["train c"], compress=zstd)
+    json_lines(tmp_path / "val.jsonl.zst", ["choose"], compress=zstd)
+    json_lines(tmp_path / "test.jsonl.zst", ["final a", "final b"], compress=zstd)
     corpus = load_corpus(tmp_path)
     parts = [text_of(part) for part in (corpus.train, corpus.held_out, corpus.test)]
     assert parts == ["train a\n\ntrain b\n\ntrain c", "choose", "final a\n\nfinal b"]
@@ -309,21 +309,19 @@ def test_processes_that_read_at_once_agree(tmp_path):
 
 
 MEASURED = """
-import resource, sys
+import sys
 from gistkit.evaluate import iter_questions
 from gistkit.train import Packed, Windows, load_corpus
+from tests.helpers.memory import peak_bytes
 kind, path, cache = sys.argv[1:]
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-load_corpus(limit=10)
-before = peak()
-if kind == "questions":
-    print(sum(1 for _ in iter_questions(path)))
-else:
+def read():
+    if kind == "questions":
+        return print(sum(1 for _ in iter_questions(path)))
     corpus = load_corpus(path, cache=cache, windows=Windows(4096, 1024) if kind == "windows" else None)
     print(corpus.train.numel() + corpus.held_out.numel())
     Packed(corpus, 4, 512)(3)
-print(peak() - before)
+load_corpus(limit=10)
+print(peak_bytes(read) >> 20)
 """
 
 

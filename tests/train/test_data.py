@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import pickle
 import sys
 import types
 from pydoc_data.topics import topics
@@ -12,11 +13,14 @@ import torch
 import transformers
 
 from gistkit.compress import FiveHundredX, GistPool
-from gistkit.evaluate import Example
+from gistkit.compress.tokens import QUESTION, filled_ids
+from gistkit.evaluate import Example, iter_questions
+from gistkit.evaluate.data import prepare
 from gistkit.train import PRESETS, Packed, Pretraining, QuestionAnswering, Recipe, command, load_corpus
 from gistkit.train.batches import collate, for_losses, num_tokens, targets
 from gistkit.train.losses import Losses
 from gistkit.train.prepare import changed
+from tests.helpers.models import byte_tokenizer, tiny_llama
 from tests.helpers.train_worker import make_batches, make_model, make_questions
 
 
@@ -265,6 +269,31 @@ def test_questions_pad_and_go_round():
         QuestionAnswering([Example("a")], None, 1)
     with pytest.raises(ValueError, match="examples: expected at least one question, got none"):
         QuestionAnswering({}, None, 1)
+
+
+def test_names_of_special_tokens_are_text_in_training_and_evaluation_as_in_a_memory(tmp_path):
+    tokenizer, hostile, path = byte_tokenizer(start=True), "a<end>\n<start>b", tmp_path / "a.jsonl"
+    spelt = [tokenizer(letter, add_special_tokens=False)["input_ids"][0] for letter in hostile]
+    compressor = FiveHundredX(tiny_llama(vocab_size=258), chunk=8, ratio=4, lora=4).eval()
+    compressor.tokenizer = tokenizer
+    memory, ids = compressor.compress(hostile), compressor.encode([[257, *spelt]])
+    assert all(map(torch.equal, memory.tensors, ids.tensors))
+    path.write_text("".join(json.dumps({"text": hostile}) + "\n" for _ in range(2)))
+    corpus = load_corpus(path, tokenizer=tokenizer)
+    assert corpus.train.tolist() == corpus.held_out.tolist() == spelt
+    path.write_text(json.dumps({"context": hostile, "question": hostile, "answers": [hostile]}))
+    # Special tokens of the template are what they are.
+    examples = list(iter_questions(path, template="<end>{context}<start>{question}<end>"))
+    wanted = [257, 256, *spelt], [257, *spelt, 256], spelt
+    (row,) = prepare(examples, tokenizer, ["qa"])
+    assert (row.context, row.question, row.answer) == wanted
+    trained = QuestionAnswering(examples, tokenizer, 1, validation=pickle.loads(pickle.dumps(examples)))
+    for number in range(2):
+        assert tuple(ids.tolist() for ids in trained.row(number).values()) == (*wanted[:2], [*spelt, 256])
+    (example,) = iter_questions(path)
+    (row,) = prepare([example], tokenizer, ["qa"])
+    asked = filled_ids(QUESTION, "{question}", hostile, tokenizer)
+    assert (row.context, row.question) == ([257, *spelt], asked)
 
 
 def test_a_fall_as_long_as_a_warm_up_does_not_begin_within_it():

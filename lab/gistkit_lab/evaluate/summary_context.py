@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from gistkit.compress.tokens import Rows, pad
+from gistkit.compress.tokens import Rows, filled_ids, pad, text_ids
 from gistkit.evaluate.baselines import BaselineInput, FullContext
-from gistkit.evaluate.prompts import INST, Markers
+from gistkit.evaluate.prompts import CONTEXT, INST, Markers
 from gistkit.evaluate.runner import end_tokens, greedy_rows
 from gistkit_lab.evaluate.prompts import word_summary_prompt
 
@@ -80,7 +80,7 @@ class SummaryContext(FullContext):
         parts = [self._divided(row) for row in contexts]
         summaries = self._summaries([text for *_, text in parts])
         summarised = [
-            (first + self._ids(opened + summary, special=False)) or row[:1]
+            (first + filled_ids(opened + CONTEXT, CONTEXT, summary, self.tokenizer)) or row[:1]
             for row, (first, opened, _), summary in zip(contexts, parts, summaries, strict=True)
         ]
         return super()._input(pad(summarised, self.device))
@@ -99,8 +99,9 @@ class SummaryContext(FullContext):
         for text in texts:
             words = max(1, len(text.split()))
             word_count = math.ceil(words / self.ratio)
-            prompts.append(self._ids("".join(word_summary_prompt(text, word_count, self.markers)), special=True))
-            tokens = max(1, len(self._ids(text, special=False)))
+            template = "".join(word_summary_prompt(CONTEXT, word_count, self.markers))
+            prompts.append(filled_ids(template, CONTEXT, text, self.tokenizer, special_tokens=True))
+            tokens = max(1, len(text_ids(text, self.tokenizer, special_tokens=False)))
             limits.append(math.ceil(self.slack * word_count * tokens / words))
         (writer,) = self._writer
         memory, _ = writer.encode_rows(pad(prompts, self.device))
@@ -109,6 +110,3 @@ class SummaryContext(FullContext):
             str(self.tokenizer.decode(row[:limit], skip_special_tokens=True)).strip()
             for row, limit in zip(generated, limits, strict=True)
         ]
-
-    def _ids(self, text: str, *, special: bool) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=special)["input_ids"])

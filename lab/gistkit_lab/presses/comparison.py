@@ -22,7 +22,7 @@ from gistkit.common.files import write_text
 from gistkit.compress import Compressor, Memory, Select
 from gistkit.compress.methods.in_place import TEXT
 from gistkit.compress.scores import SCORES
-from gistkit.compress.tokens import pad
+from gistkit.compress.tokens import pad, text_ids
 from gistkit.evaluate.data import Example, Prepared, prepare, words_of
 from gistkit.evaluate.evaluation import display_name
 from gistkit.evaluate.metrics import contains_answer, exact_match, token_f1
@@ -299,7 +299,7 @@ def asked_of(sets: Mapping[str, Sequence[Example]], tokenizer: Any) -> Asked:
                 asked.contexts[number] = replace(asked.contexts[number], continuation=row.continuation)
             if row.question:
                 asked.questions.append(row)
-                asked.answers.append(list(tokenizer(row.answers[0], add_special_tokens=False)["input_ids"]))
+                asked.answers.append(text_ids(row.answers[0], tokenizer, special_tokens=False))
                 asked.sets.append(name)
                 asked.owners.append(number)
     if not asked.questions:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from math import log2
 from typing import Any, NamedTuple
 
+from gistkit.compress.tokens import text_ids
 from gistkit.evaluate.data import QUESTION, Example
 from gistkit.evaluate.prompts import fill
 
@@ -117,7 +118,7 @@ def fact_questions(
                 kind = KINDS[(index + place) % 4]
                 facts.append((kind, draw_fact(kind, thing, draw)))
             (_, other) = facts.pop()
-            own = sum(len(tokenizer(f" {fact.sentence}", add_special_tokens=False)["input_ids"]) for _, fact in facts)
+            own = sum(len(text_ids(f" {fact.sentence}", tokenizer, special_tokens=False)) for _, fact in facts)
             room = max(length - own, 8)
             if at + room + continuation > len(tokens):
                 break

@@ -23,6 +23,7 @@ from gistkit.common.checks import check_int
 from gistkit.compress import Dodo
 from gistkit.compress.losses import LOGITS
 from gistkit.compress.tokens import Rows as TokenRows
+from gistkit.compress.tokens import text_ids
 from gistkit.evaluate import perplexity
 from gistkit.evaluate.runner import evaluating
 from gistkit.nn import Nuggets
@@ -30,7 +31,6 @@ from gistkit.options.arguments import device, positive, typed
 from gistkit.options.models import add_dtype, add_model_name, load_compressor, load_model, trained_folder
 from gistkit.options.texts import read_contents
 from gistkit.train.presets import find_preset
-from gistkit.train.streams import token_ids
 from gistkit_lab.studies.fitting import Session
 from gistkit_lab.studies.pages import machine_caption, runs
 from gistkit_lab.studies.rows import Rows
@@ -341,7 +341,7 @@ class GreedyStudy(Study):
         compressor = load_compressor(options.compressor, model)
         if not isinstance(compressor, Dodo):
             raise ValueError(f"--compressor: expected a Dodo, got a {type(compressor).__name__}, {options.compressor}")
-        texts = [token_ids(tokenizer, content) for content in contents]
+        texts = [text_ids(content, tokenizer, special_tokens=False) for content in contents]
         text_passages = passages(texts, recipe.length, options.passages)
         if not text_passages:
             raise ValueError(

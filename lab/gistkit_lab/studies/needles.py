@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gistkit.compress.tokens import text_ids
 from gistkit.train.batches import Batch, Batches, check_size, collate
 from gistkit.train.data import Corpus
-from gistkit.train.streams import token_ids
 
 # A code's name and its word come from so many frequent words of the text.
 WORDS = 256
@@ -170,7 +170,7 @@ class Needles(Batches):
         return context[start:middle], context[middle : middle + self.answer]
 
     def _ids(self, text: str) -> Ids:
-        return tuple(token_ids(self.tokenizer, text))
+        return tuple(text_ids(text, self.tokenizer, special_tokens=False))
 
 
 def as_batch(questions: Sequence[Question]) -> Batch:

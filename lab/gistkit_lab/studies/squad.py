@@ -19,10 +19,10 @@ from torch import Tensor
 
 from gistkit.common.checks import IGNORE
 from gistkit.common.files import read_tensors, write_tensors
+from gistkit.compress.tokens import text_ids
 from gistkit.formats import Asked, read_questions
 from gistkit.nn import Learned
 from gistkit.train.data import Corpus
-from gistkit.train.streams import token_ids
 from gistkit_lab.studies import length as language_models
 from gistkit_lab.studies.filler import SPLITS
 from gistkit_lab.studies.fitting import Session, StudyRecipe
@@ -279,8 +279,8 @@ class Prompts:
         """The prompt with these documents; None: longer than `length`."""
         listed = "\n\n".join(DOCUMENT.format(number=i, text=text.strip()) for i, text in enumerate(documents, 1))
         prompt = PROMPT.format(documents=listed, question=str(asked.question).strip())
-        ids = token_ids(self.tokenizer, prompt)
-        answer = [*token_ids(self.tokenizer, f" {asked.answers[0].strip()}"), self.end]
+        ids = text_ids(prompt, self.tokenizer, special_tokens=False)
+        answer = [*text_ids(f" {asked.answers[0].strip()}", self.tokenizer, special_tokens=False), self.end]
         # The end is not read.
         return Row(ids, answer, asked.answers) if len(ids) + len(answer) - 1 <= length else None
 
@@ -288,7 +288,7 @@ class Prompts:
         """Tokens of a paragraph as a document, about."""
         if context not in self._sizes:
             text = "\n\n" + DOCUMENT.format(number=10, text=context.strip())
-            self._sizes[context] = len(token_ids(self.tokenizer, text))
+            self._sizes[context] = len(text_ids(text, self.tokenizer, special_tokens=False))
         return self._sizes[context]
 
 

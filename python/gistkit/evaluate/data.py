@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gistkit.compress.tokens import QUESTION
+from gistkit.compress.tokens import QUESTION, text_ids
 from gistkit.evaluate.prompts import SUMMARIZE, check_template, fill
 from gistkit.formats import read_questions
 
@@ -62,7 +62,7 @@ def _ids(name: str, tokens: Tokens, tokenizer: Any | None, special: bool = False
     if isinstance(tokens, str):
         if tokenizer is None:
             raise ValueError(f"{name}: expected token ids where there is no tokenizer, got text")
-        ids = list(tokenizer(tokens, add_special_tokens=special)["input_ids"])
+        ids = text_ids(tokens, tokenizer, special_tokens=special)
     elif isinstance(tokens, Tensor):
         if tokens.dim() != 1 or tokens.is_floating_point():
             raise ValueError(f"{name}: expected int64 [n], got {tokens.dtype} of shape {tuple(tokens.shape)}")
@@ -123,12 +123,9 @@ def _answers(name: str, example: Example, tokenizer: Any | None, required: bool)
     if not texts:
         raise ValueError(f"{name}.answers: expected at least one answer to its question, got none")
     first: Any = example.answers[0]
-    ids = (
-        tokenizer(first, add_special_tokens=False)["input_ids"]
-        if isinstance(first, str) and tokenizer is not None
-        else first
-    )
-    return tuple(texts), [int(token) for token in ids]
+    if isinstance(first, str) and tokenizer is not None:
+        first = text_ids(first, tokenizer, special_tokens=False)
+    return tuple(texts), [int(token) for token in first]
 
 
 def iter_questions(

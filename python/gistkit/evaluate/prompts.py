@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from gistkit.compress.tokens import Filled
+
 CONTEXT, QUESTION = "{context}", "{question}"
 SUMMARIZE = "Please summarize the above document in one sentence."
 
@@ -29,7 +31,7 @@ class Prompt(NamedTuple):
 def fill(template: str, context: str, question: str = "") -> Prompt:
     """A template with {context} and {question} filled in; without {context}, it follows the context."""
     before, _, after = template.rpartition(CONTEXT)
-    return Prompt(before + context, after.replace(QUESTION, question))
+    return Prompt(Filled(before + CONTEXT, CONTEXT, context) if before else context, Filled(after, QUESTION, question))
 
 
 def check_template(template: str) -> None:

@@ -55,65 +55,36 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
     Raises:
         OSError: if there is no such file, or it cannot be read.
-        ImportError: if it is zstd and the package zstandard is missing.
+        ImportError: if it is zstd and the package pyarrow is missing.
         ValueError: if compressed data is damaged or ends early, here or while it is read.
     """
     with path.open("rb") as raw:
         start = raw.read(4)
         raw.seek(0)
         if start.startswith(GZIP):
-            with gzip.open(raw) as file, _undamaged(path, "gzip"):
+            with gzip.open(raw) as file, undamaged(path, "gzip"):
                 yield cast(IO[bytes], file)
         elif start == ZSTD:
             try:
-                import zstandard
+                from pyarrow import CompressedInputStream
             except ModuleNotFoundError as error:
-                raise ImportError(f"{path}: zstd needs zstandard; run pip install 'gistkit[zstd]'") from error
-            with _undamaged(path, "zstd", zstandard.ZstdError):
-                yield io.BufferedReader(_Frames(raw, zstandard.ZstdDecompressor()), CHUNK)
+                raise ImportError(f"{path}: zstd needs pyarrow; run pip install 'gistkit[zstd]'") from error
+            with undamaged(path, "zstd"):
+                yield io.BufferedReader(CompressedInputStream(raw, "zstd"), CHUNK)
         else:
             yield raw
 
 
-class _Frames(io.RawIOBase):
-    """What zstd frames hold, one after another, as the Pile's files have them.
-
-    zstandard's own reader takes a file that ends within a frame for a whole one.
-    """
-
-    def __init__(self, raw: IO[bytes], decompressor: Any) -> None:
-        self.raw, self.decompressor = raw, decompressor
-        self.frame: Any = None
-        self.coming = b""
-        self.content = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self.content:
-            # Little at a time: a few bytes may stand for megabytes.
-            self.coming = self.coming or self.raw.read(4096)
-            if not self.coming:
-                if self.frame is not None:
-                    raise EOFError("the file ended within a frame")
-                return 0
-            self.frame = self.frame or self.decompressor.decompressobj()
-            self.content, self.coming = memoryview(self.frame.decompress(self.coming)), b""
-            if self.frame.eof:
-                self.coming, self.frame = self.frame.unused_data, None
-        part = self.content[: len(buffer)]
-        buffer[: len(part)] = part
-        self.content = self.content[len(part) :]
-        return len(part)
-
-
 @contextmanager
-def _undamaged(path: Path, name: str, *errors: type[Exception]) -> Iterator[None]:
-    damage: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile, *errors)
+def undamaged(path: Path, name: str, *errors: type[Exception]) -> Iterator[None]:
+    """Raises a ValueError that names the file where its data is damaged, for `errors` too."""
+    damage: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, *errors)
     try:
         yield
     except damage as error:
+        # Libraries raise errors of input and output for it too, without a number.
+        if getattr(error, "errno", None) is not None:
+            raise
         raise ValueError(f"{path}: expected whole {name} data, got damaged data ({error})") from error
 
 

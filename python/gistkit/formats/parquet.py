@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gistkit.formats.files import undamaged
+
 SUFFIX = ".parquet"
-# Rows that are read at a time, and those of them that are Python's objects.
-ROWS, FEW = 1024, 8
+# Rows that are read at a time: a long text that the file has once may stand in every row.
+ROWS = 16
 
 
 def rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -20,21 +22,9 @@ def rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         ImportError: if pyarrow is missing.
         ValueError: if the file is not whole Parquet, here or while it is read.
     """
-    number = 0
     with _opened(path) as file:
-        nested = any("." in name for name in _texts(file))
-        for batch in file.iter_batches(FEW if nested else ROWS):
-            # A few at a time: a value that the file has once may stand in every row.
-            for start in range(0, batch.num_rows, FEW):
-                for row in batch.slice(start, FEW).to_pylist():
-                    yield f"{path}, row {number}", row
-                    number += 1
-
-
-def _texts(file: Any) -> list[str]:
-    """The paths of a file's columns of texts."""
-    columns = map(file.schema.column, range(len(file.schema)))
-    return [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+        for number, row in enumerate(row for batch in file.iter_batches(ROWS) for row in batch.to_pylist()):
+            yield f"{path}, row {number}", row
 
 
 def count(path: Path) -> int:
@@ -51,14 +41,5 @@ def _opened(path: Path) -> Iterator[Any]:
             from pyarrow.parquet import ParquetFile
         except ModuleNotFoundError as error:
             raise ImportError(f"{path}: Parquet needs pyarrow; run pip install 'gistkit[parquet]'") from error
-        try:
-            about = ParquetFile(raw)
-            # Texts stay as the file has them, each once and with numbers that stand for it; pyarrow does so in columns
-            # that are no lists and structs.
-            flat = [name for name in _texts(about) if "." not in name]
-            yield ParquetFile(raw, metadata=about.metadata, read_dictionary=flat)
-        except (OSError, ArrowException, UnicodeDecodeError) as error:
-            # Damaged pages are errors of input and output too, without a number.
-            if getattr(error, "errno", None) is not None:
-                raise
-            raise ValueError(f"{path}: expected a whole Parquet file, got damaged data ({error})") from error
+        with undamaged(path, "Parquet", ArrowException, UnicodeDecodeError):
+            yield ParquetFile(raw)

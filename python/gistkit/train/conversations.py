@@ -8,15 +8,16 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gistkit.compress.tokens import text_ids
 from gistkit.formats import files, records
 from gistkit.formats.questions import Fields
 from gistkit.hf.chat import chat_prompt, check_chat, open_image
 from gistkit.train.data import HELD_OUT
 from gistkit.train.images import ImageQuestion
-from gistkit.train.streams import token_ids
 
 if TYPE_CHECKING:
     from gistkit.compress import VoCo
@@ -96,7 +97,8 @@ class ConversationQuestions(Sequence[ImageQuestion]):
     """Every question of conversations as an `ImageQuestion`, made when it is asked for: its images are read then.
 
     What a model reads is the processor's chat template of the questions and answers so far; all after the last image
-    is the question. Give them to `ImageQuestions`, with their `held_out`.
+    is the question. A text that names a special token of the model is refused. Give them to `ImageQuestions`, with
+    their `held_out`.
 
     Args:
         conversations: such as from `load_conversations`.
@@ -152,8 +154,14 @@ class ConversationQuestions(Sequence[ImageQuestion]):
 
     def _question(self, conversation: Conversation, turn: int) -> ImageQuestion:
         question, answer = conversation.turns[turn]
+        words = self.processor.tokenizer
+        for said in chain.from_iterable(conversation.turns[: turn + 1]):
+            plain = said.replace(IMAGE, "")
+            # A processor would read their names as these tokens.
+            if text_ids(plain, words) != text_ids(plain, words, control_tokens=True):
+                raise ValueError(f"conversations: expected texts without special tokens of the model, got {said!r:.60}")
         context, (text,) = self.compressor.split(chat_prompt(self.processor, _messages(conversation, turn)))
-        answer_ids = list(token_ids(self.processor.tokenizer, answer, special=False))
+        answer_ids = text_ids(answer, words, special_tokens=False)
         if not answer_ids:
             raise ValueError(
                 f"conversations: expected an answer of at least 1 token to {question!r:.60}, got {answer!r}"

@@ -142,7 +142,7 @@ def load_corpus(
 
     Raises:
         FileNotFoundError: if there is no such file, or no text file in the folder.
-        ImportError: if a package is missing: `datasets`, or `zstandard` for zstd.
+        ImportError: if a package is missing: `datasets`, or `pyarrow` for zstd and Parquet.
         ValueError: if the text is not UTF-8 (with a tokenizer), a row has no text (named with file and line), both
             `text` and `dataset` are given, the dataset has no split "train" or no column "text" or is an iterator, the
             text has no `split`, or the documents have none of the `windows`.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from itertools import chain
 from mmap import ACCESS_READ, mmap
 from os import SEEK_END
@@ -20,7 +18,6 @@ from gistkit.train.documents import (
     HELD,
     HELD_OUT,
     TRAIN,
-    Document,
     Documents,
     Enough,
     Rows,
@@ -56,21 +53,23 @@ def file_documents(path: Path, enough: Enough, *, streaming: bool = False, split
     if not path.exists():
         raise FileNotFoundError(f"text: expected a file or a folder, got {path}, which does not exist")
     chosen = files_in(path) if path.is_dir() else [path]
-    key, sizes = _key(path, chosen), [file.stat().st_size for file in chosen]
+    states = [(str(file.relative_to(path)), file.stat()) for file in chosen]
+    key = repr((path.name, [(name, state.st_size, state.st_mtime_ns) for name, state in states]))
     packed = any(file.suffix == parquet.SUFFIX or files.is_compressed(file) for file in chosen)
-    size = None if packed else sum(sizes)
+    size = None if packed else sum(state.st_size for _, state in states)
     splits = _splits(path, chosen, split)
     if files.suffix_of(chosen[0]) in ROWS:
         rows = {name: file_rows(each) for name, each in splits.items()}
         documents = row_documents(path.name, rows, enough, streaming=streaming, split=split)
-    elif official := official_splits(path.name, splits, split):
-        texts = {name: ((str(file), _mapped(file)) for file in each) for name, each in splits.items()}
-        documents = split_documents(texts, official, enough)
-    elif len(chosen) == 1:
+    elif not (official := official_splits(path.name, splits, split)) and len(chosen) == 1:
         content = _mapped(chosen[0])
         documents, size = cut(str(chosen[0]), content), len(content)
     else:
-        documents = _read_files(chosen, sizes, enough)
+        if not official:
+            held_out = {chosen[index] for index in _tenth([state.st_size for _, state in states])}
+            splits = {HELD: sorted(held_out), TRAIN: [file for file in chosen if file not in held_out]}
+        texts = {name: ((str(file), _mapped(file)) for file in each) for name, each in splits.items()}
+        documents = split_documents(texts, official or [HELD], enough)
     return Documents(path.name, documents, size, key)
 
 
@@ -85,17 +84,6 @@ def files_in(folder: Path) -> list[Path]:
         kinds = ", ".join(SUFFIXES + ROWS)
         raise FileNotFoundError(f"text: expected {kinds} files in {folder}, got none")
     return rows or [file for file in texts if file.stat().st_size] or texts[:1]
-
-
-def _key(path: Path, chosen: Sequence[Path]) -> str:
-    """The names, sizes and times of all files, as a hash."""
-    values = [(str(file.relative_to(path)), *_state(file)) for file in chosen]
-    return hashlib.sha256(repr((path.name, values)).encode()).hexdigest()
-
-
-def _state(file: Path) -> tuple[int, int]:
-    state = file.stat()
-    return state.st_size, state.st_mtime_ns
 
 
 def file_rows(chosen: Sequence[Path]) -> Rows:
@@ -130,17 +118,6 @@ def _splits(path: Path, chosen: Sequence[Path], split: str | None) -> dict[str, 
     return found
 
 
-def _read_files(chosen: Sequence[Path], sizes: Sequence[int], enough: Enough) -> Iterator[Document]:
-    held_out = _tenth(sizes)
-    for index in held_out:
-        yield Document(HELD, str(chosen[index]), _mapped(chosen[index]))
-        if enough(HELD):
-            break
-    for index, file in enumerate(chosen):
-        if index not in held_out:
-            yield Document(TRAIN, str(file), _mapped(file))
-
-
 def _tenth(sizes: Sequence[int]) -> list[int]:
     """Indices at even distances, of about a tenth of the whole size: at least one, not all. Sizes are above 0."""
     chosen = []
@@ -155,11 +132,10 @@ def _tenth(sizes: Sequence[int]) -> list[int]:
 
 def _mapped(path: Path) -> bytes | memoryview:
     """The bytes of a file, read when they are asked for; those of a compressed one are a file without a name."""
-    with ExitStack() as stack:
-        file = stack.enter_context(files.opened(path))
+    with files.opened(path) as file, TemporaryFile() as copy:
         if files.is_compressed(path):
-            compressed, file = file, stack.enter_context(TemporaryFile())
-            shutil.copyfileobj(compressed, file)
+            shutil.copyfileobj(file, copy)
+            file = copy
         size = file.seek(0, SEEK_END)
         content = memoryview(mmap(file.fileno(), 0, access=ACCESS_READ)) if size else b""
         # Some editors begin a file with a byte order mark.

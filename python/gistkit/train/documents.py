@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain
+from mmap import MADV_DONTNEED, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +39,9 @@ class Document(NamedTuple):
         for low in range(self.start, end, BLOCK):
             high = min(low + BLOCK, end)
             yield self.content[low:high], bytes(self.content[self._whole(low) : self._whole(high)])
+            if isinstance(mapped := getattr(self.content, "obj", None), mmap):
+                # What was read of a file would count as the process's memory as long as there is enough of it.
+                mapped.madvise(MADV_DONTNEED)
 
     def _whole(self, at: int) -> int:
         """The first place from there on that divides no character."""
@@ -113,17 +117,13 @@ class Rows:
     """
 
     def __init__(self, read: Callable[[], Iterable[tuple[str, object]]], count: Callable[[], int] | None) -> None:
-        self._read, self._counted = read, count
+        self._read, self._count = read, count
 
     def __iter__(self) -> Iterator[dict[str, str]]:
         return (text_row(where, values) for where, values in self._read())
 
     def __len__(self) -> int:
-        return self._count
-
-    @cached_property
-    def _count(self) -> int:
-        return sum(1 for _ in self._read()) if self._counted is None else self._counted()
+        return sum(1 for _ in self._read()) if self._count is None else self._count()
 
 
 def table_rows(name: str, rows: Any) -> Rows:
@@ -225,10 +225,11 @@ def _hold_out_first(name: str, rows: Any, enough: Enough, *, streaming: bool) ->
     if following is None:
         yield from cut(f"{name}[{first}]", content)
         return
+    tenth = 0 if streaming else HELD_OUT * len(rows)
     while following is not None:
         yield Document(HELD, f"{name}[{first}]", content)
         first, content = following
-        if enough(HELD) if streaming else first >= HELD_OUT * len(rows):
+        if enough(HELD) if streaming else first >= tenth:
             break
         following = next(found, None)
     for row, article in chain([(first, content)], found):

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from gistkit.compress.tokens import text_ids
 from gistkit.evaluate.data import Example
 from gistkit.train.batches import CONTEXT, Epochs, Row, check_size
 from gistkit.train.data import HELD_OUT
-from gistkit.train.streams import token_ids
 
 
 class QuestionAnswering(Epochs):
@@ -135,5 +135,5 @@ def _tokenised(
 
 def _ids(tokenizer: Any, tokens: Any, *, special: bool = False) -> tuple[int, ...]:
     if isinstance(tokens, str):
-        return tuple(token_ids(tokenizer, tokens, special=special))
+        return tuple(text_ids(tokens, tokenizer, special_tokens=special))
     return tuple(torch.as_tensor(tokens).tolist())

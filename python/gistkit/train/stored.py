@@ -18,7 +18,7 @@ import numpy as np
 from gistkit.common.files import remove_partials, replacing_files
 
 # Changed when what is written does.
-VERSION = 1
+VERSION = 2
 ABOUT = "corpus.json"
 
 

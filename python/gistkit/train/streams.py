@@ -6,26 +6,12 @@ from typing import IO, Any
 
 import numpy as np
 
+from gistkit.compress.tokens import text_ids
+
 # Documents are joined by an empty line.
 SEPARATOR = b"\n\n"
 # Texts are tokenised in pieces of so many characters, for visible progress and bounded memory.
 PIECE = 1 << 19
-
-
-def token_ids(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
-    """The ids of `text`; `tokenizer` is as in `load_corpus`, `special` whether it may add start and end tokens."""
-    if tokenizer is None:
-        return list(text.encode())
-    # verbose: a transformers tokenizer warns of texts that are too long for its model.
-    options = {"add_special_tokens": special, "verbose": False} if hasattr(tokenizer, "add_special_tokens") else {}
-    output = tokenizer(text, **options)
-    output = output["input_ids"] if hasattr(output, "keys") else output
-    ids = np.asarray(output)
-    if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
-        raise TypeError(
-            f"tokenizer: expected a list of integers for a string, got {type(output).__name__} with shape {ids.shape}"
-        )
-    return ids.astype(np.int64).tolist()
 
 
 class IdStream:
@@ -72,4 +58,4 @@ class IdStream:
         self.file.write(ids.tobytes())
 
     def _encode(self, text: str) -> None:
-        self.put(np.array(token_ids(self.tokenizer, text), np.int32))
+        self.put(np.array(text_ids(text, self.tokenizer, special_tokens=False), np.int32))
