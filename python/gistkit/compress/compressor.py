@@ -237,6 +237,16 @@ class Compressor(nn.Module, ModelMixin, Method):
         """Loads a compressor that `save_pretrained` saved; see `gistkit.compress.files.from_pretrained`."""
         return files.from_pretrained(cls, folder, model, **options)
 
+    @property
+    def training(self) -> bool:
+        """The model's mode, which copies of `at` share."""
+        return self.model.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        # `train` and `eval` set it in the model too.
+        pass
+
     def train(self, mode: bool = True) -> Self:
         """Sets training mode, as for any module; True also frees what answers have cached."""
         if mode:

@@ -42,6 +42,9 @@ def forward(
 ) -> dict[str, Tensor]:
     """Returns the losses named at construction, from one compression, and their weighted mean as "loss".
 
+    In training mode it draws one of `train_ratios`, if there are any, and notes the longest context as `trained_length`.
+    A compressor has the mode of its model; transformers loads models in eval mode, so call `train()` first.
+
     Args:
         input_ids, attention_mask: the contexts, as in `encode`.
         continuation_ids: int64 [B, t], the tokens after each context, padded with -100 at the end, or lists; only for
@@ -59,7 +62,7 @@ def forward(
     if images and "images" not in signature(compressor.contexts).parameters:
         raise TypeError(f"forward() got an unexpected keyword argument {next(iter(images))!r}")
     thaw(compressor)
-    if compressor.training and torch.is_grad_enabled():
+    if torch.is_grad_enabled():
         compressor.identity.forget()
     weights, lm = compressor.loss_weights, compressor.lm
     if "compression" in weights:

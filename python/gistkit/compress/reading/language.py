@@ -90,7 +90,7 @@ class LanguageModel(ABC):
         """
         compressor = self.compressor
         compressor.lm.refuse_foreign_checkpointing()
-        if compressor.training and torch.is_grad_enabled():
+        if torch.is_grad_enabled():
             compressor.identity.forget()
         if compressor.training and compressor.train_ratios:
             raise ValueError(
