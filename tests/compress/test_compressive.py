@@ -299,3 +299,5 @@ def test_greedy_generation_is_what_one_pass_predicts():
 def test_bad_input_is_named():
     with pytest.raises(TypeError, match="compressor: expected an AvgPool, got Dodo"):
         Compressive(Dodo(tiny_llama(), layer=1, bos_token=BOS))
+    with pytest.raises(TypeError, match="model: expected a family whose attention is built like a Llama's"):
+        Compressive(AvgPool(tiny("phi3"), past="kv", bos_token=BOS))

@@ -386,6 +386,8 @@ def test_inputs_say_what_was_expected():
         ([[2**70] * 4], None, r"input_ids: expected token ids in \[0, 50\), got one beyond 64 bits"),
         (zeros(1, 2, 3), None, r"input_ids: expected token ids \[B, N\] with B >= 1, got shape \(1, 2, 3\)"),
         (zeros(1, 4), torch.tensor([[1, 0, 1, 1]]), "attention_mask: expected padding only at the ends of rows"),
+        ([[1, 2, 3], [4, 5]], [[1, 1, 1], [0, 0]], "input_ids: expected at least 1 token, got 0 in row 1"),
+        ([[1, 2, 3], [4, 5]], [[1, 0, 1], [1, 1]], "attention_mask: expected padding .*, got a gap in row 0"),
         (zeros(1, 4), torch.ones(1, 3), r"attention_mask: expected the shape \(1, 4\) of input_ids, got \(1, 3\)"),
         ({"ids": []}, None, "input_ids: expected a mapping with input_ids, got the keys"),
     ]:
@@ -400,6 +402,13 @@ def test_inputs_say_what_was_expected():
     with pytest.raises(ValueError, match="attention_mask: expected rows as long as those of input_ids"):
         compressor.encode([[1] * 4, [2] * 5], [1] * 4)
     assert compressor.encode([np.int64(3)] * 4).lengths == (2,)
+    assert compressor.encode([1, 2, 3, 4], torch.tensor([0, 1, 1, 0])).context_lengths == (2,)
+    assert compressor.encode([[1, 2, 3], [4]], [np.array([0, 1, 1]), [1]]).context_lengths == (2, 1)
+    assert compressor.encode(np.full((1, 4), 3, np.uint16)).context_lengths == (4,)
+    with pytest.raises(
+        ValueError, match="continuation_ids: expected -100 only at the ends of rows, got a gap in row 0"
+    ):
+        compressor(zeros(1, 4), continuation_ids=torch.tensor([[5, -100, 6]]))
     with pytest.raises(ValueError, match="continuation_ids: expected"):
         compressor(zeros(2, 4))
     with pytest.raises(ValueError, match="continuation_ids: expected tokens to predict, got empty rows"):

@@ -90,7 +90,7 @@ MOST = [name for name in VARIANTS if name != "separate offset gist"]
 
 @pytest.mark.parametrize("name", tiers(MOST, ["gist", "gist, own counter", "avgpool"]))
 def test_long_contexts_are_read_in_parts(name):
-    compressor = make(name, part=10).eval()
+    compressor = make(name, part=10)
     # At most 9 tokens each, of whole windows: 6, 9 and 8.
     context = tokens(23).tolist()
     memory = compressor.encode([[BOS, *context], context[:4]])
@@ -106,7 +106,37 @@ def test_long_contexts_are_read_in_parts(name):
     assert not torch.allclose(memory[0].layers[1][1], alone.layers[1][1])
     # What training reads is one pass, and so is a part.
     compressor.train()
-    assert torch.equal(compressor.encode([[BOS, *context]]).layers[1][1], alone.layers[1][1])
+    assert whole.training and torch.equal(compressor.encode([[BOS, *context]]).layers[1][1], alone.layers[1][1])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_places_are_known_without_a_layout(name):
+    options = make(name).options
+    for context in range(1, 20):
+        layout = options.layout(context)
+        assert options.start(context) == layout.positions[-1]
+        if options.has_gists:
+            gists = layout.ordinals[layout.roles == Role.MEMORY].tolist()
+            assert options.gist_ordinals(context).tolist() == gists
+            assert layout.ordinals[-1] == 1 + context + len(gists)
+
+
+@pytest.mark.parametrize("rope", [None, "dynamic"])
+def test_answers_of_one_token_or_none_have_losses(rope):
+    model = (
+        tiny_llama()
+        if rope is None
+        else tiny_llama(rope_parameters={"rope_type": rope, "factor": 2.0, "rope_theta": 1e4})
+    )
+    compressor = make("gist", model, losses=("qa", "kl", "hidden"))
+    contexts = [[3, 4, 5], [6, 7, 8, 9]]
+    one = compressor(contexts, question_ids=[[], []], answer_ids=[[5], [6]])
+    assert one["hidden"] == 0 and one["qa"] > 0
+    more = compressor(contexts, question_ids=[[], [7]], answer_ids=[[5], [6, 8]])
+    alone = compressor(contexts[1:], question_ids=[[7]], answer_ids=[[6, 8]])
+    torch.testing.assert_close(more["hidden"], alone["hidden"])
+    nothing = torch.full((2, 3), -100)
+    assert compressor(contexts, question_ids=nothing, answer_ids=nothing)["hidden"] == 0
 
 
 @pytest.mark.parametrize("name", tiers([*MOST, "dodo", "kv_distill"], ["gist", "avgpool", "dodo"]))

@@ -78,6 +78,7 @@ def test_joined_documents_equal_chunks_of_one_context(method, scheme):
     for row, (first, second) in enumerate(zip(CONTEXTS, CONTEXTS[::-1], strict=True)):
         alone = compressor.join([encode(compressor, [first]), encode(compressor, [second])])
         assert ragged[row].lengths == alone.lengths and torch.equal(ragged[row].positions, alone.positions)
+        assert not ragged.positions[row, ragged.lengths[row] :].any()
         for a, b in zip(ragged[row].tensors, alone.tensors, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
     with pytest.raises(ValueError, match="memories: expected at least one, got none"):
@@ -251,7 +252,14 @@ def test_a_memory_holds_no_more_than_itself_and_knows_its_model(method):
 def test_rows_that_are_not_there_are_named():
     memory = encode(build(ICAE), CONTEXTS)
     assert memory[np.int64(1)].lengths == memory.lengths[1:2]
-    for rows, error in ((3, IndexError), ([0, 7], IndexError), (0.5, TypeError)):
+    masks = ((torch.tensor(mask), TypeError) for mask in ([True, False, True], True))
+    for rows, error in (
+        (3, IndexError),
+        ([0, 7], IndexError),
+        (0.5, TypeError),
+        ([True, False, True], TypeError),
+        *masks,
+    ):
         with pytest.raises(error, match="rows: expected some of 3 rows"):
             memory[rows]
 

@@ -13,7 +13,19 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from gistkit.compress import ICAE, FiveHundredX, Memory
+from gistkit.compress import (
+    ICAE,
+    SAC,
+    AvgPool,
+    Beacon,
+    Dodo,
+    FiveHundredX,
+    Gist,
+    GistPool,
+    Memory,
+    Select,
+    SeparateEncoder,
+)
 from gistkit.compress.memory_files import _checksum
 from tests.helpers.fuzz import rounds
 from tests.helpers.hostile import changed_json
@@ -116,20 +128,67 @@ def test_a_memory_made_with_nan_is_the_users_own(memory, tmp_path):
     assert Memory.load(path).tensors[0].isnan().all()
 
 
-@pytest.mark.parametrize("change", [{"memory_tokens": 10**9}, {"chunk": 2**40}])
-def test_sizes_that_a_memory_cannot_have_are_refused(memory, change, tmp_path):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"memory_tokens": 10**9}, ".*chunk .* and memory_tok"),
+        ({"chunk": 2**40}, ".*chunk .* and memory_tok"),
+        *(({"documents": documents}, "(documents|rows)") for documents in (((1, 2), (3,)), ((0, 12), (6,)), ((12,),))),
+    ],
+)
+def test_what_a_memory_cannot_have_is_refused(memory, change, message, tmp_path):
     path = tmp_path / "m.gist"
-    replace(memory, source=replace(memory.source, **change)).save(path)
-    with pytest.raises(ValueError, match=r"m\.gist: expected the contents of a memory, got .*chunk .* and memory_tok"):
+    changed = change if "documents" in change else {"source": replace(memory.source, **change)}
+    replace(memory, **changed).save(path)
+    with pytest.raises(ValueError, match=rf"m\.gist: expected the contents of a memory, got {message}"):
         Memory.load(path)
 
 
-@pytest.mark.parametrize("documents", [((1, 2), (3,)), ((0, 12), (6,)), ((12,),)])
-def test_documents_that_are_not_the_contexts_are_refused(memory, documents, tmp_path):
-    path = tmp_path / "m.gist"
-    replace(memory, documents=documents).save(path)
-    with pytest.raises(ValueError, match=r"m\.gist: expected the contents of a memory, got (documents|rows)"):
-        Memory.load(path)
+@pytest.mark.parametrize("lengths", [(2**33,), (1,)])
+def test_heads_of_different_lengths_have_that_of_the_longest(lengths, tmp_path):
+    compressor = Select(tiny_llama(hidden_size=16), ratio=3, by="key_norm", shares="all", bos_token=1)
+    memory = compressor.encode(CONTEXTS[:1])
+    replace(memory, lengths=lengths).save(tmp_path / "m.gist")
+    assert refused(tmp_path / "m.gist") and memory.lengths != lengths
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {"chunk": 6}) for kind in (ICAE, FiveHundredX, SAC)),
+        (SeparateEncoder, {"segment": 6}),
+        *((kind, {"bos_token": 1, "separate_positions": own}) for kind in (Gist, GistPool) for own in (False, True)),
+        *((kind, {"bos_token": 1}) for kind in (AvgPool, Beacon)),
+        (Dodo, {"bos_token": 1, "layer": 1, "selection": "strided"}),
+    ],
+)
+def test_a_context_that_a_file_only_claims_costs_nothing(kind, options):
+    compressor = kind(tiny_llama(hidden_size=16), ratio=3, lora=2, **options)
+    memory = compressor.encode(CONTEXTS[:1])
+    for size in range(1, 30):
+        assert compressor.size(size) == compressor.encode([[2] * size]).lengths[0] - compressor.shared_columns
+    # Of any number of tokens for each memory token, if the method has any.
+    claimed, ratio = 2**31 - 1, 2**30 if compressor.options.any_ratio else 3
+    source = replace(memory.source, chunk=ratio) if compressor.options.any_ratio else memory.source
+    forged = replace(memory, source=source, context_lengths=(claimed,), documents=((claimed,),))
+    if hasattr(compressor, "start_behind"):
+        forged = replace(forged, starts=(compressor.start_behind(forged, claimed),))
+    if kind is not Dodo:
+        with pytest.raises(ValueError, match=r"memory: expected \d+ memory tokens for its documents, got \d"):
+            compressor.context_spans(forged)
+    if kind in (Gist, GistPool) and compressor.options.separate_positions:
+        with pytest.raises(ValueError, match="memory: expected 2 memory tokens for its documents, got 4"):
+            compressor.decode(forged, "lm", [[2]])
+    else:
+        assert compressor.rotated_over(forged) and compressor.join([forged, forged]).batch_size == 1
+    if kind is Dodo:
+        for wrong in ({"lengths": (1,)}, {"lengths": (0,)}, {"positions": memory.positions[..., None]}):
+            with pytest.raises(ValueError, match="memory: expected positions of BOS and of a nugget for each of 1 doc"):
+                compressor.context_spans(replace(memory, **wrong))
+    if kind in (Dodo, SAC):
+        # Without the padding of other rows.
+        ragged = compressor.encode(CONTEXTS[::-1])
+        assert compressor.kept_tokens(ragged) == compressor.kept_tokens(ragged[0])
 
 
 def is_whole(value):

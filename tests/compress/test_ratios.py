@@ -75,6 +75,8 @@ def test_a_budget_is_the_least_ratio_that_keeps_to_it():
     assert compressor.encode([[BOS, *rows[0]]], budget=13).source.chunk == 1
     select = Select(tiny_llama(), by="even", bos_token=BOS)
     assert select.encode(tokens(1, 12), ratio=2).lengths == (6,) and select.encode(tokens(1, 12)).lengths == (3,)
+    # At 8x it would keep 3.
+    assert select.encode(tokens(1, 30), budget=4).lengths == (4,)
 
 
 def test_a_method_of_one_ratio_keeps_to_a_budget_or_refuses_it():

@@ -1,6 +1,7 @@
 """Wrong settings of every method: an error that names the setting, and a model that stays as it was."""
 
 from dataclasses import fields
+from unittest import mock
 
 import pytest
 import torch
@@ -189,3 +190,14 @@ def test_wrong_settings_are_named_and_leave_the_model_as_it_was(error, method, s
         kind(model, **settings)
     assert state(model) == before
     assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
+
+
+@pytest.mark.parametrize("method", ["gistpool", "dodo"])
+def test_parts_that_cannot_be_made_leave_the_model_as_it_was(method, monkeypatch):
+    kind, model = METHODS[method], tiny_llama()
+    before = state(model)
+    # As of more gists than there is memory for.
+    monkeypatch.setattr(kind.config_class, "parts", mock.Mock(side_effect=MemoryError))
+    with pytest.raises(MemoryError):
+        kind(model, bos_token=1, lora=2, **BASE.get(method, {}))
+    assert state(model) == before

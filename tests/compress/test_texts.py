@@ -176,7 +176,10 @@ def test_the_tokenizer_comes_from_where_it_is_named(tmp_path):
     loaded = type(base).from_pretrained(tmp_path / "base")
     of_base = Compressor.from_pretrained(tmp_path / "bare", loaded).compress(TEXT)
     assert of_base.context_lengths == (len(TEXT),)
-    found = Compressor.from_pretrained(tmp_path / "own", loaded).compress(TEXT)
+    own = Compressor.from_pretrained(tmp_path / "own", loaded)
+    # It is read once, for copies too.
+    assert own.changed().tokenizer is own.tokenizer
+    found = own.compress(TEXT)
     assert all(map(torch.equal, found.tensors, expected.tensors)) and found.context_lengths == (len(TEXT) + 1,)
 
 
@@ -210,8 +213,10 @@ def test_what_is_no_text_is_named(tmp_path):
     with pytest.raises(ValueError, match="text: expected at least 1 token, got 0 in row 1"):
         compressor.compress([TEXT, ""])
     (tmp_path / "a.txt").write_text(TEXT)
-    with pytest.warns(UserWarning, match="text: '.*a.txt' is the name of a file; to compress the file, pass its text"):
+    name = "text: '.*a.txt' is the name of a file; to compress the file, pass its text"
+    with pytest.warns(UserWarning, match=name) as told:
         compressor.compress(str(tmp_path / "a.txt"))
+    assert told[0].filename == __file__
     memory = compressor.compress(TEXT)
     with pytest.raises(TypeError, match="question: expected a text or a sequence of texts, got NoneType"):
         compressor.ask(memory, None)

@@ -24,7 +24,7 @@ from gistkit.compress.model import ModelMixin, SharedModel
 from gistkit.compress.source import Source
 from gistkit.compress.tokens import Rows, as_rows, pad
 from gistkit.compress.training import check_base
-from gistkit.hf.lora import adapter_config
+from gistkit.hf.lora import adapter_config, unchanged_on_error
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -108,11 +108,12 @@ class Compressor(nn.Module, ModelMixin, Method):
         """Puts the adapters of the config's roles into the model that encodes, and what trains beside it."""
         lora, options, lm = self.adapter_config(), self.options, self.encoder_lm
         check_base(self.loss_weights, lora is not None or lm is not self.lm)
-        if lora is not None or self.trains_model:
-            roles = None if lora is None else dict.fromkeys(options.roles, lora)
-            lm.install(roles, options.copied, norms=options.copy_norms, by_role=self.adapts_some)
-            self.copies = self.lm.copies
-        parts = options.parts(self.embed)
+        with unchanged_on_error(cast(Any, lm.model)):
+            if lora is not None or self.trains_model:
+                roles = None if lora is None else dict.fromkeys(options.roles, lora)
+                lm.install(roles, options.copied, norms=options.copy_norms, by_role=self.adapts_some)
+                self.copies = self.lm.copies
+            parts = options.parts(self.embed)
         # A setting of a part's name, such as `soft_prompt`, says that there is one.
         self._parts = frozenset(parts)
         for name, part in parts.items():
@@ -236,6 +237,16 @@ class Compressor(nn.Module, ModelMixin, Method):
     def from_pretrained(cls, folder: str | Path, model: PreTrainedModel | None = None, **options: Any) -> Self:
         """Loads a compressor that `save_pretrained` saved; see `gistkit.compress.files.from_pretrained`."""
         return files.from_pretrained(cls, folder, model, **options)
+
+    @property
+    def training(self) -> bool:
+        """The model's mode, which copies of `at` share."""
+        return self.model.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        # `train` and `eval` set it in the model too.
+        pass
 
     def train(self, mode: bool = True) -> Self:
         """Sets training mode, as for any module; True also frees what answers have cached."""

@@ -20,7 +20,9 @@ from gistkit.layouts import Plan
 
 
 def decode(compressor: Any, memory: Memory, task: Task, input_ids: Any, attention_mask: Any = None) -> Tensor:
-    """Hidden states [B, 1 + T, d] before `input_ids` [B, T] (at the task token, or the memory) and at each of them.
+    """Hidden states [B, 1 + T, d] before `input_ids` (at the task token, or the memory) and at each of them.
+
+    T are the tokens of the longest row, without padding at either end: states of shorter rows are padded at the end.
 
     Args:
         memory: returned by `encode`. Its `rest` is read between the task token and the text.

@@ -219,7 +219,12 @@ class Memory:
             if isinstance(rows, slice):
                 row_indices = list(rows_here[rows])
             else:
-                row_indices = [rows_here[row] for row in (rows if isinstance(rows, Iterable) else [rows])]
+                given = rows.tolist() if isinstance(rows, Tensor) else rows
+                numbers = [*given] if isinstance(given, Iterable) else [given]
+                if any(isinstance(row, bool) for row in numbers):
+                    # A mask, which would pick the rows 0 and 1.
+                    raise TypeError("expected numbers of rows")
+                row_indices = [rows_here[row] for row in numbers]
         except (IndexError, TypeError) as error:
             raise type(error)(f"rows: expected some of {self.batch_size} rows, got {rows!r}") from error
         if not row_indices:

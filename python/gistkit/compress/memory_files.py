@@ -121,8 +121,8 @@ def _check_counts(memory: Any) -> None:
     for tensor in memory.tensors:
         if tensor.dim() != 2 or not tensor.is_floating_point():
             raise ValueError(f"a tensor {tensor.dtype} of shape {tuple(tensor.shape)} for heads of different lengths")
-    if bool((torch.cat(counts, 1).amax(1) > torch.tensor(memory.lengths)).any()):
-        raise ValueError(f"lengths {memory.lengths} for heads of more keys")
+    if torch.cat(counts, 1).amax(1).tolist() != [*memory.lengths]:
+        raise ValueError(f"lengths {memory.lengths} for heads of at most {torch.cat(counts, 1).amax(1).tolist()} keys")
 
 
 def _fields(content: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:

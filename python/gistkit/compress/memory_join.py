@@ -23,7 +23,8 @@ def join(compressor: Any, memories: Sequence[Memory]) -> Memory:
     document before, and its cached keys are rotated accordingly. Otherwise every chunk is numbered from 0 anyway.
 
     In methods in place each document was read by itself, and its keys move behind those before it. The first BOS
-    stays for all; in `Select` each document keeps its own.
+    stays for all; in `Select` each document keeps its own. `Memory.last` is the last document's and has read no other:
+    it alone predicts the first token of a continuation that no prompt precedes.
 
     Args:
         memories: at least one, all readable by `compressor`, with the same number of rows; only the last may have a
@@ -70,6 +71,7 @@ def _append(compressor: Any, first: Memory, second: Memory) -> Memory:
     if packed:
         first, second = first.of_each_row(), second.of_each_row()
     delta = torch.tensor(compressor.offsets(first))[:, None]
+    held = torch.arange(second.num_tokens) < torch.tensor(second.lengths)[:, None]
     positions, biases = compressor.positions_behind(first, second, delta), _biases(first, second)
     result = replace(
         second,
@@ -95,8 +97,8 @@ def _append(compressor: Any, first: Memory, second: Memory) -> Memory:
     after = partial(_after, first=first, second=second)
     return replace(
         result,
-        positions=after(first.positions, positions),
-        ordinals=after(first.ordinals, None if second.ordinals is None else second.ordinals + delta),
+        positions=after(first.positions, positions if positions.dim() > 2 else positions.where(held, 0)),
+        ordinals=after(first.ordinals, None if second.ordinals is None else (second.ordinals + delta).where(held, 0)),
         embeddings=after(first.embeddings, second.embeddings),
         key_bias=None if biases is None else after(*biases),
         straight_through=after(first.straight_through, second.straight_through),

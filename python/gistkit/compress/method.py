@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -117,14 +118,15 @@ class Method(ABC):
         rows, _ = self.cut(contexts)
         # Without their BOS.
         lengths = [length - bos for length, bos in zip(rows.lengths, self.limits(rows, 0), strict=True)]
-        has_one = self.options.budget is not None or not self.options.any_ratio
-        found = self if has_one else self.at(-(-max(lengths) // budget))
-        if (most := max(map(found.size, lengths))) > budget:
+        longest, ratio = max(lengths), None
+        if self.options.budget is None and self.options.any_ratio:
+            ratio = 1 + bisect_left(range(1, longest), True, key=lambda ratio: self.size(longest, ratio) <= budget)
+        if (most := self.size(longest, ratio)) > budget:
             raise ValueError(
-                f"budget: expected at least {most}, the memory tokens of contexts of up to {max(lengths)} tokens, "
+                f"budget: expected at least {most}, the memory tokens of contexts of up to {longest} tokens, "
                 f"got {budget}"
             )
-        return found
+        return self if ratio is None else self.at(ratio)
 
     def cut(self, rows: Rows) -> tuple[Rows, tuple[tuple[int, ...], ...]]:
         """The part of contexts that is compressed, and each row's tokens after the window; () if there are none."""
@@ -214,14 +216,16 @@ class Method(ABC):
         for row, length in enumerate(memory.lengths):
             bos, documents = self.documents_of(memory, row)
             ends = accumulate(bos + tokens for tokens in documents)
+            self.check_size(memory, row, documents)
             parts = [self.parts_of(memory, tokens) + end - tokens for tokens, end in zip(documents, ends, strict=True)]
-            found = torch.from_numpy(np.concatenate(parts))
-            if len(found) != length - self.shared_columns:
-                raise ValueError(
-                    f"memory: expected {len(found)} memory tokens for its documents, got {length - self.shared_columns}"
-                )
-            spans[row, self.shared_columns : length] = found
+            spans[row, self.shared_columns : length] = torch.from_numpy(np.concatenate(parts))
         return spans
+
+    def check_size(self, memory: Memory, row: int, documents: Sequence[int]) -> None:
+        """Refuses documents of other sizes than a row's memory tokens: a file may say that they are of any size."""
+        expected = sum(self.size(tokens, memory.source.chunk) for tokens in documents)
+        if (found := memory.lengths[row] - self.shared_columns) != expected:
+            raise ValueError(f"memory: expected {expected} memory tokens for its documents, got {found}")
 
     def documents_of(self, memory: Memory, row: int) -> tuple[int, Sequence[int]]:
         """1 if the documents of a row begin with BOS, else 0; and the tokens of each of them besides it."""
@@ -229,7 +233,7 @@ class Method(ABC):
 
     def parts_of(self, memory: Memory, context: int) -> NDArray[np.int64]:
         """The spans [start, end) int64 [K, 2] of a document that its memory tokens stand for."""
-        raise ValueError(f"memory: expected one of a text, got one of method {memory.source.method!r}")
+        raise NotImplementedError
 
     @property
     def reach(self) -> int | None:
@@ -244,9 +248,13 @@ class Method(ABC):
         """Where the parts end in which a context is read."""
         return [len(row)]
 
-    def size(self, context: int) -> int:
-        """Memory tokens that a context of this many tokens becomes at most, neither with BOS."""
-        raise ValueError(f"budget: expected none for {self.method}, which compresses no text")
+    def size(self, context: int, ratio: int | None = None) -> int:
+        """Memory tokens that a context of this many tokens becomes at most, neither with BOS.
+
+        Args:
+            ratio: instead of the compressor's own, for methods that have any.
+        """
+        raise ValueError(f"compressor: expected one of texts, for a budget or context_spans, got one of {self.method}")
 
     def limits(self, rows: Rows, window: int) -> tuple[int, ...]:
         """How many tokens of each row are compressed."""
@@ -267,3 +275,9 @@ class Method(ABC):
     def of_gists(self, name: str) -> bool:
         """Whether the parameter of this name is used only for gists."""
         return False
+
+
+def check_one_ratio(memories: Sequence[Memory]) -> None:
+    """Refuses memories of different ratios, for methods in which the places of compressed tokens follow from one."""
+    if len(ratios := list(dict.fromkeys(memory.source.chunk for memory in memories))) > 1:
+        raise ValueError(f"memories: expected the same ratio in each, got {' and '.join(map(str, ratios))}")

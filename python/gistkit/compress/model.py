@@ -19,7 +19,6 @@ from gistkit.compress.steps import Steps
 from gistkit.hf.attach import checkpointed, pretrained, probed
 from gistkit.hf.cache import CACHE, MemoryCache
 from gistkit.hf.logits import logits_of
-from gistkit.hf.lora import unchanged_on_error
 from gistkit.hf.rotation import rotating_as
 from gistkit.layouts import Plan
 
@@ -68,6 +67,8 @@ class SharedModel:
         # How often each role is folded now, and what undoes it.
         self._folded: dict[str, tuple[int, ExitStack]] = {}
         self.steps = Steps()
+        # The model's own, once it is loaded.
+        self.tokenizer: Any = None
 
     def install(
         self,
@@ -92,11 +93,10 @@ class SharedModel:
             )
         for config in (lora or {}).values() if copies is not None else ():
             check_copied(self.model, config)
-        with unchanged_on_error(self.model):
-            if lora is not None:
-                self.adapters = Adapters(cast(Any, self.model), lora, by_role)
-            if copies is not None:
-                self.copies = Copies(self.model, copies, norms=norms)
+        if lora is not None:
+            self.adapters = Adapters(cast(Any, self.model), lora, by_role)
+        if copies is not None:
+            self.copies = Copies(self.model, copies, norms=norms)
 
     @property
     def embed(self) -> nn.Embedding:

@@ -45,14 +45,15 @@ def chosen(scores: Sequence[Tensor], count: int, least: int) -> Sequence[Tensor]
     return found.split([len(layer) for layer in scores])
 
 
-def pyramid(count: int, length: int, layers: int, window: int = 1, steepness: int = 20) -> list[int]:
+def pyramid(count: int, length: int, layers: int, window: int = 1) -> list[int]:
     """How many of `length` tokens each head of each layer keeps, `count` on average, lower layers more (PyramidKV).
+
+    The top layer has 1/20 of an equal share; no layer keeps over `length`.
 
     Args:
         window: tokens that every layer keeps; if the top layer cannot, all layers keep as many.
-        steepness: the part of an equal share that the top layer has, as 1 / steepness; no layer keeps over `length`.
     """
-    top = count / steepness
+    top = count / 20
     bottom = 2 * count - top
     if bottom >= length - window:
         bottom = length - window

@@ -35,7 +35,10 @@ def tokenizer(compressor: Any) -> Any:
         ValueError: if there is none.
     """
     if compressor._tokenizer is None:
-        compressor._tokenizer = load_tokenizer(compressor._home, compressor.model)
+        lm = compressor.lm
+        if lm.tokenizer is None:
+            lm.tokenizer = load_tokenizer(compressor._home, compressor.model)
+        compressor._tokenizer = lm.tokenizer
     return compressor._tokenizer
 
 
@@ -110,7 +113,7 @@ def compress(
     for one in texts:
         # Path.is_file raises errors for long texts.
         if os.path.isfile(one):
-            warnings.warn(f"text: {one!r} is the name of a file; to compress the file, pass its text", stacklevel=3)
+            warnings.warn(f"text: {one!r} is the name of a file; to compress the file, pass its text", stacklevel=2)
     # Tokenizers keep what they do with control tokens, which another thread may want otherwise.
     with compressor.lm.turn():
         rows = [text_ids(one, compressor.tokenizer, control_tokens=control_tokens) for one in texts]

@@ -86,7 +86,7 @@ def as_rows(
     if isinstance(ids, Tensor | np.ndarray):
         # Ids that come from a device are waited for, once.
         mask = None if attention_mask is None else torch.as_tensor(attention_mask).cpu()
-        rows = _from_tensor(name, torch.as_tensor(ids).cpu(), mask)
+        rows = _from_tensor(name, _whole_numbers(ids), mask)
     else:
         try:
             rows = _from_lists(name, ids, attention_mask)
@@ -185,14 +185,19 @@ def filled_ids(
     return ids
 
 
-def label_rows(name: str, ids: Any, *, vocabulary: int, device: torch.device, shortest: int = 0) -> Rows:
+def label_rows(name: str, ids: Any, *, vocabulary: int, device: torch.device) -> Rows:
     """`as_rows` of a tensor whose padding, at the end of rows, is -100; lists have none."""
     mask = None
     if isinstance(ids, Tensor | np.ndarray):
-        ids = torch.as_tensor(ids).cpu()
+        ids = _whole_numbers(ids)
         mask = ids != IGNORE
         ids = ids.where(mask, 0)
-    rows = as_rows(name, ids, mask, vocabulary=vocabulary, device=device, shortest=shortest)
+    try:
+        rows = as_rows(name, ids, mask, vocabulary=vocabulary, device=device)
+    except ValueError as error:
+        raise ValueError(
+            str(error).replace("attention_mask: expected padding", f"{name}: expected {IGNORE}")
+        ) from error
     if mask is not None and mask.shape[-1] and not rows.ids.shape[1]:
         # Rows of only padding are a batch without labels; no columns at all are a mistake.
         return Rows.of(torch.zeros(rows.batch_size, 1, dtype=torch.int64), rows.lengths, device)
@@ -201,6 +206,8 @@ def label_rows(name: str, ids: Any, *, vocabulary: int, device: torch.device, sh
 
 def join_rows(first: Rows, second: Rows) -> Rows:
     """Each row's tokens of `first`, then those of `second`, padded at the end."""
+    if not any(first.lengths):
+        return second
     if min(first.lengths) == first.ids.shape[1]:
         lengths = tuple(a + b for a, b in zip(first.lengths, second.lengths, strict=True))
         known = None if first.host is None or second.host is None else torch.cat([first.host, second.host], 1)
@@ -214,14 +221,19 @@ def pad(rows: Sequence[Sequence[int]], device: torch.device | None = None) -> Ro
     return Rows.of(padded(rows), lengths, device or "cpu")
 
 
+def _whole_numbers(ids: Any) -> Tensor:
+    """Ids of any integers as int64 on the CPU; what is none stays as it is."""
+    ids = torch.as_tensor(ids).cpu()
+    return ids if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex() else ids.long()
+
+
 def _from_tensor(name: str, ids: Tensor, mask: Any) -> Rows:
     if ids.dim() == 1:
         ids = ids[None]
     if ids.dim() != 2 or not ids.shape[0]:
         raise ValueError(f"{name}: expected token ids [B, N] with B >= 1, got shape {tuple(ids.shape)}")
-    if ids.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8):
+    if ids.dtype != torch.int64:
         raise TypeError(f"{name}: expected integer token ids, got dtype {ids.dtype}")
-    ids = ids.long()
     width = ids.shape[1]
     if mask is None:
         return Rows(ids, (width,) * ids.shape[0])
@@ -260,14 +272,7 @@ def _from_lists(name: str, ids: Any, mask: Any) -> Rows:
         [len(row) for row in mask] != [len(row) for row in ids]
     ):
         raise ValueError(f"attention_mask: expected rows as long as those of {name}, got other lengths")
-    if len({len(row) for row in ids}) == 1:
-        return _from_tensor(name, torch.tensor(ids, dtype=torch.int64), torch.tensor(mask))
-    return pad(
-        [
-            [i for i, is_token in zip(row, row_mask, strict=True) if is_token]
-            for row, row_mask in zip(ids, mask, strict=True)
-        ]
-    )
+    return _from_tensor(name, pad(ids).ids, padded([torch.as_tensor(row).long().tolist() for row in mask]))
 
 
 def check_rows(name: str, rows: Rows, batch_size: int) -> None:

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from inspect import signature
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
+from torch.nn import functional as F
 
 from gistkit import hf
 from gistkit.common.checks import IGNORE, placed
@@ -42,6 +41,9 @@ def forward(
 ) -> dict[str, Tensor]:
     """Returns the losses named at construction, from one compression, and their weighted mean as "loss".
 
+    In training mode it draws one of `train_ratios`, if there are any, and keeps the longest context's length as
+    `trained_length`. The mode is the model's, and transformers loads models in eval mode: call `train()` first.
+
     Args:
         input_ids, attention_mask: the contexts, as in `encode`.
         continuation_ids: int64 [B, t], the tokens after each context, padded with -100 at the end, or lists; only for
@@ -59,7 +61,7 @@ def forward(
     if images and "images" not in signature(compressor.contexts).parameters:
         raise TypeError(f"forward() got an unexpected keyword argument {next(iter(images))!r}")
     thaw(compressor)
-    if compressor.training and torch.is_grad_enabled():
+    if torch.is_grad_enabled():
         compressor.identity.forget()
     weights, lm = compressor.loss_weights, compressor.lm
     if "compression" in weights:
@@ -141,8 +143,7 @@ def _text_loss(compressor: Any, memory: Memory, task: Task, text: Rows) -> Tenso
 def _answer_losses(compressor: Any, memory: Memory, contexts: Rows, question: Rows, answer: Rows) -> dict[str, Tensor]:
     """Those of the losses "qa", "kl", "reverse_kl" and "hidden" that the compressor has, over the answers' tokens."""
     lm, text, by_layer = compressor.lm, join_rows(question, answer), "hidden" in compressor.loss_weights
-    with _listening(lm, by_layer) as layers:
-        hidden_states = compressor.read(memory, "qa", _but_last(text))
+    hidden_states, *layers = _reader_states(compressor, memory, text, by_layer)
     columns = torch.arange(text.ids.shape[1], device=text.ids.device)
     in_answer = text.valid & (columns >= placed(question.lengths, text.ids.device)[:, None])
     losses = {}
@@ -157,7 +158,7 @@ def _answer_losses(compressor: Any, memory: Memory, contexts: Rows, question: Ro
     if by_layer:
         # The first token of a text follows a token of the memory, which the teacher does not have.
         later = in_answer[:, 1:].nonzero(as_tuple=True)
-        own = [out[later] for out in _at_text(layers, text, len(teacher_layers))]
+        own = [out[later] for out in layers]
         goals = [out[:, 1:][later] for out in teacher_layers]
         losses["hidden"] = hidden_loss(own, goals)
     return losses
@@ -167,13 +168,26 @@ def _listening(lm: Any, by_layer: bool) -> AbstractContextManager[list[Tensor]]:
     return hf.layer_outputs(lm.model) if by_layer else nullcontext([])
 
 
-def _at_text(layers: list[Tensor], text: Rows, count: int) -> list[Tensor]:
-    """Outputs [B, T - 1, d] of each of `count` layers at a text but for its end, of one pass or one for each row."""
-    passes = [layers[start : start + count] for start in range(0, len(layers), count)]
-    widths = text.lengths if len(passes) > 1 else (text.ids.shape[1],)
-    rows = [[*chain(*(out[:, out.shape[1] - width + 1 :] for out, width in zip(outs, widths, strict=True)))]
-            for outs in zip(*passes, strict=True)]  # fmt: skip
-    return [pad_sequence(each, batch_first=True) for each in rows]
+def _reader_states(compressor: Any, memory: Memory, text: Rows, by_layer: bool) -> list[Tensor]:
+    """Hidden states [B, T, d] before each token of `text`, and `by_layer` those [B, T - 1, d] of each layer at it."""
+    if compressor.lm.changing_rope and memory.batch_size > 1:
+        # As `read` does.
+        alone = enumerate(text.alone())
+        return _together([_reader_states(compressor, memory[row], own, by_layer) for row, own in alone], text)
+    with _listening(compressor.lm, by_layer) as layers:
+        hidden_states = compressor.read(memory, "qa", _but_last(text))
+    if by_layer and not layers:
+        # Of one token, which the memory's last state predicts, there is no pass.
+        layers = [hidden_states[:, :0]] * len(compressor.lm.head_shapes)
+    return [hidden_states, *(out[:, out.shape[1] + 1 - hidden_states.shape[1] :] for out in layers)]
+
+
+def _together(rows: list[list[Tensor]], text: Rows) -> list[Tensor]:
+    """States [1, n, d] of rows that were read by themselves as those of a batch."""
+    width = text.ids.shape[1]
+    return [
+        torch.cat([F.pad(row, (0, 0, 0, width - row.shape[1])) for row in states]) for states in zip(*rows, strict=True)
+    ]
 
 
 @torch.no_grad()
@@ -185,8 +199,7 @@ def _teacher_states(lm: Any, contexts: Rows, text: Rows, by_layer: bool) -> list
     if lm.changing_rope and contexts.batch_size > 1:
         # As the rows of memories are read.
         alone = zip(contexts.alone(), text.alone(), strict=True)
-        found = [_teacher_states(lm, context, own, by_layer) for context, own in alone]
-        return [pad_sequence([row[0] for row in states], batch_first=True) for states in zip(*found, strict=True)]
+        return _together([_teacher_states(lm, context, own, by_layer) for context, own in alone], text)
     rows = _but_last(join_rows(contexts, text))
     plan = lm.causal_plan(rows.ids.shape[1])
     with _listening(lm, by_layer) as layers:

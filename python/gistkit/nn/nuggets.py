@@ -140,6 +140,8 @@ def rule_scores(rule: str, ids: Tensor, indices: Tensor, ratio: int, delimiters:
     Returns:
         float32 of that shape, in [0, 2).
     """
+    if rule not in ("strided", "random", "delimiters", "none"):
+        raise ValueError(f"rule: expected one that learns nothing, got {rule!r}")
     if rule == "none":
         return torch.zeros(ids.shape, device=ids.device)
     if rule == "strided":

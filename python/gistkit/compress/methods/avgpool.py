@@ -60,6 +60,9 @@ class AvgPoolConfig(OnePassConfig):
         """Means of `ratio` tokens at their mean positions."""
         return layouts.avgpool(context, self.ratio, 1)
 
+    def start(self, context: int) -> int:
+        return 1 + context
+
     def kept(self, batch: InPlacePass, as_text: AsText) -> hf.Keeper:
         positions = moved(batch.positions[:, 1:], batch.plan.spans.device)
         return PooledKeys(batch.context, batch.windows, positions, self.pool == "hidden", as_text)
@@ -147,7 +150,7 @@ class NoContextConfig(OnePassConfig):
 class NoContext(OnePass, config=NoContextConfig):
     """The text without its context; arguments are those of `InPlaceConfig` but for ratio and window."""
 
-    def size(self, context: int) -> int:
+    def size(self, context: int, ratio: int | None = None) -> int:
         """None: the memory is BOS."""
         return 0
 

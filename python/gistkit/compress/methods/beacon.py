@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gistkit import layouts
 from gistkit.compress.config import register, setting
-from gistkit.compress.methods.gist import GistsConfig
+from gistkit.compress.methods.gist import GistsConfig, behind_gists
 from gistkit.compress.methods.in_place import OnePass
 from gistkit.layouts import Layout
 
@@ -29,6 +29,8 @@ class BeaconConfig(GistsConfig):
     def layout(self, context: int) -> Layout:
         """Windows of `ratio` context tokens and their beacon in turn."""
         return layouts.beacon(context, self.ratio, 1, segment=self.segment)
+
+    start = behind_gists
 
 
 class Beacon(OnePass, config=BeaconConfig):

@@ -300,13 +300,18 @@ class Dodo(InPlace, config=DodoConfig):
         return out.last_hidden_state.take_along_dim(index[..., None], 1), keep.close()
 
     def kept_tokens(self, memory: Memory) -> list[int]:
-        return memory.positions[0].tolist()  # type: ignore[no-any-return]
+        return memory.positions[0, : memory.lengths[0]].tolist()  # type: ignore[no-any-return]
 
     def context_spans(self, memory: Memory) -> Tensor:
         """See `Compressor.context_spans`: a nugget represents itself and the tokens since the previous nugget."""
         spans = torch.zeros(memory.batch_size, memory.num_tokens, 2, dtype=torch.int64)
         for row, length in enumerate(memory.lengths):
             bos, lengths = self.documents_of(memory, row)
+            if length <= len(lengths) or memory.positions.dim() != 2:
+                raise ValueError(
+                    f"memory: expected positions of BOS and of a nugget for each of {len(lengths)} documents, got "
+                    f"positions of shape {tuple(memory.positions.shape)} and {length} memory tokens"
+                )
             ends = memory.positions[row, 1:length]
             starts = F.pad(ends[:-1], (1, 0))
             # Positions count BOS once; the last token of each document is a nugget.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gistkit import hf, layouts
@@ -67,6 +69,11 @@ class GistsConfig(OnePassConfig):
         return hf.KeptKeys(placed(rows, batch.plan.spans.device))
 
 
+def behind_gists(config: OnePassConfig, context: int) -> int:
+    """`OnePassConfig.start` with a gist for each window, wherever they are."""
+    return 1 + context + (0 if config.separate_positions else -(-context // config.ratio))
+
+
 class OffsetKeys(WithBos):
     """Keys and values of layer l from the gists' OUTPUT of layer l, with the text's norm and projections of the layer.
 
@@ -108,6 +115,11 @@ class GistConfig(GistsConfig):
         """ceil(n / ratio) gists follow n context tokens."""
         return layouts.gist(context, self.ratio, 1, separate_positions=self.separate_positions)
 
+    start = behind_gists
+
+    def gist_ordinals(self, context: int) -> NDArray[np.int64]:
+        return 1 + context + np.arange(-(-context // self.ratio))
+
 
 class Gist(OnePass, config=GistConfig):
     """Gist and its variants; arguments are those of `GistConfig`, `GistsConfig` and `InPlaceConfig`."""
@@ -147,6 +159,12 @@ class GistPoolConfig(GistsConfig):
             context_sees_memory=self.context_sees_memory,
             separate_positions=self.separate_positions,
         )
+
+    start = behind_gists
+
+    def gist_ordinals(self, context: int) -> NDArray[np.int64]:
+        gists = 1 + np.arange(-(-context // self.ratio))
+        return np.minimum(gists * self.ratio, context) + gists
 
 
 class GistPool(OnePass, config=GistPoolConfig):

@@ -19,6 +19,7 @@ from gistkit.common.checks import check_float
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import Config, draw_like, matched_to, register, setting
 from gistkit.compress.memory import Memory, Task
+from gistkit.compress.method import check_one_ratio
 from gistkit.compress.plans import encoder_parts, encoder_pass
 from gistkit.compress.tokens import Rows, room
 from gistkit.hf.keep import Layers
@@ -131,8 +132,8 @@ class ChunkCompressor(Compressor):
 
     def rotated_over(self, memory: Memory) -> int:
         """See `Compressor.rotated_over`; all chunks are read in one pass."""
-        sizes = self.options.chunk, self.options.memory_tokens, self.layout
-        return encoder_pass(memory.context_lengths, *sizes, self.carrier).last + 1
+        longest = max(memory.context_lengths)
+        return longest + 1 if memory.source.numbered_through else min(longest, self.chunk) + self.memory_tokens
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor | None]:
         """One pass over all chunks of all rows; of a long context, without gradients, a pass over some of them each."""
@@ -168,11 +169,12 @@ class ChunkCompressor(Compressor):
         hidden_states = out.last_hidden_state[:, columns:]
         return hidden_states, *self.options.kept(self, hidden_states, () if keep is None else keep.close())
 
-    def size(self, context: int) -> int:
+    def size(self, context: int, ratio: int | None = None) -> int:
         return -(-context // self.chunk) * self.memory_tokens
 
     def check_documents(self, memories: Sequence[Memory]) -> None:
-        """Refuses a model whose keys cannot be moved, where they are, or have frequencies of their documents."""
+        """Refuses several ratios, and a model whose keys cannot be moved where they are, or differ by document."""
+        check_one_ratio(memories)
         if self.carrier == "kv" and (self.lm.changing_rope or memories[0].source.numbered_through):
             hf.check_moves(self.model)
 

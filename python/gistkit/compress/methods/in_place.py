@@ -16,6 +16,7 @@ from gistkit import hf
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import RatioConfig, draw_like, setting
 from gistkit.compress.memory import Memory, Task
+from gistkit.compress.method import check_one_ratio
 from gistkit.compress.parts import equal_ends, moves
 from gistkit.compress.plans import InPlacePass, check_text, in_place_pass
 from gistkit.compress.tokens import Rows, join_rows
@@ -35,7 +36,8 @@ class InPlaceConfig(RatioConfig):
             model's own weights train, and with `separate` a copy of its linear maps.
         embedding_lora, train_norms: as in `Config`, for each role that has adapters.
         part: tokens of a longer context that one pass of `encode` reads: as few parts as there can be, of equal sizes,
-            each by itself from position 0 on. `join` then moves them behind the parts before. None: the trained length,
+            each by itself from position 0 on. `join` then moves them behind the parts before, and says what predicts
+            the first token of a text. None: the trained length,
             if that is known. 0: one pass reads all, as in `forward` and in training. No part is shorter than a chunk.
         bos_token: id of the first token, which all others see; None: the BOS token, or else the end token, of the
             model's configuration. It is not added to a context that already begins with it.
@@ -84,7 +86,8 @@ class InPlace(Compressor):
     The model reads BOS and the context once, and the memory holds keys and values of that pass. The text follows
     directly, at the position IDs that it has after the whole context; a learned [AE] token precedes it only for a
     reconstruction. Without that token, and if no tokens follow the window, the encoder's last state, which has read the
-    whole context, predicts the text's first token. The papers predict only what follows a prompt or that token;
+    whole context (of a context in parts the last part, of joined memories the last document), predicts the text's first
+    token. The papers predict only what follows a prompt or that token;
     `evaluate` leaves such a first token out.
 
     Args:
@@ -147,8 +150,8 @@ class InPlace(Compressor):
         """A context in which a layer uses the text's parameters for all rows."""
         return self.lm.all_rows_as(TEXT) if self.separate else nullcontext()
 
-    def size(self, context: int) -> int:
-        return -(-context // self.chunk)
+    def size(self, context: int, ratio: int | None = None) -> int:
+        return -(-context // (ratio or self.chunk))
 
     def of_gists(self, name: str) -> bool:
         """Whether a parameter, by its name, serves gists alone."""
@@ -232,6 +235,16 @@ class OnePassConfig(InPlaceConfig):
         """The layout of a context and one text token after it, whose position is where the text begins."""
         raise NotImplementedError
 
+    # What follows from a layout is computed without it where that can be: files may claim contexts of any length.
+    def start(self, context: int) -> int:
+        """Where the text begins in `layout`."""
+        return int(self.layout(context).positions[-1])
+
+    def gist_ordinals(self, context: int) -> NDArray[np.int64]:
+        """The places [K] of gists in `layout`, for gists with positions of their own."""
+        layout = self.layout(context)
+        return layout.ordinals[layout.roles == Role.MEMORY]
+
     def kept(self, batch: InPlacePass, as_text: AsText) -> hf.Keeper:
         """Collects the keys and values of [BOS][compressed tokens] from every layer of a pass."""
         raise NotImplementedError
@@ -280,8 +293,7 @@ class OnePass(InPlace):
 
     def check_documents(self, memories: Sequence[Memory]) -> None:
         """Also refuses memories of different ratios, as the places of compressed tokens follow from one."""
-        if len(ratios := list(dict.fromkeys(memory.source.chunk for memory in memories))) > 1:
-            raise ValueError(f"memories: expected the same ratio in each, got {' and '.join(map(str, ratios))}")
+        check_one_ratio(memories)
         super().check_documents(memories)
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
@@ -292,16 +304,17 @@ class OnePass(InPlace):
         text_ordinals = []
         for row, places in enumerate(ordinals):
             column, before = 1, 0
-            for context in self.documents_of(memory, row)[1]:
-                layout = options.layout(context)
-                own = layout.ordinals[layout.roles == Role.MEMORY]
+            documents = self.documents_of(memory, row)[1]
+            self.check_size(memory, row, documents)
+            for context in documents:
+                own = options.gist_ordinals(context)
                 places[column : column + len(own)] = before + torch.from_numpy(own)
-                column, before = column + len(own), before + int(layout.ordinals[-1]) - 1
+                column, before = column + len(own), before + context + len(own)
             text_ordinals.append(before + 1)
         return ordinals, tuple(text_ordinals)
 
     def start_behind(self, memory: Memory, context: int) -> int:
-        return int(self.options.of(memory.source.chunk).layout(context).positions[-1])
+        return int(self.options.of(memory.source.chunk).start(context))
 
     def parts_of(self, memory: Memory, context: int) -> NDArray[np.int64]:
         """See `Compressor.parts_of`: a compressed token represents its window."""

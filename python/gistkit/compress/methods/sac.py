@@ -86,10 +86,12 @@ class SAC(ChunkCompressor, config=SACConfig):
         return self.remember(places, rows, layers=keep.close()), None
 
     def kept_tokens(self, memory: Memory) -> list[int]:
-        return (memory.positions[0] - 1).tolist()  # type: ignore[no-any-return]
+        return (memory.positions[0, : memory.lengths[0]] - 1).tolist()  # type: ignore[no-any-return]
 
-    def size(self, context: int) -> int:
-        return len(anchors(context, self.chunk, int(self.options.ratio)))
+    def size(self, context: int, ratio: int | None = None) -> int:
+        own = int(self.options.ratio)
+        whole, rest = divmod(context, self.chunk)
+        return whole * self.memory_tokens + (len(anchors(rest, self.chunk, own)) if rest else 0)
 
     def parts_of(self, memory: Memory, context: int) -> NDArray[np.int64]:
         """See `Compressor.parts_of`: an anchor stands for the `ratio` tokens around it, in its chunk."""

@@ -178,12 +178,12 @@ class Select(InPlace, config=SelectConfig):
         """What decides which keys are kept."""
         return cast(Score, self.options.by)
 
-    def kept(self, length: int) -> int:
+    def kept(self, length: int, ratio: int | None = None) -> int:
         """How many of `length` tokens each head keeps."""
-        return min(length, self.budget) if self.budget is not None else max(1, length // self.chunk)
+        return min(length, self.budget) if self.budget is not None else max(1, length // (ratio or self.chunk))
 
-    def size(self, context: int) -> int:
-        return max(min(context, self.kept(context + 1)), len(equal_ends(context, self.reach)))
+    def size(self, context: int, ratio: int | None = None) -> int:
+        return max(min(context, self.kept(context + 1, ratio)), len(equal_ends(context, self.reach)))
 
     @property
     def reach(self) -> int | None:

@@ -213,8 +213,9 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
         found = weights.to(lm.device) @ states.to(dtype)
         return self.projector(found.to(self.device)).to(self.embed.weight.dtype)  # type: ignore[no-any-return]
 
-    def size(self, context: int) -> int:
-        return sum(-(-(end - start) // self.chunk) for start, end in _spans(context, self.options.segment))
+    def size(self, context: int, ratio: int | None = None) -> int:
+        chunk, (whole, rest) = ratio or self.chunk, divmod(context, self.options.segment)
+        return whole * -(-self.options.segment // chunk) - -rest // chunk
 
     def parts_of(self, memory: Memory, context: int) -> NDArray[np.int64]:
         """See `Compressor.parts_of`: the windows of the document's segments, at the memory's ratio."""

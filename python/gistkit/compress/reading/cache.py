@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from gistkit import hf
 from gistkit.common.checks import padded, placed
+from gistkit.hf.cache import MemoryCache, MemoryLayer
 from gistkit.hf.keep import Layers
 from gistkit.layouts import Plan
 
@@ -27,7 +29,6 @@ class StreamCache:
         first: a function from a token's position to the first position that it sees uncompressed.
         ends: position of the next token of each row, which sees these keys.
         room: about how many tokens there are until the next clearing.
-        lag: at most so many unseen tokens of a row wait to be dropped together; 0 unless only BOS stays for good.
     """
 
     def __init__(
@@ -38,9 +39,8 @@ class StreamCache:
         first: Callable[[int], int],
         ends: Sequence[int],
         room: int,
-        lag: int = 0,
     ) -> None:
-        self.first, self.room, self.lag = first, room, lag
+        self.first, self.room = first, room
         self.old = [list(row) for row in positions]
         self.new: list[list[int]] = [[] for _ in positions]
         self.for_good = [{0, *row} for row in for_good]
@@ -60,13 +60,13 @@ class StreamCache:
     def clear(self, positions: Sequence[int]) -> None:
         """Drops the keys that tokens from these positions on do not see."""
         firsts = [self.first(position) for position in positions]
-        if all(first - before <= self.lag for first, before in zip(firsts, self.firsts, strict=True)):
+        if all(first <= before for first, before in zip(firsts, self.firsts, strict=True)):
             return
         layers, remaining = self._remaining(firsts)
-        self.firsts = firsts
-        self.old, self.new = [[position for _, position in row] for row in remaining], [[] for _ in remaining]
         index = padded([[column for column, _ in row] for row in remaining], device=layers[0][0].device)
         self._put([(_columns_of(key, index), _columns_of(value, index)) for key, value in layers])
+        self.firsts = firsts
+        self.old, self.new = [[position for _, position in row] for row in remaining], [[] for _ in remaining]
 
     def plan(self, positions: Sequence[int], windows: Iterable[int]) -> Plan:
         """The plan of one new token in each row, at these positions, which sees the cached keys and itself."""
@@ -78,11 +78,9 @@ class StreamCache:
             for old, new, position in zip(self.old, self.new, positions, strict=True):
                 # A sliding window hides older tokens, BOS included.
                 oldest = 0 if window is None else position - window + 1
-                begin = max(oldest, self.first(position)) if self.lag else oldest
-                a, b = bisect_left(old, begin), self.width + bisect_left(new, begin)
-                intervals = [[0, 1], [a, len(old)], [b, keys]] if oldest <= 0 < begin else [[a, len(old)], [b, keys]]
-                nonempty = [span for span in intervals if span[0] < span[1]]
-                rows.append([nonempty + [[0, 0]] * (3 - len(nonempty))])
+                a, b = bisect_left(old, oldest), self.width + bisect_left(new, oldest)
+                nonempty = [span for span in ([a, len(old)], [b, keys]) if span[0] < span[1]]
+                rows.append([nonempty + [[0, 0]] * (2 - len(nonempty))])
             return placed(rows, device, torch.int32)
 
         at = placed(positions, device)[:, None]
@@ -95,6 +93,15 @@ class StreamCache:
             self.new[row].append(position)
             if row_stays:
                 self.for_good[row].add(position)
+
+    def take_back(self, positions: Sequence[int]) -> None:
+        """Drops what there is of tokens from these positions on, which not all layers may have."""
+        for row, position in enumerate(positions):
+            self.new[row] = [own for own in self.new[row] if own < position]
+            self.for_good[row] = {own for own in self.for_good[row] if own < position}
+        for cache in self._caches():
+            for layer in cast("list[MemoryLayer]", cache.layers):
+                layer.crop(self.width + len(self.new[0]) - layer.num_keys)
 
     def _columns(self, row: int) -> list[tuple[int, int]]:
         """The columns of a row's keys and their positions, ascending."""
@@ -116,9 +123,13 @@ class StreamCache:
         """Collects what the cache keeps of a new token besides its keys and values; None: nothing."""
         return None
 
+    def _caches(self) -> list[MemoryCache]:
+        """What the columns are of."""
+        return [self.cache]
+
     def _held(self) -> Layers:
         """What each column holds."""
-        return self.cache.held
+        return [layer for cache in self._caches() for layer in cache.held]
 
     def _put(self, layers: Layers) -> None:
         self.cache = hf.memory_cache(layers, 0, capacity=self.room)

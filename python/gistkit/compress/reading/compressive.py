@@ -17,6 +17,7 @@ from gistkit.compress.methods.in_place import TEXT
 from gistkit.compress.reading.cache import StreamCache
 from gistkit.compress.reading.language import LanguageModel, Stream
 from gistkit.compress.tokens import Rows
+from gistkit.hf.cache import MemoryCache
 from gistkit.hf.keep import Layers, Rope
 from gistkit.layouts import Plan
 
@@ -39,6 +40,8 @@ class Compressive(LanguageModel):
     def __init__(self, compressor: AvgPool, *, tau: int = 128, segment: int = 32) -> None:
         if not isinstance(compressor, AvgPool):
             raise TypeError(f"compressor: expected an AvgPool, got {type(compressor).__name__}")
+        if compressor.past == "kv":
+            hf.check_rotates(compressor.model)
         super().__init__(compressor, tau, segment)
 
     @property
@@ -178,9 +181,11 @@ class MeanCache(StreamCache):
                 [[*window] for _, window in groupby((position for _, position in leaving), lambda at: at // ratio)]
             )
             means = [(layers[0][0].shape[2] + index, window[-1]) for index, window in enumerate(windows[-1])]
-            self.for_good[row].update(position for _, position in means)
             remaining[row] = sorted([*remaining[row], *means], key=lambda pair: pair[1])
-        return (self._with_means(layers, columns, windows) if any(columns) else layers), remaining
+        layers = self._with_means(layers, columns, windows) if any(columns) else layers
+        for own, made in zip(self.for_good, windows, strict=True):
+            own.update(window[-1] for window in made)
+        return layers, remaining
 
     def _with_means(
         self, layers: Layers, columns: Sequence[Sequence[int]], windows: Sequence[Sequence[Sequence[int]]]
@@ -260,8 +265,8 @@ class HiddenMeanCache(MeanCache):
                 self.inputs.update(states, states[..., :0], layer_idx)
             self._step = None
 
-    def _held(self) -> Layers:
-        return [*super()._held(), *self.inputs.held]
+    def _caches(self) -> list[MemoryCache]:
+        return [*super()._caches(), self.inputs]
 
     def _put(self, layers: Layers) -> None:
         count = len(self.decoder_layers)

@@ -90,7 +90,7 @@ class LanguageModel(ABC):
         """
         compressor = self.compressor
         compressor.lm.refuse_foreign_checkpointing()
-        if compressor.training and torch.is_grad_enabled():
+        if torch.is_grad_enabled():
             compressor.identity.forget()
         if compressor.training and compressor.train_ratios:
             raise ValueError(
@@ -200,19 +200,27 @@ class Stream(ABC):
         compressor = self.reader.compressor
         compressor.lm.check_positions("tokens", max(self.ends))
         inputs = compressor.embed(tokens[:, None])
-        stays = self._stays(tokens, inputs)
-        self._cache.clear(self.ends)
-        plan = self._cache.plan(self.ends, compressor.lm.windows)
-        cache = self._cache
-        use = self._roles(stays)
-        # Open for both, so that adapters are switched once a token.
-        with compressor.using(use):
-            inputs = compressor.lm.embedded(use, tokens[:, None])
-            out = compressor.lm.run(use, inputs_embeds=inputs, plan=plan, cache=cache.cache, keep=cache.keeper())
-        self._cache.add(self.ends, stays)
+        try:
+            stays = self._stays(tokens, inputs)
+            self._cache.clear(self.ends)
+            plan = self._cache.plan(self.ends, compressor.lm.windows)
+            cache = self._cache
+            use = self._roles(stays)
+            # Open for both, so that adapters are switched once a token.
+            with compressor.using(use):
+                inputs = compressor.lm.embedded(use, tokens[:, None])
+                out = compressor.lm.run(use, inputs_embeds=inputs, plan=plan, cache=cache.cache, keep=cache.keeper())
+            self._cache.add(self.ends, stays)
+        except BaseException:
+            self._take_back()
+            raise
         self.ends = [end + 1 for end in self.ends]
         self.last = out.last_hidden_state[:, 0]
         return self.last
+
+    def _take_back(self) -> None:
+        """Drops what a step that was broken off has left in some layers, so that the stream can read on."""
+        self._cache.take_back(self.ends)
 
     def _recent(self) -> list[list[int]]:
         """Positions of BOS and of the tokens that each row's next token sees uncompressed."""

@@ -168,9 +168,11 @@ class NuggetStream(Stream):
 
     def _first_pass(self, rows: Rows) -> tuple[Tensor, StreamCache]:
         reader, device = self.reader, self.reader.compressor.device
+        # Those of the start, whatever `Dodo.selecting` says at a step: scores are compared with one threshold.
+        self._rule, self._ratio = reader.compressor.rule, reader.compressor.nugget_ratio
         self._scored: StreamCache | None = None
         keep, recent = None, self._recent()
-        if reader.compressor.rule == "learned":
+        if self._rule == "learned":
             keep = hf.KeptKeys(padded(recent, device=device))
         scores = reader.scores(rows, keep=keep)
         if keep is not None:
@@ -183,6 +185,11 @@ class NuggetStream(Stream):
         keep = hf.KeptKeys(columns if plan.inverse is None else plan.inverse.gather(1, columns))
         return reader.hidden(rows, is_nugget, plan=plan, keep=keep), self._cache_of(keep, remaining, nuggets)
 
+    def _take_back(self) -> None:
+        super()._take_back()
+        if self._scored is not None:
+            self._scored.take_back(self.ends)
+
     def _stays(self, tokens: Tensor, inputs: Tensor) -> Sequence[bool]:
         compressor = self.reader.compressor
         is_nugget = nuggets_above(self._scores(tokens, inputs)[:, None], compressor.threshold)
@@ -193,7 +200,7 @@ class NuggetStream(Stream):
         compressor = self.reader.compressor
         if compressor.scorer is None or self._scored is None:
             indices = placed(self.ends, compressor.device) - 1
-            return rule_scores(compressor.rule, tokens, indices, compressor.nugget_ratio, compressor.delimiters)
+            return rule_scores(self._rule, tokens, indices, self._ratio, compressor.delimiters)
         self._scored.clear(self.ends)
         plan = self._scored.plan(self.ends, compressor.lm.windows)
         with compressor.lower_layers():
