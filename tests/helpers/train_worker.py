@@ -1,6 +1,6 @@
 """A tiny compressor and its training, for tests of training in processes of their own.
 
-example: python tests/helpers/train_worker.py trained runs/trained
+example: python tests/helpers/train_worker.py runs/processes
 """
 
 import contextlib
@@ -373,4 +373,4 @@ def whole(tensor):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"processes": processes, "trained": trained}[sys.argv[1]](Path(sys.argv[2]))
+    processes(Path(sys.argv[1]))
