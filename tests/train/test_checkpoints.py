@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import TrainingArguments
 
 from gistkit.common.signals import Interrupted
@@ -21,7 +20,7 @@ from gistkit.train import CompressorTrainer, checkpoints, read_metrics
 from gistkit.train.trainer import Trainer
 from tests.helpers.disks import limit
 from tests.helpers.tiers import mostly_slow
-from tests.helpers.train_worker import RECIPE, Before, killed, make_compressor, numbers, train, trained
+from tests.helpers.train_worker import RECIPE, Before, check_equal, killed, make_compressor, numbers, train, trained
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -43,15 +42,6 @@ def done(whole, tmp_path):
 
 def names(out):
     return [path.name for path in checkpoints.find(out)]
-
-
-def check_equal(out, whole):
-    """Two runs have the same losses, and every step once; their last checkpoints are the same bit for bit."""
-    assert numbers(read_metrics(out / "metrics.jsonl")) == numbers(read_metrics(whole / "metrics.jsonl"))
-    for file in (checkpoints.WEIGHTS, checkpoints.OPTIMIZER):
-        ours, theirs = (load_file(checkpoints.find(folder)[-1] / file) for folder in (out, whole))
-        assert ours.keys() == theirs.keys() and len(ours) > 10
-        assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
 
 
 def check_clean(out):
