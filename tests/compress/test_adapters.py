@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 
 from gistkit.compress import ICAE, AvgPool, Compressor, FiveHundredX, Select, language_model
 from tests.helpers.in_place_oracle import unsettle
-from tests.helpers.models import checkpoint, tiny_llama
+from tests.helpers.models import tiny_llama
 
 METHODS = [ICAE, FiveHundredX]
 IDS = torch.arange(2 * 13).view(2, 13) % 50
@@ -68,17 +68,6 @@ def test_a_pass_keeps_no_wider_copies_of_what_its_adapters_read():
 
     # Those of norms and losses.
     assert wide("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj") == wide("v_proj")
-
-
-def test_checkpointing_by_the_model_alone_is_refused():
-    compressor = build(ICAE).train()
-    checkpoint(compressor.model)
-    with pytest.raises(ValueError, match="model: expected gradient checkpointing to be off, or enabled by the comp"):
-        compressor(IDS, continuation_ids=IDS)
-    compressor.gradient_checkpointing_enable()
-    assert compressor(IDS, continuation_ids=IDS)["loss"].isfinite()
-    compressor.gradient_checkpointing_disable()
-    assert compressor(IDS, continuation_ids=IDS)["loss"].isfinite()
 
 
 def test_folders_that_are_no_compressor_are_refused(tmp_path):

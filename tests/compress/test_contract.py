@@ -6,7 +6,7 @@ import torch
 from gistkit.compress import METHODS, Compressor, Memory
 from gistkit.compress.methods.in_place import InPlace
 from gistkit.compress.training import TAUGHT
-from tests.helpers.models import same_under_checkpointing, tiny, tiny_llama
+from tests.helpers.models import checkpoint, same_under_checkpointing, tiny, tiny_llama
 from tests.helpers.tiers import tiers
 
 BOS = 1
@@ -130,6 +130,19 @@ def test_gradient_checkpointing_gives_the_same_gradients(name):
     # The last layer's queries may reach nothing.
     missing = {parameter for parameter, _ in compressor.trainable() if "layers.1" not in parameter} - reached
     assert all("layers/1" in parameter for parameter in missing), missing
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_gradient_checkpointing_by_the_model_alone_is_refused(name):
+    losses, batch = all_losses(name)
+    compressor = make(name, **losses).train()
+    checkpoint(compressor.model)
+    with pytest.raises(ValueError, match="model: expected gradient checkpointing to be off, or enabled by the compr"):
+        compressor(**batch)
+    compressor.gradient_checkpointing_enable()
+    assert compressor(**batch)["loss"].isfinite()
+    compressor.gradient_checkpointing_disable()
+    assert compressor(**batch)["loss"].isfinite()
 
 
 @pytest.mark.parametrize("name", tiers(CASES, QUICK))

@@ -192,14 +192,6 @@ def test_training_has_the_gradients_of_the_formulas(name: str) -> None:
             assert ours.abs().any()
 
 
-def test_embeddings_of_the_caller_are_used() -> None:
-    model, position = model_of("llama"), encoding("seqpe-bias")
-    assert isinstance(position, SeqPEPositions)
-    with hf.encode_positions(model, position):
-        found = model(IDS, embeddings=position.encoder(ROWS)).logits
-        close(found, model(IDS, position_ids=ROWS).logits)
-
-
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_the_model_is_left_as_it_was(family: str) -> None:
     model, position = inside(family, "seqpe-bias")
