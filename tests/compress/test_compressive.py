@@ -10,7 +10,7 @@ from gistkit import hf
 from gistkit.compress import AvgPool, Compressive, Dodo
 from tests.compress.test_mixed import make as make_mixed
 from tests.helpers.in_place_oracle import rotate, unsettle
-from tests.helpers.models import eager, same_under_checkpointing, tiny, tiny_llama
+from tests.helpers.models import eager, same_under_checkpointing, tiny, tiny_llama, tokens
 from tests.helpers.streams import read_on
 from tests.helpers.tiers import slow, tiers
 
@@ -24,10 +24,6 @@ def make(model=None, tau=6, segment=6, ratio=3, lora=2, pool="hidden", **options
     model = tiny_llama() if model is None else model
     compressor = AvgPool(model, ratio=ratio, pool=pool, bos_token=BOS, lora=lora, **options)
     return Compressive(unsettle(compressor.double()), tau=tau, segment=segment)
-
-
-def tokens(*shape):
-    return torch.randint(2, 50, shape)
 
 
 def seen_by(count, reader):

@@ -10,12 +10,11 @@ from gistkit.compress import METHODS, Compressive, MixedResolution
 from gistkit.compress.config import embedding_statistics
 from tests.compress.test_voco import expect
 from tests.helpers.in_place_oracle import maps_by_row, unsettle
-from tests.helpers.models import tiny, tiny_llama
+from tests.helpers.models import TOLERANCE, tiny, tiny_llama, tokens
 from tests.helpers.tiers import slow, tiers
 from tests.helpers.vision import Image, processed, tiny_vision
 
 BOS = 1
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 ALL = ("ae", "lm", "compression")
 CHUNKS = {"chunk": 6, "ratio": 3, "losses": ALL}
 GISTS = {"ratio": 3, "bos_token": BOS, "losses": ALL}
@@ -40,10 +39,6 @@ VARIANTS = {
 PARTS = {"embeddings": {"embedding_lora": 5}, "norms": {"train_norms": True}}
 PARTS["both"] = PARTS["embeddings"] | PARTS["norms"]
 NORMS = 5  # of two layers, and the last one
-
-
-def tokens(*shape):
-    return torch.randint(2, 50, shape)
 
 
 def make(name, model=None, **settings):

@@ -14,10 +14,9 @@ from gistkit.compress import ICAE, AvgPool, CompressionHead, FiveHundredX, Joint
 from gistkit.compress.losses import segment_targets
 from gistkit.compress.tokens import PART
 from gistkit.hf import CACHE
-from tests.helpers.models import double_angles, tiny_llama
+from tests.helpers.models import TOLERANCE, double_angles, tiny_llama
 from tests.helpers.rules import plain_positions
 
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 METHODS = [ICAE, FiveHundredX]
 
 

@@ -18,11 +18,10 @@ from gistkit.compress.methods.in_place import OnePass
 from gistkit.compress.plans import check_text
 from gistkit.layouts import Role
 from tests.helpers.in_place_oracle import states, unsettle
-from tests.helpers.models import eager, tiny, tiny_llama
+from tests.helpers.models import TOLERANCE, eager, tiny, tiny_llama, tokens
 from tests.helpers.tiers import slow, tiers
 
 BOS = 1
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 # Each method with one compressed token a window, and its options.
 VARIANTS = {name: (kind, {}) for name, kind in METHODS.items() if issubclass(kind, OnePass) and kind is not NoContext}
 VARIANTS |= {
@@ -47,10 +46,6 @@ def make(name, model=None, lora=2, ratio=3, **more):
     method, options = VARIANTS[name]
     model = tiny_llama() if model is None else model
     return unsettle(method(model, ratio=ratio, bos_token=BOS, lora=lora, **options, **more).double())
-
-
-def tokens(*shape):
-    return torch.randint(2, 50, shape)
 
 
 @pytest.mark.parametrize("name", tiers(VARIANTS, ["gist", "gist, own counter", "avgpool", "gistpool"]))

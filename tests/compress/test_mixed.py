@@ -11,12 +11,11 @@ from torch.nn import functional as F
 from gistkit.compress import AvgPool, Dodo, MixedResolution
 from tests.helpers.dodo_oracle import mixed, mixed_mask, scores_of
 from tests.helpers.in_place_oracle import unsettle
-from tests.helpers.models import checkpoint, same_under_checkpointing, tiny, tiny_llama
+from tests.helpers.models import TOLERANCE, checkpoint, same_under_checkpointing, tiny, tiny_llama, tokens
 from tests.helpers.streams import read_on
 from tests.helpers.tiers import slow
 
 BOS = 1
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 
 
 def make(model=None, tau=6, segment=3, **options):
@@ -27,10 +26,6 @@ def make(model=None, tau=6, segment=3, **options):
     if options.get("selection", "learned") in ("learned", "delimiters"):
         reader.calibrate([torch.randint(2, 50, (4, 40))])
     return reader
-
-
-def tokens(*shape):
-    return torch.randint(2, 50, shape)
 
 
 def behind_bos(ids):

@@ -12,9 +12,7 @@ from torch.nn import functional as F
 from gistkit import hf
 from gistkit.compress import ICAE, AvgPool, Compressor, Memory, SeparateEncoder
 from tests.helpers.in_place_oracle import unsettle
-from tests.helpers.models import byte_tokenizer, double_angles, tiny, tiny_llama
-
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
+from tests.helpers.models import TOLERANCE, byte_tokenizer, double_angles, tiny, tiny_llama, tokens
 
 
 def small(**changes):
@@ -27,10 +25,6 @@ def made(encoder=None, model=None, **options):
     settings = {"ratio": 4, "segment": 12, "lora": 2} | options
     compressor = SeparateEncoder(tiny_llama() if model is None else model, encoder=encoder, **settings)
     return unsettle(compressor.double())
-
-
-def tokens(*shape):
-    return torch.randint(2, 50, shape)
 
 
 def plain_memory(compressor, ids, pool, ratio=4, segment=12):

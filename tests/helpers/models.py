@@ -47,6 +47,8 @@ COMMON = {
     "eos_token_id": None,
     "initializer_range": 0.2,
 }
+# Of two ways to compute the same in double precision.
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 
 
 def tiny(family, **changes):
@@ -70,6 +72,11 @@ def tiny_llama(**changes):
     """
     torch.manual_seed(0)
     return LlamaForCausalLM(LlamaConfig(**COMMON | changes)).double().eval()
+
+
+def tokens(*shape):
+    """Ids of tokens that are no padding, no BOS and no end."""
+    return torch.randint(2, 50, shape)
 
 
 def small(name, model, layout="epl"):
