@@ -301,34 +301,3 @@ def test_a_refused_model_stays_as_it_was(lora, tmp_path):
         Compressor.from_pretrained(tmp_path, wrong)
     assert all(torch.equal(weight, before[name]) for name, weight in wrong.state_dict().items())
     assert all(parameter.requires_grad for parameter in wrong.parameters())
-
-
-def test_odd_settings_files_are_refused(tmp_path):
-    model = tiny_llama()
-    FiveHundredX(model, chunk=4, ratio=2, lora=4).save_pretrained(tmp_path)
-    path = tmp_path / "compressor.json"
-    settings = json.loads(path.read_text())
-
-    def with_own(**changes):
-        own = settings["settings"] | changes
-        return settings | {
-            "settings": {name: value for name, value in own.items() if value is not None or name != "chunk"}
-        }
-
-    for odd, error, message in [
-        ([1], ValueError, "expected settings by name, got list"),
-        ({key: value for key, value in settings.items() if key != "method"}, ValueError, "got none for method"),
-        (with_own(chunk=None), ValueError, "got none for chunk"),
-        (with_own(chunks=4), ValueError, "got one that it does not have for chunks"),
-        (with_own(chunk=0), ValueError, "chunk: expected a whole number >= 1"),
-        (settings | {"settings": 3}, ValueError, "expected settings and adapters by name, got 3"),
-        (settings | {"adapters": {"encoder": "other"}}, FileNotFoundError, "expected the adapter other in it"),
-        (
-            settings | {"adapters": None, "fingerprint": None},
-            FileNotFoundError,
-            "expected the trained model of a compressor without LoRA",
-        ),
-    ]:
-        path.write_text(json.dumps(odd))
-        with pytest.raises(error, match=message):
-            Compressor.from_pretrained(tmp_path, copy.deepcopy(model))
