@@ -119,6 +119,15 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def double():
+    """From one seed, with float64 as the default dtype."""
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 @pytest.fixture(params=ISAS)
 def isa(request):
     """Runs the test with each instruction set, then puts back the one in use."""

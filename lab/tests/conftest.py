@@ -1,7 +1,6 @@
 """The text that tests of the lab read, and a study's command that measures little."""
 
 import pytest
-import torch
 from study_runs import FewChunks
 
 from gistkit.train import load_corpus
@@ -18,12 +17,3 @@ def corpus():
 def few_chunks(monkeypatch):
     """The commands `demo` and `study epl` measure on few chunks."""
     monkeypatch.setattr(epl.Epl, "recipe_type", FewChunks)
-
-
-@pytest.fixture
-def double():
-    """From one seed, with float64 as the default dtype."""
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)

@@ -85,16 +85,6 @@ def test_the_last_step_is_measured_when_the_run_goes_on(whole, tmp_path):
     check_equal(run, run.train(resume=True), whole)
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(whole, tmp_path):
-    with pytest.raises(Interrupted):
-        Run(tmp_path, {4: signal.SIGINT}).train()
-    weights = tmp_path / "run-0" / "checkpoint-5" / "trainable.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1])
-    run = Run(tmp_path)
-    with pytest.warns(UserWarning, match=r"checkpoint-5: expected .*; the run goes on from .*checkpoint-3 instead"):
-        check_equal(run, run.train(resume=True), whole)
-
-
 def test_a_run_that_begins_anew_knows_nothing_of_the_checkpoints_before(tmp_path):
     Run(tmp_path).train()
     with pytest.raises(Interrupted):

@@ -2,11 +2,10 @@
 
 import dataclasses
 import math
-import signal
 
 import pytest
 import torch
-from study_runs import Bar, session
+from study_runs import session
 from torch.nn.functional import cross_entropy
 
 from gistkit import cli
@@ -56,6 +55,9 @@ def test_arms_and_how_they_read(corpus):
         if isinstance(compressor, Dodo):
             learned = [name for name, _ in compressor.trainable() if name.startswith("scorer")]
             assert bool(learned) == (arm.method == "learned")
+    recipe = dataclasses.replace(RECIPE, steps=5, random_steps=1, lower_ratios=(2, 8))
+    assert recipe.stages(Arm("ae", "learned", 4)) == (Stage(1, "random"), Stage(2, ratio=2))
+    assert recipe.stages(Arm("ae", "strided", 4)) == recipe.stages(Arm("lm", "learned", 4)) == ()
 
 
 @pytest.mark.slow
@@ -99,47 +101,11 @@ def test_the_loss_is_that_of_the_asked_tokens(corpus, method):
 
 
 @pytest.mark.slow
-def test_a_scorer_can_learn_to_reconstruct_in_stages(corpus, tmp_path, monkeypatch):
-    recipe = dataclasses.replace(RECIPE, steps=5, base_steps=0, random_steps=1, lower_ratios=(2, 8))
-    assert recipe.stages(Arm("ae", "learned", 4)) == (Stage(1, "random"), Stage(2, ratio=2))
-    assert recipe.stages(Arm("ae", "strided", 4)) == recipe.stages(Arm("lm", "learned", 4)) == ()
-    seen, select = [], Dodo.nuggets
-
-    def nuggets_of(self, rows, scores):
-        if self.training:
-            seen.append((self.rule, self.nugget_ratio))
-        return select(self, rows, scores)
-
-    monkeypatch.setattr(Dodo, "nuggets", nuggets_of)
-    STUDY.train(session(recipe, Arm("ae", "learned", 4), tmp_path, corpus))
-    assert seen == [("random", 4)] + [("learned", 2)] * 2 + [("learned", 4)] * 2
-
-
-@pytest.mark.slow
-def test_a_run_resumed_between_two_thresholds_goes_on_with_the_one_it_had(corpus, tmp_path):
-    recipe = dataclasses.replace(RECIPE, steps=6, base_steps=0, eval_every=3, calibrate_every=100)
-    arm = Arm("lm", "learned", RECIPE.ratio)
-    for folder in ("whole", "cut"):
-        (tmp_path / folder).mkdir()
-    run = STUDY.train(session(recipe, arm, tmp_path / "whole", corpus))
-    # Its scorer is that of a run which reconstructs.
-    assert list((tmp_path / "whole").glob("ae-learned-8x-0/checkpoint-*"))
+def test_a_reader_has_the_scorer_of_a_run_that_reconstructs(corpus, tmp_path):
+    recipe = dataclasses.replace(RECIPE, base_steps=0)
+    run = STUDY.train(session(recipe, Arm("lm", "learned", RECIPE.ratio), tmp_path, corpus))
+    assert list(tmp_path.glob("ae-learned-8x-0/checkpoint-*"))
     assert 0 < run.chosen["rate"] < 0.5 and run.chosen["selected"] == round(run.chosen["rate"] * run.chosen["tokens"])
-
-    class Stops(Bar):
-        steps = 0
-
-        def update(self, count=1):
-            self.steps += count
-            # The scorer has its six steps first. The state is not that of an evaluation, whose threshold could be found
-            # again.
-            if self.steps == 10:
-                signal.raise_signal(signal.SIGTERM)
-
-    with pytest.raises(KeyboardInterrupt):
-        STUDY.train(session(recipe, arm, tmp_path / "cut", corpus, bar=Stops()))
-    again = STUDY.train(session(recipe, arm, tmp_path / "cut", corpus, resume=True))
-    assert (again.test, again.chosen, again.curve) == (run.test, run.chosen, run.curve)
 
 
 def test_arms_that_no_task_has_are_refused(tmp_path, capsys):

@@ -13,14 +13,11 @@ from gistkit import hf
 from gistkit.nn import GPT
 from gistkit_lab.released import reference_encoder, reference_model
 from gistkit_lab.vit import ViT
+from tests.helpers.encodings import close
 
 pytestmark = pytest.mark.usefixtures("double")
 DIM, HEADS, LAYERS, HIDDEN = 128, 2, 2, 96
 METHODS = {"sum": "attn_add", "mul": "attn_mul", "bias": "attn_scalar"}
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
 def released_weights(axes, dim=64, digits=2, layers=2, out_dim=64):

@@ -6,29 +6,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gistkit.nn import IMAGE_ENCODINGS, NoPE, PositionEncoding, RoPE2D, SeqPE, grid_positions, position_encoding
+from gistkit.nn import IMAGE_ENCODINGS, NoPE, PositionEncoding, RoPE2D, grid_positions
 from gistkit_lab.vit import ViT
+from tests.helpers import encodings
+from tests.helpers.encodings import close
 
 pytestmark = pytest.mark.usefixtures("double")
 PATCH, CHANNELS, CLASSES, DIM, LAYERS, HEADS = 2, 3, 7, 24, 2, 3
 
 
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
-
-
 def encoding(name: str, **options: Any) -> PositionEncoding:
-    encoder = SeqPE(16, digits=2, axes=2, layers=1, heads=2, std=0.3)
-    return position_encoding(
-        name,
-        heads=HEADS,
-        head_dim=DIM // HEADS,
-        layers=LAYERS,
-        grid=(3, 4),
-        encoder=encoder,
-        extra_tokens=1,
-        **({"std": 0.3} if name.startswith("seqpe") else {}) | options,
-    )
+    return encodings.encoding(name, heads=HEADS, head_dim=DIM // HEADS, layers=LAYERS, extra_tokens=1, **options)
 
 
 def vit(position: PositionEncoding, **options: Any) -> ViT:

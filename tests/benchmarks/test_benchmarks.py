@@ -44,6 +44,7 @@ import suites  # noqa: E402
 from roof import UNRATED, Roof, measure, rated_isas  # noqa: E402
 
 from gistkit.ops.reference import dense_mask  # noqa: E402
+from tests.helpers.tiers import slow  # noqa: E402
 
 
 @pytest.fixture
@@ -320,12 +321,7 @@ def test_no_attention_kernel_for_head_dims_to_128_spills() -> None:
     assert checked >= 36
 
 
-def later(*cases):
-    """Cases left to make check."""
-    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
-
-
-@pytest.mark.parametrize("method", ["500x", *later(["ICAE"], ["Gist"], ["AvgPool"], ["GistPool"], ["Dodo"])])
+@pytest.mark.parametrize("method", ["500x", *slow(["ICAE"], ["Gist"], ["AvgPool"], ["GistPool"], ["Dodo"])])
 def test_contenders_of_small_models_make_the_same_memories_and_tokens(method):
     # Both commands compare what their contenders return, and fail where it differs.
     command = runpy.run_path(str(BENCHMARKS / "compressor.py"))
@@ -337,8 +333,8 @@ def test_contenders_of_small_models_make_the_same_memories_and_tokens(method):
     ("method", "dtype"),
     [
         ("Dodo, reading on", "float32"),
-        *later(("ICAE", "bfloat16"), ("500x", "float32"), ("GistPool", "bfloat16")),
-        *later(("AvgPool", "float32"), ("Dodo", "bfloat16")),
+        *slow(("ICAE", "bfloat16"), ("500x", "float32"), ("GistPool", "bfloat16")),
+        *slow(("AvgPool", "float32"), ("Dodo", "bfloat16")),
     ],
 )
 def test_contenders_of_a_training_step_have_one_loss_and_one_gradient(method, dtype):

@@ -14,7 +14,6 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import picture  # noqa: E402
-import readme  # noqa: E402
 import streaming  # noqa: E402
 import suites  # noqa: E402
 
@@ -126,23 +125,6 @@ def test_growth_is_that_of_each_contender():
         (streaming.THEIRS, 256): 1.0,
         (streaming.THEIRS, 4096): 2.5,
     }
-
-
-def test_the_table_has_a_row_a_length_and_how_the_last_compares():
-    content = results()
-    content["milliseconds"].sort(key=lambda row: row["tokens"])
-    table, _, below = readme.streaming_table(content).partition("\n\n")
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    columns = [cells[0].index(form) for form in ("gistkit, mixed resolution, strided", streaming.THEIRS)]
-    assert {row[0]: [row[column] for column in columns] for row in cells[2:]} == {
-        "after 256": ["20 ms, 1 MiB", "10 ms, 1 MiB"],
-        "after 4096": ["21 ms, 16 MiB", "25 ms, 16 MiB"],
-        "4096 to 256": ["1.05 x", "2.50 x"],
-    }
-    assert below.startswith(
-        "Mean of 64 tokens around each length, of which products with the weights take 9 ms; nuggets 10x, means and "
-        "memories 8x, tau 128, segment 32, untrained. some"
-    )
 
 
 def test_the_picture_shows_each_contender_in_both_panels(tmp_path):

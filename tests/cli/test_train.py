@@ -8,7 +8,7 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from transformers import AutoTokenizer
 
-from gistkit.train import Packed, Trainer, read_metrics
+from gistkit.train import Packed, Trainer, growing, read_metrics
 from tests.cli.test_cli import folder, run  # noqa: F401
 from tests.helpers.models import tiny
 from tests.helpers.train_worker import evaluations
@@ -80,12 +80,17 @@ def test_an_encoder_of_its_own_trains_and_is_named_again_where_the_hub_does_not_
     assert status == 2 and "encoder: expected none for" in complaints
 
 
-def test_passages_of_long_texts(run, folder, words, monkeypatch):  # noqa: F811
+def test_passages_of_long_texts_and_stages(run, folder, words, monkeypatch):  # noqa: F811
     seen = []
-    monkeypatch.setattr(Trainer, "training_step", lambda self, *_, **__: seen.append(self.batches) or 1 / 0)
+    monkeypatch.setattr(Trainer, "training_step", lambda self, *_, **__: seen.append(self) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run("train", *words, "--longer-than", 60)
     # Of 30 texts of one, two and three sentences of 33 letters three are held out.
-    assert isinstance(seen[0], Packed) and seen[0].rows == 18 and seen[0].length == 40
+    batches = seen[0].batches
+    assert isinstance(batches, Packed) and batches.rows == 18 and batches.length == 40
+    dodo = ("--steps", 6, "--method", "dodo", "--option", "layer=1", "--out", words[3].parent / "dodo", "--ratio", 4)
+    with pytest.raises(ZeroDivisionError):
+        run("train", *words[:-4], *dodo, "--random-steps", 2, "--ratios", "2,4", "--scorer-rests")
+    assert seen[1].stages == growing(6, 2, (2, 4), scorer_rests=True)
     status, _, complaints = run("train", *words, "--out", words[3].parent / "b", "--longer-than", 500)
     assert status == 2 and "--longer-than: expected documents of more than 500 characters" in complaints

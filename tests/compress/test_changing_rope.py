@@ -11,7 +11,7 @@ from gistkit.ask import Conversation
 from gistkit.compress import ICAE, METHODS, AvgPool, Compressive, Select, training
 from gistkit.evaluate import FullContext
 from tests.compress.test_contract import CASES, make
-from tests.helpers.models import byte_tokenizer, tiny
+from tests.helpers.models import TOLERANCE, byte_tokenizer, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:position IDs reach")
 LIMIT = 40
@@ -25,7 +25,6 @@ SIZES = [(12, 9), (30, 20), (60, 20)]
 # Select with passes of each kind that read what follows a text.
 ASKED = {"question": "Why?"}
 READERS = [{}, {"shares": "heads"}, {"fit": True}, ASKED, ASKED | {"by": "snapkv"}]
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 
 
 def of_rope(family, rope, **changes):

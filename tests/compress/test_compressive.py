@@ -8,8 +8,9 @@ from transformers.models.llama import modeling_llama
 
 from gistkit import hf
 from gistkit.compress import AvgPool, Compressive, Dodo
+from tests.compress.test_mixed import make as make_mixed
 from tests.helpers.in_place_oracle import rotate, unsettle
-from tests.helpers.models import eager, same_under_checkpointing, tiny, tiny_llama
+from tests.helpers.models import eager, same_under_checkpointing, tiny, tiny_llama, tokens
 from tests.helpers.streams import read_on
 from tests.helpers.tiers import slow, tiers
 
@@ -23,10 +24,6 @@ def make(model=None, tau=6, segment=6, ratio=3, lora=2, pool="hidden", **options
     model = tiny_llama() if model is None else model
     compressor = AvgPool(model, ratio=ratio, pool=pool, bos_token=BOS, lora=lora, **options)
     return Compressive(unsettle(compressor.double()), tau=tau, segment=segment)
-
-
-def tokens(*shape):
-    return torch.randint(2, 50, shape)
 
 
 def seen_by(count, reader):
@@ -183,16 +180,6 @@ def test_a_text_too_short_for_a_mean():
     assert reader([[5]])["loss"].isfinite()
 
 
-def test_ragged_rows_are_each_row_by_itself():
-    reader = make()
-    rows = [tokens(n).tolist() for n in (20, 7)]
-    together = reader.hidden(reader.rows(rows))
-    states = reader.states(reader.rows(rows))
-    assert states[1, 8:].tolist() == [0] * 13
-    alone = reader.hidden(reader.rows(rows[1:]))[0]
-    torch.testing.assert_close(together[1, :8], alone, rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize("family", tiers(["mistral", "gemma3"]))
 def test_a_sliding_window_leaves_what_ends_in_it(family):
     reader = make(tiny(family), tau=4, segment=2, ratio=2)
@@ -260,8 +247,44 @@ def test_a_pass_of_another_length_does_not_change_the_means(pool):
         torch.testing.assert_close(stream.step(ids[:, at]), wanted[:, at + 1], rtol=1e-9, atol=1e-9)
 
 
-def test_memory_is_bounded_by_means_and_the_recent_tokens():
-    reader = make(tau=8, segment=4, ratio=4)
+BOTH = pytest.mark.parametrize("make", [make, make_mixed], ids=["compressive", "mixed"])
+
+
+@BOTH
+def test_ragged_rows_are_each_row_by_itself(make):
+    reader = make()
+    rows = [tokens(n).tolist() for n in (17, 4, 1, 11)]
+    together = reader.hidden(reader.rows(rows))
+    states = reader.states(reader.rows(rows))
+    for row, ids in enumerate(rows):
+        alone = reader.hidden(reader.rows([ids]))[0]
+        torch.testing.assert_close(together[row, : len(ids) + 1], alone, rtol=1e-9, atol=1e-9)
+        assert states[row].tolist() == reader.states(reader.rows([ids]))[0].tolist() + [0] * (17 - len(ids))
+
+
+@BOTH
+def test_greedy_generation_is_what_one_pass_predicts(make):
+    reader = make()
+    prompts = [tokens(17).tolist(), tokens(4).tolist()]
+    answer = reader.generate(prompts, max_new_tokens=12)
+    for prompt, given in zip(prompts, answer.tolist(), strict=True):
+        hidden = reader.hidden(reader.rows([prompt + given]))[0]
+        logits = reader.compressor.logits(hidden[len(prompt) : -1])
+        assert logits.argmax(-1).tolist() == given
+    # A row ends behind its stop token.
+    stop = int(answer[0, 2])
+    shorter = reader.generate(prompts[:1], max_new_tokens=12, stop_tokens=stop)
+    first = answer[0].tolist().index(stop)
+    assert shorter[0].tolist() == answer[0, : first + 1].tolist()
+    banned = reader.generate(prompts[:1], max_new_tokens=12, bad_words_ids=[[stop]])
+    assert stop in answer[0] and stop not in banned
+    with pytest.raises(ValueError, match=r"expected greedy_search or sample of one .*, got beam_search of 1"):
+        reader.generate(prompts, num_beams=2)
+
+
+@pytest.mark.parametrize(("make", "options"), [(make, {}), (make_mixed, {"selection": "strided"})])
+def test_memory_is_bounded_by_what_is_kept_and_the_recent_tokens(make, options):
+    reader = make(tau=8, segment=4, ratio=4, **options)
     stream = reader.start(tokens(1, 3))
     for count in range(4, 90):
         stream.step(tokens(1))
@@ -286,14 +309,6 @@ def test_a_segments_tokens_are_written_in_place_and_streams_share_nothing(pool):
 def memory_of(stream):
     """Where the keys, and hidden states, of a stream's cache lie."""
     return [key.data_ptr() for key, _ in stream._cache._held()]
-
-
-def test_greedy_generation_is_what_one_pass_predicts():
-    reader = make()
-    prompts = [tokens(17).tolist(), tokens(4).tolist()]
-    for prompt, given in zip(prompts, reader.generate(prompts, max_new_tokens=12).tolist(), strict=True):
-        hidden = reader.hidden(reader.rows([prompt + given]))[0]
-        assert reader.compressor.logits(hidden[len(prompt) : -1]).argmax(-1).tolist() == given
 
 
 def test_bad_input_is_named():

@@ -6,11 +6,10 @@ import torch
 from gistkit.compress import METHODS, Compressor, Memory
 from gistkit.compress.methods.in_place import InPlace
 from gistkit.compress.training import TAUGHT
-from tests.helpers.models import same_under_checkpointing, tiny, tiny_llama
+from tests.helpers.models import TOLERANCE, checkpoint, same_under_checkpointing, tiny, tiny_llama, tokens
 from tests.helpers.tiers import tiers
 
 BOS = 1
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 PARTS = {"embedding_lora": 5, "train_norms": True}
 # Settings that make a method small, by their names.
 SMALL = {"chunk": 6, "ratio": 3, "segment": 7, "layer": 1, "lora": 2, "bos_token": BOS}
@@ -42,10 +41,6 @@ CASES |= {
 }
 FIELDS = ("source", "lengths", "context_lengths", "starts", "documents", "rest", "fingerprint", "maker", "model")
 QUICK = ["icae", "x500, own weights", "separate_encoder", "gistpool", "dodo", "kv_distill"]
-
-
-def tokens(*shape):
-    return torch.randint(2, 50, shape)
 
 
 def make(name, **more):
@@ -130,6 +125,19 @@ def test_gradient_checkpointing_gives_the_same_gradients(name):
     # The last layer's queries may reach nothing.
     missing = {parameter for parameter, _ in compressor.trainable() if "layers.1" not in parameter} - reached
     assert all("layers/1" in parameter for parameter in missing), missing
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_gradient_checkpointing_by_the_model_alone_is_refused(name):
+    losses, batch = all_losses(name)
+    compressor = make(name, **losses).train()
+    checkpoint(compressor.model)
+    with pytest.raises(ValueError, match="model: expected gradient checkpointing to be off, or enabled by the compr"):
+        compressor(**batch)
+    compressor.gradient_checkpointing_enable()
+    assert compressor(**batch)["loss"].isfinite()
+    compressor.gradient_checkpointing_disable()
+    assert compressor(**batch)["loss"].isfinite()
 
 
 @pytest.mark.parametrize("name", tiers(CASES, QUICK))

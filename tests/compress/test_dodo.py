@@ -9,20 +9,15 @@ from gistkit.compress import Dodo, Memory
 from gistkit.nn import Nuggets
 from tests.helpers.dodo_oracle import best, read, scores_of
 from tests.helpers.in_place_oracle import unsettle
-from tests.helpers.models import tiny, tiny_llama
+from tests.helpers.models import TOLERANCE, tiny, tiny_llama, tokens
 
 BOS = 1
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 
 
 def make(model=None, **options):
     model = tiny_llama() if model is None else model
     options = {"ratio": 3, "layer": 1, "bos_token": BOS, "lora": 2, **options}
     return unsettle(Dodo(model, **options).double())
-
-
-def tokens(*shape):
-    return torch.randint(2, 50, shape)
 
 
 def behind_bos(ids):

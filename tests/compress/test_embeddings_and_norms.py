@@ -9,13 +9,12 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from gistkit.compress import METHODS, Compressive, MixedResolution
 from gistkit.compress.config import embedding_statistics
 from tests.compress.test_voco import expect
-from tests.helpers.in_place_oracle import maps_by_row
-from tests.helpers.models import tiny, tiny_llama
+from tests.helpers.in_place_oracle import maps_by_row, unsettle
+from tests.helpers.models import TOLERANCE, tiny, tiny_llama, tokens
 from tests.helpers.tiers import slow, tiers
 from tests.helpers.vision import Image, processed, tiny_vision
 
 BOS = 1
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 ALL = ("ae", "lm", "compression")
 CHUNKS = {"chunk": 6, "ratio": 3, "losses": ALL}
 GISTS = {"ratio": 3, "bos_token": BOS, "losses": ALL}
@@ -42,26 +41,14 @@ PARTS["both"] = PARTS["embeddings"] | PARTS["norms"]
 NORMS = 5  # of two layers, and the last one
 
 
-def tokens(*shape):
-    return torch.randint(2, 50, shape)
-
-
-def unsettle(compressor):
-    """Trained-like weights: LoRA that changes something, norms and copies that differ from the model's."""
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in compressor.trainable():
-            if "lora_" in name or "modules_to_save" in name or name.startswith("copies."):
-                parameter.add_(0.1 * torch.randn_like(parameter))
-    return compressor
-
-
 def make(name, model=None, **settings):
     method, options = VARIANTS[name]
     if model is None:
         model = tiny_vision("llava") if method == "voco" else tiny_llama()
     torch.manual_seed(0)
-    return unsettle(METHODS[method](model, **{"lora": 2} | options | settings).double())
+    compressor = METHODS[method](model, **{"lora": 2} | options | settings).double()
+    # LoRA that changes something, norms and copies that differ from the model's.
+    return unsettle(compressor, among=("lora_", "modules_to_save", "copies."))
 
 
 def exact_norm(self, x):

@@ -5,46 +5,9 @@ import torch
 import transformers
 from torch.nn import functional as F
 
-from gistkit.compress import ICAE, Compressor, FiveHundredX
+from gistkit.compress import FiveHundredX
 from tests.helpers.models import COMMON, tiny
-from tests.helpers.tiers import slow, tiers
-
-
-@pytest.mark.parametrize(
-    ("family", "method"),
-    [
-        ("llama", ICAE),
-        ("gemma3", FiveHundredX),
-        *slow(("gpt2", ICAE), ("gpt2", FiveHundredX), ("gemma2", FiveHundredX), ("mistral", ICAE), ("qwen2", ICAE)),
-    ],
-)
-def test_ragged_batches_losses_and_generation(family, method, tmp_path):
-    compressor = method(tiny(family), chunk=6, ratio=3, losses=("ae", "lm", "compression"), lora=2)
-    contexts = [torch.randint(0, 50, (n,)).tolist() for n in (13, 4)]
-    texts = [torch.randint(0, 50, (n,)).tolist() for n in (3, 6)]
-    losses = compressor(contexts, continuation_ids=texts)
-    losses["loss"].backward()
-    assert all(bool(p.grad.isfinite().all()) for _, p in compressor.trainable() if p.grad is not None)
-
-    total = count = 0
-    memory = compressor.encode(contexts)
-    answers = compressor.generate(memory, texts, max_new_tokens=3)
-    for row, (context, text) in enumerate(zip(contexts, texts, strict=True)):
-        alone = compressor.encode([context])
-        for a, b in zip(memory[row].tensors, alone.tensors, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-        logits = compressor.logits(compressor.decode(alone, "lm", [text]))[0]
-        total += F.cross_entropy(logits[:-1], torch.tensor(text), reduction="sum")
-        count += len(text)
-        tokens = list(text)
-        for _ in range(3):
-            tokens.append(int(compressor.logits(compressor.decode(alone, "lm", [tokens])[:, -1]).argmax()))
-        assert answers[row].tolist() == tokens[len(text) :]
-    torch.testing.assert_close(losses["lm"], total / count, rtol=1e-5, atol=1e-6)
-
-    compressor.save_pretrained(tmp_path)
-    loaded = Compressor.from_pretrained(tmp_path, tiny(family))
-    assert torch.equal(loaded.generate(memory, texts, max_new_tokens=3), answers)
+from tests.helpers.tiers import tiers
 
 
 @pytest.mark.parametrize("family", tiers(["gemma2", "gemma3", "qwen2", "mistral"]))

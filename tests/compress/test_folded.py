@@ -10,19 +10,14 @@ from gistkit.compress.steps import LEAST
 from gistkit.nn import adapted
 from gistkit.nn.folded import fold, foldable
 from tests.helpers.in_place_oracle import unsettle
-from tests.helpers.models import tiny, tiny_llama
+from tests.helpers.models import TOLERANCE, tiny, tiny_llama, tokens
 from tests.helpers.tiers import slow
 
 BOS = 1
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 
 
 class Own(torch.Tensor):
     pass
-
-
-def tokens(*shape):
-    return torch.randint(2, 50, shape)
 
 
 @pytest.fixture

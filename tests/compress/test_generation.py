@@ -8,11 +8,12 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TextStreamer
 
 from gistkit.ask import Conversation
-from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, GistPool, Select
+from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, Select
 from gistkit.compress.generation import padded_at_start
 from gistkit.compress.tokens import Rows
 from gistkit.hf.cache import CACHE
-from tests.helpers.models import byte_tokenizer, tiny, tiny_llama
+from tests.helpers.in_place_oracle import unsettle
+from tests.helpers.models import byte_tokenizer, small, tiny, tiny_llama
 from tests.helpers.tiers import slow
 
 METHODS = [ICAE, FiveHundredX]
@@ -27,13 +28,6 @@ def step_by_step(compressor, memory, task, prompt, count):
     return tokens[len(prompt) :]
 
 
-READERS = {
-    "icae": lambda model, scheme: ICAE(model, chunk=8, ratio=4, layout=scheme, window=16, lora=4),
-    "x500": lambda model, scheme: FiveHundredX(model, chunk=8, ratio=4, layout=scheme, window=16, lora=4),
-    "avgpool": lambda model, _: AvgPool(model, ratio=4, window=16, lora=4),
-    "gistpool": lambda model, _: GistPool(model, ratio=4, window=16, lora=4),
-    "dodo": lambda model, _: Dodo(model, ratio=4, window=16, lora=4, layer=1),
-}
 # Each method once; GPT-2's maps are no plain linear maps, of which gists and nuggets have others.
 QUICK = [("llama", "icae", "dpl"), ("gemma3", "x500", "epl"), ("gpt2", "avgpool", ""), ("qwen3", "gistpool", "")]
 QUICK += [("llama", "dodo", "")]
@@ -43,11 +37,7 @@ MORE += [("gemma3", "avgpool", ""), ("gemma3", "gistpool", ""), ("gemma3", "dodo
 
 @pytest.mark.parametrize(("family", "name", "scheme"), [*QUICK, *slow(*MORE)])
 def test_transformers_loop_chooses_what_decoding_step_by_step_does(family, name, scheme):
-    compressor = READERS[name](tiny(family, bos_token_id=1), scheme).eval()
-    with torch.no_grad():
-        for parameter in compressor.parameters():
-            if parameter.requires_grad:
-                parameter += 0.05 * torch.randn_like(parameter)
+    compressor = unsettle(small(name, tiny(family, bos_token_id=1), scheme)).eval()
     # One that fits the window and one with tokens behind it; prompts of different lengths, one of them empty.
     memory = compressor.encode([torch.randint(3, 50, (n,)).tolist() for n in (9, 19)])
     prompts = [torch.randint(3, 50, (n,)).tolist() for n in (4, 0)]

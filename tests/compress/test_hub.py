@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from gistkit.compress import AvgPool, Compressor, FiveHundredX, GistPool, files
 from gistkit.hf import attach
+from tests.helpers.in_place_oracle import unsettle
 from tests.helpers.models import byte_tokenizer, tiny_llama
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -18,13 +19,6 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 def model():
     return tiny_llama(vocab_size=258, bos_token_id=257).float()
-
-
-def changed(compressor):
-    with torch.no_grad():
-        for _, parameter in compressor.trainable():
-            parameter += 0.05 * torch.randn_like(parameter)
-    return compressor.eval()
 
 
 @pytest.fixture
@@ -57,7 +51,7 @@ def hub(tmp_path, monkeypatch):
 
 def test_what_is_pushed_is_read_by_its_name(hub):
     calls, where = hub
-    compressor = changed(FiveHundredX(model(), chunk=8, ratio=4, lora=4))
+    compressor = unsettle(FiveHundredX(model(), chunk=8, ratio=4, lora=4), 0.05, [""]).eval()
     compressor.tokenizer = byte_tokenizer(start=True)
     address = compressor.push_to_hub("user/report-x500", private=True, token="key", commit_message="Trained")
     assert address == "https://huggingface.co/user/report-x500"
@@ -83,7 +77,7 @@ def test_what_a_class_of_ones_own_saves_is_what_is_pushed(hub):
 
 def test_a_model_of_its_own_needs_no_base(hub):
     _, where = hub
-    compressor = changed(AvgPool(model(), ratio=2, lora=None))
+    compressor = unsettle(AvgPool(model(), ratio=2, lora=None), 0.05, [""]).eval()
     compressor.push_to_hub("user/whole")
     found = Compressor.from_pretrained("user/whole", **where)
     ids = torch.randint(3, 250, (1, 9))
@@ -169,7 +163,7 @@ def test_peft_reads_the_adapters_by_itself(method, tmp_path):
         "x500": lambda base: FiveHundredX(base, chunk=8, ratio=4, lora=4),
         "gistpool": lambda base: GistPool(base, ratio=4, lora=4),
     }
-    compressor = changed(make[method](model()))
+    compressor = unsettle(make[method](model()), 0.05, [""]).eval()
     compressor.save_pretrained(tmp_path)
     ids = torch.randint(3, 250, (2, 9))
     for role, name in compressor.adapters.names.items():

@@ -14,39 +14,10 @@ from gistkit.compress import ICAE, AvgPool, CompressionHead, FiveHundredX, Joint
 from gistkit.compress.losses import segment_targets
 from gistkit.compress.tokens import PART
 from gistkit.hf import CACHE
-from tests.helpers.models import additive, double_angles, tiny_llama
+from tests.helpers.models import TOLERANCE, double_angles, tiny_llama
+from tests.helpers.rules import plain_positions
 
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 METHODS = [ICAE, FiveHundredX]
-
-
-def spread(first, last, memory):
-    """Uniform ids by the paper's Algorithm 1, in exact fractions, ties to even."""
-    from fractions import Fraction
-
-    ratio = Fraction(last - first + 1, memory)
-    return [round(first + (ratio - 1) / 2 + ratio * slot) for slot in range(memory)]
-
-
-def plain_positions(scheme, carrier, context, chunk, memory, task, text):
-    """Position IDs of Tables 1-3 written out: per chunk (context, memory), then decoder (memory, task and text)."""
-    starts = range(0, context, chunk)
-    total = memory * len(starts)
-    encoder = []
-    for start in starts:
-        stop = min(start + chunk, context)
-        if scheme in ("dpl", "cpl"):
-            encoder.append((list(range(stop - start)), list(range(stop - start, stop - start + memory))))
-        else:
-            encoder.append((list(range(start + 1, stop + 1)), spread(start + 1, stop, memory)))
-    if scheme in ("epl", "cpl"):
-        # Embeddings take the uniform ids; cached keys keep theirs, and `ids` is not used.
-        ids = [i for start in starts for i in spread(start + 1, min(start + chunk, context), memory)]
-        first = 0 if task == "ae" else context
-    else:
-        ids = list(range(total)) if carrier == "embedding" else None
-        first = total
-    return encoder, ids, list(range(first, first + 1 + text))
 
 
 def matched(compressor, states):
@@ -171,37 +142,6 @@ def test_matched_embeddings(tmp_path):
     again = ICAE.from_pretrained(tmp_path / "new", tiny_llama())
     assert again.settings == compressor.settings
     torch.testing.assert_close(again.gain.double(), compressor.gain, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("task", ["ae", "lm"])
-def test_keys_in_the_memory_are_those_of_one_uncompressed_sequence(task):
-    # [chunk 1][memory 1][chunk 2][memory 2][task token][text] in one pass under a dense mask: text sees no context.
-    compressor = FiveHundredX(tiny_llama(), chunk=10, ratio=5, layout="epl", lora=None)
-    model, chunks, slots = compressor.model, (10, 7), 2
-    ids, text = torch.randint(0, 50, (2, 17)), torch.randint(0, 50, (2, 6))
-    encoder, _, rest = plain_positions("epl", "kv", 17, 10, slots, task, 6)
-    embed = model.get_input_embeddings()
-    memory = compressor.memory_embeddings.double().expand(2, -1, -1)
-    parts = [part for chunk in ids.split(chunks, 1) for part in (embed(chunk), memory)]
-    parts += [compressor.task_embeddings[task].double().expand(2, 1, -1), embed(text)]
-    kind = torch.tensor([0] * 10 + [1] * slots + [2] * 7 + [3] * slots + [4] * 7)
-    causal = torch.ones(len(kind), len(kind)).tril().bool()
-    query, key = kind[:, None], kind[None, :]
-    mask = causal & (
-        (query == key) | ((query == 1) & (key == 0)) | ((query == 3) & (key == 2)) | ((query == 4) & (key % 2 == 1))
-    )
-    positions = [i for context_ids, memory_ids in encoder for i in context_ids + memory_ids] + rest
-    with double_angles(model):
-        whole = model.model(
-            inputs_embeds=torch.cat(parts, 1),
-            position_ids=torch.tensor([positions]).expand(2, -1),
-            attention_mask=additive(mask),
-            use_cache=False,
-        ).last_hidden_state
-    ours = compressor.decode(compressor.encode(ids), task, text)
-    torch.testing.assert_close(ours, whole[:, -7:], **TOLERANCE)
-    greedy = compressor.generate(compressor.encode(ids), text, task=task, max_new_tokens=1)
-    assert torch.equal(greedy[:, 0], model.lm_head(whole[:, -1]).argmax(-1))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -18,11 +18,10 @@ from gistkit.compress.methods.in_place import OnePass
 from gistkit.compress.plans import check_text
 from gistkit.layouts import Role
 from tests.helpers.in_place_oracle import states, unsettle
-from tests.helpers.models import double_angles, eager, tiny, tiny_llama
+from tests.helpers.models import TOLERANCE, eager, tiny, tiny_llama, tokens
 from tests.helpers.tiers import slow, tiers
 
 BOS = 1
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 # Each method with one compressed token a window, and its options.
 VARIANTS = {name: (kind, {}) for name, kind in METHODS.items() if issubclass(kind, OnePass) and kind is not NoContext}
 VARIANTS |= {
@@ -47,10 +46,6 @@ def make(name, model=None, lora=2, ratio=3, **more):
     method, options = VARIANTS[name]
     model = tiny_llama() if model is None else model
     return unsettle(method(model, ratio=ratio, bos_token=BOS, lora=lora, **options, **more).double())
-
-
-def tokens(*shape):
-    return torch.randint(2, 50, shape)
 
 
 @pytest.mark.parametrize("name", tiers(VARIANTS, ["gist", "gist, own counter", "avgpool", "gistpool"]))
@@ -268,16 +263,6 @@ def test_full_context_diverges_from_the_base_model_by_nothing_before_training():
     assert abs(float(loss)) < 1e-6
 
 
-def test_no_context_reads_the_first_token_alone():
-    compressor = NoContext(tiny_llama(), bos_token=BOS)
-    text = tokens(2, 5)
-    memory = compressor.encode(tokens(2, 9))
-    assert memory.lengths == (1, 1)
-    with double_angles(compressor.model):
-        expected = compressor.model.get_decoder()(torch.cat([torch.full((2, 1), BOS), text], 1)).last_hidden_state
-    torch.testing.assert_close(compressor.decode(memory, "qa", text), expected, **TOLERANCE)
-
-
 def test_no_context_is_loaded_beside_the_baseline_of_that_name(tmp_path):
     assert evaluate.NoContext.method == NoContext.method
     NoContext(tiny_llama(), bos_token=BOS, lora=2).save_pretrained(tmp_path)
@@ -308,7 +293,7 @@ def test_beside_a_full_copy_the_text_alone_has_an_adapter(tmp_path):
 
 
 @pytest.mark.parametrize("family", tiers(["llama", "gemma2"], ("llama",)))
-def test_gists_share_no_parameter_of_the_layers_with_the_text(family, tmp_path):
+def test_gists_share_no_parameter_of_the_layers_with_the_text(family):
     model = tiny(family)
     compressor = unsettle(GistPool(model, ratio=3, bos_token=BOS, lora=None, copy_norms=True).double())
     decoder = model.get_decoder()
@@ -316,22 +301,11 @@ def test_gists_share_no_parameter_of_the_layers_with_the_text(family, tmp_path):
     with_weights = {name for name, each in decoder.named_modules() if each._parameters and each is not embedding}
     assert {path.replace("/", ".") for path in compressor.copies.maps} == with_weights
     ids, text = tokens(1, 11), tokens(1, 4)
-    before = compressor.decode(compressor.encode(ids), "lm", text)[0]
+    found = compressor.decode(compressor.encode(ids), "lm", text)[0]
     # As in a model all of whose layers and norms are the gists' where gists are.
-    torch.testing.assert_close(before, states(compressor, ids[0].tolist(), text[0].tolist()), **TOLERANCE)
+    torch.testing.assert_close(found, states(compressor, ids[0].tolist(), text[0].tolist()), **TOLERANCE)
     norms = [name for name, _ in compressor.named_parameters() if name.startswith("copies.") and "norm" in name]
     assert norms and all(map(compressor.of_gists, norms))
-    with torch.no_grad():
-        for name, parameter in compressor.named_parameters():
-            if name in norms:
-                parameter.mul_(1.5)
-    after = compressor.decode(compressor.encode(ids), "lm", text)[0]
-    assert not torch.allclose(before, after)
-    compressor.save_pretrained(tmp_path)
-    loaded = Compressor.from_pretrained(tmp_path, tiny(family)).double()
-    torch.testing.assert_close(loaded.decode(loaded.encode(ids), "lm", text)[0], after, **TOLERANCE)
-    compressor(ids, question_ids=text, answer_ids=text)["loss"].backward()
-    assert all(dict(compressor.named_parameters())[name].grad is not None for name in norms if "layers/1/" in name)
 
 
 def test_a_full_copy_is_of_all_that_the_text_reads_with():

@@ -12,18 +12,13 @@ from gistkit.compress.losses import divergence_loss
 from gistkit.hf import CACHE
 from tests.helpers.dodo_oracle import best, scores_of
 from tests.helpers.in_place_oracle import merged, unsettle
-from tests.helpers.models import eager, tiny_llama
+from tests.helpers.models import TOLERANCE, eager, tiny_llama, tokens
 
 BOS = 1
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 
 
 def made(**options):
     return unsettle(KVDistill(tiny_llama(), **{"ratio": 3, "layer": 1, "bos_token": BOS, "lora": 2} | options).double())
-
-
-def tokens(*shape):
-    return torch.randint(2, 50, shape)
 
 
 @contextlib.contextmanager

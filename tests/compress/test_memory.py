@@ -141,14 +141,6 @@ def test_a_memory_does_not_depend_on_its_batch_or_on_earlier_texts(rope, made):
         assert bool(compressor.memory_embeddings.grad.abs().sum() > 0)
 
 
-@pytest.mark.parametrize("rope", LENGTH_DEPENDENT)
-def test_gradients_survive_the_frequencies_of_the_next_pass(rope):
-    compressor = of_rope(rope)
-    ids = torch.randint(0, 50, (1, 80), generator=torch.Generator().manual_seed(3))
-    compressor(ids, continuation_ids=ids[:, :5])["loss"].backward()
-    assert bool(compressor.memory_embeddings.grad.abs().sum() > 0)
-
-
 def test_a_file_with_frequencies_of_its_keys_still_loads(tmp_path):
     memory = encode(build(FiveHundredX), CONTEXTS)
     tensors, header = memory_files.packed(memory)

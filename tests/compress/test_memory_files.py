@@ -2,7 +2,6 @@
 
 import json
 import random
-import threading
 import warnings
 import zlib
 from dataclasses import replace
@@ -220,26 +219,6 @@ def test_forged_contents_are_refused_or_a_legal_memory(memory, tmp_path):
         assert all(map(is_whole, (token for row in found.rest for token in row))), what
         assert all(value is None or isinstance(value, str) for value in (found.fingerprint, found.maker)), what
     assert 0 < loaded < seed / 2
-
-
-def test_of_concurrent_saves_to_one_path_the_last_wins(memory, tmp_path):
-    path, failures = tmp_path / "m.gist", []
-    memories = [memory._with(lambda tensor, k=k: torch.full_like(tensor, k)) for k in range(4)]
-
-    def save(mine):
-        try:
-            for _ in range(10):
-                mine.save(path)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=save, args=(mine,)) for mine in memories]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == [] and [file.name for file in tmp_path.iterdir()] == ["m.gist"]
-    assert float(Memory.load(path).tensors[0].flatten()[0]) in range(4)
 
 
 def test_positions_of_another_kind_are_refused(memory, tmp_path):

@@ -15,6 +15,7 @@ from gistkit import hf
 from gistkit.compress import ICAE, AvgPool, Compressor, Dodo, FiveHundredX, Gist, GistPool, Memory
 from gistkit.hf.cache import CACHE
 from tests.compress.test_refused import state
+from tests.helpers.in_place_oracle import unsettle
 from tests.helpers.models import byte_tokenizer, tiny, tiny_llama
 
 IDS = torch.randint(2, 50, (1, 18), generator=torch.Generator().manual_seed(0))
@@ -35,15 +36,6 @@ def made(method, model, **options):
     return kind(model, **settings, **options).eval()
 
 
-def unsettled(compressor):
-    """Its adapters add something."""
-    with torch.no_grad():
-        for name, parameter in compressor.trainable():
-            if "lora_B" in name:
-                parameter.normal_(0, 0.3)
-    return compressor
-
-
 def own_adapter(model):
     config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     return get_peft_model(model, config).double().eval()
@@ -61,7 +53,7 @@ def test_what_is_saved_after_a_change_is_read(method, change, tmp_path):
     has_head = method not in ("avgpool", "dodo")
     model = tiny_llama().float()
     own = own_adapter(model).float() if change == "merged" and method not in ("gistpool", "dodo") else None
-    compressor = unsettled(made(method, model, lora=2, losses=("ae", "compression") if has_head else ("ae",)))
+    compressor = unsettle(made(method, model, lora=2, losses=("ae", "compression") if has_head else ("ae",)), 0.3)
     if change == "losses":
         compressor.set_losses(("qa",))
         assert not any(name.startswith("compression_head") for name, _ in compressor.trainable())
@@ -115,7 +107,7 @@ def test_copies_of_a_model_in_other_dtypes_are_that_model(saved, read, tmp_path)
 def test_an_adapter_counts_beside_one_that_is_merged(method):
     model = tiny_llama()
     own = own_adapter(model)
-    compressor = unsettled(made(method, model, lora=2).double())
+    compressor = unsettle(made(method, model, lora=2).double(), 0.3)
     plain, memory = own(IDS).logits, compressor.encode(IDS)
     states, answer = compressor.decode(memory, "lm", IDS[:, :3]), compressor.generate(memory, max_new_tokens=4)
     own.merge_adapter(["default"])
@@ -155,7 +147,7 @@ def switched_before(names, method, **options):
     own.double().base_model.set_adapter(names)
     torch.manual_seed(0)
     with contextlib.nullcontext() if names else own.disable_adapter():
-        return own, unsettled(made(method, own.get_base_model(), lora=2).double())
+        return own, unsettle(made(method, own.get_base_model(), lora=2).double(), 0.3)
 
 
 @pytest.mark.parametrize("first", [[], ["default"], ["second"]])
@@ -178,7 +170,7 @@ def test_a_users_adapters_count_as_they_are_now(first):
 
 def test_a_users_adapter_is_on_where_it_is_added_after_a_compressor():
     model, other = tiny_llama(), tiny_llama()
-    compressor = unsettled(made("x500", model, lora=2).double())
+    compressor = unsettle(made("x500", model, lora=2).double(), 0.3)
     plain, before = model(IDS).logits, compressor.encode(IDS)
     torch.manual_seed(0)
     own = own_adapter(model)
@@ -188,7 +180,7 @@ def test_a_users_adapter_is_on_where_it_is_added_after_a_compressor():
     with own.disable_adapter():
         assert torch.equal(own(IDS).logits, plain) and close(compressor.encode(IDS), before)
     # Without one, PEFT's switches leave the compressor's own off.
-    alone = unsettled(made("x500", tiny_llama(), lora=2).double())
+    alone = unsettle(made("x500", tiny_llama(), lora=2).double(), 0.3)
     with alone.adapters.peft.disable_adapter():
         alone.encode(IDS)
     assert torch.equal(alone.model(IDS).logits, plain)
@@ -267,7 +259,7 @@ def test_half_a_character_is_refused_with_its_place():
 
 @pytest.mark.parametrize("method", ["gist", "avgpool", "dodo"])
 def test_a_cache_of_a_memory_is_read_as_the_compressor_reads_it_or_not_at_all(method):
-    compressor = unsettled(made(method, tiny("mistral", sliding_window=16), lora=2).double())
+    compressor = unsettle(made(method, tiny("mistral", sliding_window=16), lora=2).double(), 0.3)
     memory = compressor.encode(IDS[:, :9])
     cache, steps = compressor.to_cache(memory, "qa"), IDS[:, :8]
     places = compressor.ordinals(memory)[1][0]
@@ -320,7 +312,7 @@ def integer_map(model):
 def test_a_constructor_that_fails_leaves_the_model_as_it_was(fails, beside):
     model = tiny_llama()
     if beside:
-        unsettled(made("x500", model, lora=2))
+        unsettle(made("x500", model, lora=2), 0.3)
     before = state(model)
     with torch.no_grad():
         logits = model(IDS).logits

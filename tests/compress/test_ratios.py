@@ -20,10 +20,9 @@ from gistkit.compress import (
 )  # fmt: skip
 from tests.helpers import dodo_oracle
 from tests.helpers.in_place_oracle import states, unsettle
-from tests.helpers.models import tiny_llama
+from tests.helpers.models import TOLERANCE, tiny_llama
 
 BOS = 1
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 METHODS = {
     "gist": (Gist, {}),
     "separate gist": (Gist, {"offset": True, "separate": True, "separate_positions": True}),

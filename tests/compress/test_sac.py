@@ -7,19 +7,13 @@ from transformers import DynamicCache
 from gistkit.compress import SAC
 from gistkit.hf import CACHE
 from tests.helpers.in_place_oracle import unsettle
-from tests.helpers.models import double_angles, tiny_llama
-
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
+from tests.helpers.models import TOLERANCE, double_angles, tiny_llama, tokens
 
 
 def made(**options):
     torch.manual_seed(0)
     compressor = SAC(tiny_llama(), **{"chunk": 12, "ratio": 4, "lora": 2} | options)
     return unsettle(compressor.double())
-
-
-def tokens(*shape):
-    return torch.randint(2, 50, shape)
 
 
 def places_of(compressor, length):

@@ -12,9 +12,7 @@ from torch.nn import functional as F
 from gistkit import hf
 from gistkit.compress import ICAE, AvgPool, Compressor, Memory, SeparateEncoder
 from tests.helpers.in_place_oracle import unsettle
-from tests.helpers.models import byte_tokenizer, checkpoint, double_angles, tiny, tiny_llama
-
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
+from tests.helpers.models import TOLERANCE, byte_tokenizer, double_angles, tiny, tiny_llama, tokens
 
 
 def small(**changes):
@@ -27,10 +25,6 @@ def made(encoder=None, model=None, **options):
     settings = {"ratio": 4, "segment": 12, "lora": 2} | options
     compressor = SeparateEncoder(tiny_llama() if model is None else model, encoder=encoder, **settings)
     return unsettle(compressor.double())
-
-
-def tokens(*shape):
-    return torch.randint(2, 50, shape)
 
 
 def plain_memory(compressor, ids, pool, ratio=4, segment=12):
@@ -121,12 +115,6 @@ def test_segments_are_encoded_independently_and_join_in_any_order(pool):
         assert torch.equal(joined.positions, together.positions) and joined.starts == together.starts
         read = [compressor.decode(memory, "qa", text) for memory in (joined, together)]
         torch.testing.assert_close(*read, **TOLERANCE)
-    # Rows of a batch, and those of a stack, too.
-    batch, stacked = compressor.encode([first, second, short]), Memory.stack([one, two, three])
-    assert batch.lengths == stacked.lengths == (6, 3, 2)
-    for row, alone in enumerate((one, two, three)):
-        for memory in (batch[row], stacked[row]):
-            torch.testing.assert_close(memory.embeddings, alone.embeddings, **TOLERANCE)
 
 
 def test_the_same_weights_compress_at_any_ratio():
@@ -400,9 +388,3 @@ def layer_by_layer(compressor, memory, text):
             out = compressor.lm.run(compressor.reader, inputs_embeds=inputs, plan=plan, memory=memory.layers)
         found.append(out.last_hidden_state[:, -text.shape[1] :])
     return found
-
-
-def test_checkpointing_by_the_model_alone_is_refused():
-    compressor = made(checkpoint(tiny_llama()))
-    with pytest.raises(ValueError, match="gradient checkpointing to be off, or enabled by the compressor's own"):
-        compressor.train()(tokens(1, 8), continuation_ids=tokens(1, 3))

@@ -7,6 +7,7 @@ import copy
 import pickle
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -16,21 +17,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TextStreamer
 
 from gistkit.ask import Conversation
-from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, GistPool, Select
+from gistkit.compress import FiveHundredX, Select
 from gistkit.compress.steps import LEAST, Shape, captured
 from gistkit.hf.cache import CACHE
 from gistkit.inspect import AttentionRecorder
 from tests.helpers.in_place_oracle import unsettle
-from tests.helpers.models import byte_tokenizer, tiny
+from tests.helpers.models import byte_tokenizer, small, tiny
 from tests.helpers.tiers import slow
 
 COUNT = 14
-METHODS = {
-    "icae": lambda model: ICAE(model, chunk=8, ratio=4, layout="epl", window=16, lora=4),
-    "x500": lambda model: FiveHundredX(model, chunk=8, ratio=4, layout="dpl", window=16, lora=4),
-    "avgpool": lambda model: AvgPool(model, ratio=4, window=16, lora=4),
-    "gistpool": lambda model: GistPool(model, ratio=4, window=16, lora=4),
-    "dodo": lambda model: Dodo(model, ratio=4, window=16, lora=4, layer=1),
+METHODS = {name: partial(small, name) for name in ("icae", "avgpool", "gistpool", "dodo")}
+METHODS |= {
+    "x500": lambda model: small("x500", model, "dpl"),
     # Heads with different numbers of keys, alone and with biases, and equal heads with biases.
     "packed": lambda model: Select(model, ratio=3, by="key_diff", shares="all", lora=4),
     "fitted": lambda model: Select(model, ratio=3, by="kvzip", shares="all", fit=True, window=16, lora=4),

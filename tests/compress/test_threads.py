@@ -10,6 +10,7 @@ import torch
 
 from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, MixedResolution, Select, tokens
 from gistkit.compress.scores import kvzip
+from tests.helpers.in_place_oracle import unsettle
 from tests.helpers.models import byte_tokenizer, tiny, tiny_llama
 from tests.helpers.tiers import slow, tiers
 
@@ -52,15 +53,6 @@ def folded(compressor, seed):
         return answer(compressor, seed)
 
 
-def moved(compressor):
-    """The compressor with adapters that change the model."""
-    with torch.no_grad():
-        for name, parameter in compressor.named_parameters():
-            if parameter.requires_grad and "scorer" not in name:
-                parameter += 0.05 * torch.randn_like(parameter)
-    return compressor.eval()
-
-
 def assert_as_alone(jobs):
     """Each job (function, compressor, seed) gives in threads what it gives alone."""
     expected = [function(*given) for function, *given in jobs]
@@ -74,13 +66,13 @@ def assert_as_alone(jobs):
 @pytest.mark.parametrize("names", [["x500", "avgpool"], *slow((["dodo"],))], ids="-".join)
 def test_threads_get_what_each_gets_alone(names):
     model = tiny_llama(bos_token_id=1)
-    compressors = [moved(METHODS[name](model)) for name in names]
+    compressors = [unsettle(METHODS[name](model)).eval() for name in names]
     assert_as_alone([(answer, compressor, seed) for seed in range(12) for compressor in compressors])
 
 
 @pytest.mark.parametrize("family", tiers(["llama", "gpt2"]))
 def test_losses_beside_encoding(family):
-    compressor = moved(ICAE(tiny(family), chunk=8, ratio=4, lora=4))
+    compressor = unsettle(ICAE(tiny(family), chunk=8, ratio=4, lora=4)).eval()
     jobs = [(losses, compressor, seed) for seed in range(10)]
     assert_as_alone(
         jobs + [(lambda *job: compressor.encode(text(job[1])).tensors, compressor, seed) for seed in range(20)]
@@ -89,14 +81,14 @@ def test_losses_beside_encoding(family):
 
 @pytest.mark.slow
 def test_reading_on_beside_encoding():
-    compressor = moved(METHODS["dodo"](tiny_llama(bos_token_id=1)))
+    compressor = unsettle(METHODS["dodo"](tiny_llama(bos_token_id=1))).eval()
     reader = MixedResolution(compressor, tau=8, segment=4)
     assert_as_alone([job for seed in range(6) for job in ((continued, reader, seed), (answer, compressor, seed))])
 
 
 @pytest.mark.slow
 def test_folded_maps_are_gone_when_the_last_thread_leaves():
-    compressor = moved(METHODS["avgpool"](tiny_llama(bos_token_id=1)))
+    compressor = unsettle(METHODS["avgpool"](tiny_llama(bos_token_id=1))).eval()
     before = answer(compressor, 0)
     assert_as_alone([(folded, compressor, seed) for seed in range(12)])
     first, second = compressor.folded(), compressor.folded()

@@ -8,29 +8,10 @@ import pytest
 import torch
 from transformers import TextStreamer
 
-from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, GistPool
 from gistkit.hf import CACHE, memory_cache
-from tests.helpers.models import byte_tokenizer, double_angles, tiny, tiny_llama
+from tests.helpers.in_place_oracle import unsettle
+from tests.helpers.models import byte_tokenizer, double_angles, small, tiny, tiny_llama
 from tests.helpers.tiers import slow, tiers
-
-METHODS = {
-    "icae": lambda model, scheme: ICAE(model, chunk=8, ratio=4, layout=scheme, window=16, lora=4),
-    "x500": lambda model, scheme: FiveHundredX(model, chunk=8, ratio=4, layout=scheme, window=16, lora=4),
-}
-IN_PLACE = {
-    "avgpool": lambda model: AvgPool(model, ratio=4, window=16, lora=4),
-    "gistpool": lambda model: GistPool(model, ratio=4, window=16, lora=4),
-    "dodo": lambda model: Dodo(model, ratio=4, window=16, lora=4, layer=1),
-}
-
-
-def changed(compressor):
-    """A compressor whose adapters do something."""
-    with torch.no_grad():
-        for parameter in compressor.parameters():
-            if parameter.requires_grad:
-                parameter += 0.05 * torch.randn_like(parameter)
-    return compressor.eval()
 
 
 def over_the_cache(compressor, memory, prompt, task="lm", **options):
@@ -45,7 +26,7 @@ def over_the_cache(compressor, memory, prompt, task="lm", **options):
     [("llama", "icae", "dpl"), ("gemma3", "x500", "epl"), *slow(("mistral", "icae", "epl"), ("qwen3", "x500", "dpl"))],
 )
 def test_the_model_goes_on_as_the_compressor_does(family, name, scheme):
-    compressor = changed(METHODS[name](tiny(family, bos_token_id=1), scheme))
+    compressor = unsettle(small(name, tiny(family, bos_token_id=1), scheme)).eval()
     memory = compressor.encode(torch.randint(3, 50, (2, 19)))
     prompt = torch.randint(3, 50, (2, 5))
     told = {"return_dict_in_generate": True, "output_logits": True}
@@ -64,9 +45,9 @@ def test_the_model_goes_on_as_the_compressor_does(family, name, scheme):
     assert torch.equal(over_the_cache(compressor, memory, prompt, num_beams=3, num_return_sequences=2), beams)
 
 
-@pytest.mark.parametrize("name", tiers(IN_PLACE, ["gistpool"]))
+@pytest.mark.parametrize("name", tiers(["avgpool", "gistpool", "dodo"], ["gistpool"]))
 def test_with_an_adapter_of_the_text_it_goes_on_inside_using(name):
-    compressor = changed(IN_PLACE[name](tiny_llama(bos_token_id=1)))
+    compressor = unsettle(small(name, tiny_llama(bos_token_id=1))).eval()
     memory = compressor.encode(torch.randint(3, 50, (1, 19)))
     prompt = torch.randint(3, 50, (3, 5))
     expected = compressor.generate(memory, prompt, task="qa", max_new_tokens=8)
@@ -77,7 +58,7 @@ def test_with_an_adapter_of_the_text_it_goes_on_inside_using(name):
 
 
 def test_a_reconstruction_reads_no_rest():
-    compressor = changed(METHODS["icae"](tiny_llama(), "epl"))
+    compressor = unsettle(small("icae", tiny_llama())).eval()
     memory = compressor.encode(torch.randint(3, 50, (1, 19)))
     prompt = torch.randint(3, 50, (1, 2))
     expected = compressor.generate(memory, prompt, task="ae", max_new_tokens=8)
@@ -86,7 +67,7 @@ def test_a_reconstruction_reads_no_rest():
 
 
 def test_assistants_and_streamers_work(capsys):
-    compressor = changed(METHODS["x500"](tiny_llama(), "epl"))
+    compressor = unsettle(small("x500", tiny_llama())).eval()
     memory = compressor.encode(torch.randint(3, 50, (1, 16)))
     prompt = torch.randint(3, 50, (1, 5))
     expected = compressor.generate(memory, prompt, max_new_tokens=8)
@@ -114,7 +95,7 @@ def padded(rows, width):
 )
 def test_prompts_padded_at_their_start_are_read_as_each_alone(family, lengths, attention):
     wide = {} if family == "llama" else {"sliding_window": 40}
-    compressor = changed(METHODS["x500"](tiny(family, bos_token_id=1, **wide), "epl"))
+    compressor = unsettle(small("x500", tiny(family, bos_token_id=1, **wide))).eval()
     compressor.model.set_attn_implementation(attention)
     memory = compressor.encode(torch.randint(3, 50, (2, 16)))
     rows = [torch.randint(3, 50, (length,)) for length in lengths]
@@ -127,7 +108,7 @@ def test_prompts_padded_at_their_start_are_read_as_each_alone(family, lengths, a
 
 
 def test_padding_in_a_sliding_window_is_refused():
-    compressor = changed(METHODS["x500"](tiny("mistral", bos_token_id=1), "epl"))
+    compressor = unsettle(small("x500", tiny("mistral", bos_token_id=1))).eval()
     memory = compressor.encode(torch.randint(3, 50, (1, 8)))
     ids, mask = padded([torch.full((2,), 7), torch.full((4,), 7)], 4)
     message = "attention_mask: expected no padding over more keys than the model's sliding window of 6, got 7"
@@ -138,7 +119,7 @@ def test_padding_in_a_sliding_window_is_refused():
 
 
 def test_a_mask_of_the_prompt_is_read_as_none():
-    compressor = changed(METHODS["x500"](tiny_llama(), "epl"))
+    compressor = unsettle(small("x500", tiny_llama())).eval()
     model, memory, prompt = compressor.model, compressor.encode(torch.randint(3, 50, (1, 16))), torch.full((1, 5), 7)
     with torch.no_grad():
         expected = model(prompt, **{CACHE: compressor.to_cache(memory)}).logits
@@ -159,7 +140,7 @@ def test_a_mask_of_the_prompt_is_read_as_none():
 
 
 def test_a_memory_in_place_of_a_cache_says_what_makes_one():
-    compressor = METHODS["x500"](tiny_llama(), "epl")
+    compressor = small("x500", tiny_llama())
     memory, prompt = compressor.encode([[3] * 16]), torch.full((1, 5), 7)
     message = r"cache: expected compressor.to_cache\(memory\), got the Memory itself"
     with pytest.raises(TypeError, match=message):
@@ -175,7 +156,7 @@ def test_a_memory_in_place_of_a_cache_says_what_makes_one():
 
 
 def test_a_cache_goes_on_or_is_reset():
-    compressor = changed(METHODS["x500"](tiny_llama(), "epl"))
+    compressor = unsettle(small("x500", tiny_llama())).eval()
     memory, told = compressor.encode(torch.randint(3, 50, (1, 16))), {"max_new_tokens": 4, "pad_token_id": 0}
     prompt, more = torch.randint(3, 50, (1, 5)), torch.randint(3, 50, (1, 3))
     cache = compressor.to_cache(memory)
@@ -188,14 +169,14 @@ def test_a_cache_goes_on_or_is_reset():
 
 
 def test_what_the_plain_model_cannot_read_is_refused():
-    compressor = METHODS["x500"](tiny("gpt2"), "epl")
+    compressor = small("x500", tiny("gpt2"))
     with pytest.raises(TypeError, match="so that its keys can be rotated, got GPT2Model"):
         compressor.to_cache(compressor.encode([[3] * 8]))
     scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-    compressor = METHODS["x500"](tiny_llama(rope_parameters=scaled), "epl")
+    compressor = small("x500", tiny_llama(rope_parameters=scaled))
     with pytest.raises(TypeError, match="model: expected RoPE of the same frequencies at any length, got dynamic"):
         compressor.to_cache(compressor.encode([[3] * 8]))
-    compressor = METHODS["x500"](tiny_llama(), "epl")
+    compressor = small("x500", tiny_llama())
     for contexts, what in (
         ([[3] * 8, [3] * 16], "memory tokens"),
         ([[3] * 17, [3] * 19], "tokens after the window"),
@@ -205,7 +186,7 @@ def test_what_the_plain_model_cannot_read_is_refused():
     with pytest.raises(TypeError, match="memory: expected a Memory as encode returns, got list"):
         compressor.to_cache([])
     # Mistral's window here is 6.
-    compressor = IN_PLACE["avgpool"](tiny("mistral", bos_token_id=1))
+    compressor = small("avgpool", tiny("mistral", bos_token_id=1))
     with pytest.raises(ValueError, match="memory: expected fewer than 6 context tokens, the model's sliding win"):
         compressor.to_cache(compressor.encode([[3] * 8]))
     assert compressor.to_cache(compressor.encode([[3] * 4])).layers[0].num_keys == 2

@@ -230,6 +230,16 @@ ADAPTER = "gistkit_0_encoder/adapter_config.json"
         ("compressor.json", {"chunk": 10**9, "ratio": 1}, r"memory_embeddings of shape \(1000000000, 16\), as the set"),
         ("compressor.json", {"chunk": 10**9, "ratio": 5e8}, r"expected compression_head.* of shape \(8000000000, 16\)"),
         ("compressor.json", {"chunk": 10**9 + 7}, "ratio: expected one that divides chunk 1000000007 into whole"),
+        ("compressor.json", {"chunk": 0}, "chunk: expected a whole number >= 1"),
+        ("compressor.json", {"settings": 3}, "expected settings and adapters by name, got 3"),
+        ("compressor.json", {"settings": {"ratio": 2}}, "got none for chunk"),
+        (
+            "compressor.json",
+            {"settings": {"chunk": 4, "ratio": 2, "chunks": 4}},
+            "one that it does not have for chunks",
+        ),
+        ("compressor.json", {"adapters": {"encoder": "other"}}, "expected the adapter other in it"),
+        ("compressor.json", {"adapters": None, "fingerprint": None}, "trained model of a compressor without LoRA"),
         ("compressor.json", {"chunk": 10**40}, "chunk: expected a whole number >= 1 and < 2147483648"),
         (ADAPTER, {"target_modules": "(a+)+$"}, "expected target_modules to be .*need allow_regex=True"),
         (ADAPTER, {"exclude_modules": "(a+)+$"}, "expected exclude_modules to be .*need allow_regex=True"),
@@ -243,6 +253,15 @@ ADAPTER = "gistkit_0_encoder/adapter_config.json"
 )
 def test_what_a_folder_claims_is_checked_before_it_is_built(file, changes, message, folders, tmp_path):
     refused(edited(folders["icae"], tmp_path, file, **changes), message)
+
+
+def test_what_are_no_settings_is_refused(folders, tmp_path):
+    folder = edited(folders["icae"], tmp_path, "compressor.json")
+    settings = json.loads((folder / "compressor.json").read_text())
+    del settings["method"]
+    for content, message in ([1], "expected settings by name, got list"), (settings, "got none for method"):
+        (folder / "compressor.json").write_text(json.dumps(content))
+        refused(folder, message)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from tests.compress import test_dodo, test_icae, test_in_place, test_kv_distill,
 from tests.compress.test_embeddings_and_norms import PARTS, VARIANTS, exact_norm, make
 from tests.helpers import dodo_oracle
 from tests.helpers.in_place_oracle import maps_by_row, states
-from tests.helpers.models import eager, tiny
+from tests.helpers.models import eager, tiny, tokens
 from tests.helpers.tiers import slow, tiers
 
 BOS = 1
@@ -60,10 +60,6 @@ def written_out(compressor, ids, text):
             inputs = compressor.embed(torch.tensor([[BOS, *words]]))
             return compressor.model.get_decoder()(inputs_embeds=inputs, use_cache=False).last_hidden_state[0]
     return states(compressor, ids[0].tolist(), words)
-
-
-def tokens(*shape):
-    return torch.randint(2, 50, shape)
 
 
 @pytest.mark.parametrize("name", tiers(MAKERS, QUICK))

@@ -15,9 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 from torch import Tensor
-from transformers import TrainingArguments
 
 from gistkit import hf
 from gistkit.compress import Dodo, FiveHundredX, Memory
@@ -36,7 +34,7 @@ from gistkit.options.arguments import LateParser, Parser
 from gistkit.train import checkpoints, read_metrics
 from gistkit.train.trainer import Trainer
 from tests.helpers import encodings, train_worker
-from tests.helpers.devices import ON_CUDA, grid
+from tests.helpers.devices import ON_CUDA, gpu, grid
 from tests.helpers.models import tiny
 from tests.helpers.pretend_gpu import NAME, pretending, waits
 from tests.helpers.small_cases import CASES
@@ -344,41 +342,28 @@ def test_a_memory_goes_to_disk_and_a_compressor_is_evaluated(
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
-def trained(
-    monkeypatch: pytest.MonkeyPatch, device: str, out: Path, make: Callable[[], Any], *, resume: bool = False
-) -> list[dict[str, Any]]:
-    """Three steps on the device; the records without their times."""
+def trained(out: Path, make: Callable[[], Any], *, resume: bool = False) -> list[dict[str, Any]]:
+    """Three steps on a GPU; the records without their times."""
     recipe = dataclasses.replace(train_worker.RECIPE, steps=3)
-    options = {"cpu": device != "cuda", "progress": False, "eval_every": 3, "held_out": 4, "save_every": 1, "keep": 9}
-    compressor = make()
-    if device == NAME:
-        # Here `to` makes new parameters, which an optimizer would not know.
-        getattr(compressor, "compressor", compressor).to(device)
-    with monkeypatch.context() as patch:
-        if device == NAME:
-            for kind in (TrainingArguments, Accelerator):
-                patch.setattr(kind, "device", torch.device(device, 0))
-        trainer = Trainer(compressor, train_worker.make_batches(recipe), recipe, out, **options)
-        trainer.train(resume=resume)
-    assert all(parameter.device.type == device for _, parameter in trainer.compressor.trainable())
+    options = {"progress": False, "eval_every": 3, "held_out": 4, "save_every": 1, "keep": 9}
+    trainer = Trainer(make(), train_worker.make_batches(recipe), recipe, out, **options)
+    trainer.train(resume=resume)
+    assert all(parameter.device.type == "cuda" for _, parameter in trainer.compressor.trainable())
     return train_worker.numbers(read_metrics(out / "metrics.jsonl"))
 
 
 @pytest.mark.slow
-@grid("make", [*COMPRESSORS.values(), READERS["mixed"]], cpu=2, here=NAME, indirect=["device"])
-def test_training_goes_on_bit_for_bit(
-    device: str, make: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if device == NAME:
-        pytest.skip("Accelerate asks its state for a real device")
-    whole = trained(monkeypatch, device, tmp_path / "whole", make)
+@gpu
+@pytest.mark.parametrize("make", [*COMPRESSORS.values(), READERS["mixed"]])
+def test_training_goes_on_bit_for_bit(make: Callable[[], Any], tmp_path: Path) -> None:
+    whole = trained(tmp_path / "whole", make)
     losses = [record["loss"] for record in whole if "loss" in record]
     assert len(losses) == 3 and losses[2] != losses[0]
     again = tmp_path / "again"
     shutil.copytree(tmp_path / "whole", again)
     for path in checkpoints.find(again)[1:]:
         shutil.rmtree(path)
-    assert trained(monkeypatch, device, again, make, resume=True) == whole
+    assert trained(again, make, resume=True) == whole
     start, *_, first = checkpoints.find(tmp_path / "whole")
     second = checkpoints.find(again)[-1]
     assert (first.name, _tensors(first)) == (second.name, _tensors(second)) and _tensors(first) != _tensors(start)

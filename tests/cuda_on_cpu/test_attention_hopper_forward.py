@@ -6,9 +6,7 @@ import pytest
 import torch
 from attention_cases import Case
 from attention_kernels import AMPERE, HOPPER, MMA, WGMMA, check_forward, forward, other, path
-from test_attention_pairwise import spoil
-
-from tests.helpers import nonfinite
+from test_attention_contract import of
 
 pytestmark = pytest.mark.usefixtures("build")
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -67,23 +65,11 @@ def test_head_dims(dim: int) -> None:
         check_forward(Case(141, 150, batch=1, heads=1, dim=dim, dtype=dtype), HOPPER)
 
 
-CASES = {
-    "causal": {"queries": 300, "kind": "causal", "dim": 128},
-    "gistpool": {"queries": 260, "kind": "gistpool", "heads": 4, "key_heads": 2},
-    "spans of each sequence": {"queries": 200, "keys": 300, "batch": 3},
-    "bias and cap": {"queries": 150, "keys": 280, "bias": "bhi", "softcap": 3.0, "dim": 128},
-    "bias": {"queries": 150, "keys": 280, "bias": "h"},
-}
-
-
-def of(name: str, dtype: torch.dtype = BF16, **more: object) -> Case:
-    return Case(**{"batch": 1, "dim": 64, "dtype": dtype, **CASES[name], **more})
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_forms(name: str, defines: tuple[str, ...]) -> None:
-    for dtype in (BF16, FP16):
-        check_forward(of(name, dtype), HOPPER, defines=defines)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["128 causal", "gqa", "no lists shared", "bias and cap", "bias"])
+def test_sums_that_are_not_the_default(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GISTKIT_HOPPER", "sums")
+    check_forward(of(name, HOPPER), HOPPER, defines=("GISTKIT_TRIALS",))
 
 
 @pytest.mark.parametrize("dim", [64, 128])
@@ -101,21 +87,6 @@ def test_many_spans() -> None:
     cuts = torch.randint(0, 401, (2, 140, 14), generator=g, dtype=torch.int32).sort(-1).values
     case.plan = type(case.plan)(cuts.view(2, 140, 7, 2), 400)
     check_forward(case, HOPPER)
-
-
-@pytest.mark.parametrize("build", ["plain"], indirect=True)
-@pytest.mark.parametrize("name", CASES)
-def test_only_what_sees_them(name: str, defines: tuple[str, ...]) -> None:
-    """Numbers that are not finite."""
-    for seed, spoiled in enumerate([("query",), ("key",), ("value",), ("key", "value")]):
-        case = of(name, seed=seed)
-        spoil(case, spoiled, seed)
-        inputs = [case.tensors[what] for what in ("query", "key", "value")]
-        if case.bias:
-            inputs.append(case.tensors["key_bias"].expand(case.batch, case.heads, case.keys))
-        upstream = case.tensors["grad_out"], case.tensors["grad_lse"]
-        expected = nonfinite.gathered_attention(inputs, *upstream, case.plan, case.softcap)[:2]
-        nonfinite.check(forward(case, capability=HOPPER, defines=defines), expected, BF16, f"{spoiled}, seed {seed}")
 
 
 @pytest.mark.parametrize("build", ["plain"], indirect=True)

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 from attention_cases import Case
-from attention_kernels import AMPERE, FP32, backward, forward
+from attention_kernels import AMPERE, FP32, HOPPER, WGMMA, backward, forward, path
 from emulation import ORDERS
 from torch import Tensor
 
@@ -37,8 +37,8 @@ def expected(case: Case) -> list[Tensor]:
     return gathered_attention(inputs, case.tensors["grad_out"], case.tensors["grad_lse"], case.plan, case.softcap)
 
 
-def found(case: Case, *, splits: int = 1) -> list[Tensor]:
-    capability = FP32 if case.dtype == torch.float32 else AMPERE
+def found(case: Case, capability: int | None = None, *, splits: int = 1) -> list[Tensor]:
+    capability = capability or (FP32 if case.dtype == torch.float32 else AMPERE)
     results = forward(case, capability, splits=splits)
     return results + backward(case, capability, results=tuple(results))
 
@@ -66,6 +66,25 @@ def test_only_what_sees_them(name: str, dtype: torch.dtype) -> None:
         case = Case(**CASES[name], batch=1, dtype=dtype, seed=seed)
         spoil(case, spoiled, seed)
         check(found(case), expected(case), dtype, f"{spoiled}, seed {seed}")
+
+
+# What wgmma's kernels take.
+BY_WGMMA = {
+    "causal": {"queries": 300, "kind": "causal", "dim": 128},
+    "gistpool": {"queries": 260, "kind": "gistpool", "heads": 4, "key_heads": 2, "dim": 64},
+    "random": {"queries": 130, "keys": 140, "heads": 2, "dim": 64},
+    "bias": {"queries": 150, "keys": 280, "bias": "h", "dim": 64},
+}
+
+
+@pytest.mark.parametrize("build", ["plain"], indirect=True)
+@pytest.mark.parametrize("name", BY_WGMMA)
+def test_only_what_sees_them_by_wgmma(name: str) -> None:
+    for seed, spoiled in enumerate([*((x,) for x in NAMES), ("key", "value")]):
+        case = Case(**BY_WGMMA[name], batch=1, dtype=torch.bfloat16, seed=seed)
+        assert path("forward", case) == path("backward", case) == WGMMA
+        spoil(case, spoiled, seed)
+        check(found(case, HOPPER), expected(case), case.dtype, f"{spoiled}, seed {seed}")
 
 
 def test_parts_that_are_merged() -> None:

@@ -9,6 +9,7 @@ from rope_params import rope, rope_angle_grad
 from torch import Tensor
 
 from gistkit.ops import reference
+from tests.helpers.views import as_slice_of_wider, as_token_major, as_unaligned
 
 pytestmark = pytest.mark.usefixtures("build")
 
@@ -106,24 +107,8 @@ def exact_angle(position: int, frequency: float) -> float:
     return position * numerator * scale // denominator % (2 * pi) / scale
 
 
-def token_major(x: Tensor) -> Tensor:
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def slice_of_wider(x: Tensor) -> Tensor:
-    wide = torch.randn(*x.shape[:3], x.size(3) + 8).to(x.dtype)
-    wide[..., 8:] = x
-    return wide[..., 8:]
-
-
-def unaligned(x: Tensor) -> Tensor:
-    flat = torch.zeros(x.numel() + 1, dtype=x.dtype)
-    flat[1:] = x.flatten()
-    return flat[1:].view(x.shape)
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("layout", [token_major, slice_of_wider, unaligned])
+@pytest.mark.parametrize("layout", [as_token_major, as_slice_of_wider, as_unaligned])
 def test_strided_views(layout, dtype: torch.dtype) -> None:
     query, key = heads_of(2, 3, 18, 32, dtype), heads_of(2, 1, 18, 32, dtype)
     positions, inv_freq = torch.arange(18).view(1, 1, 18), frequencies(24)

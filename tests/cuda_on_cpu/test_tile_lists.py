@@ -8,6 +8,9 @@ import torch
 from attention_cases import TileLists
 from emulation import Int, Long, Pointer, mirror
 
+from gistkit import Plan
+from gistkit.ops.reference import dense_mask
+
 pytestmark = pytest.mark.usefixtures("build")
 
 EMPTY, PARTIAL, FULL = range(3)
@@ -83,12 +86,6 @@ def build_tiles(
     return normalized, forward, backward
 
 
-def visible(spans: torch.Tensor, keys: int) -> torch.Tensor:
-    """bool [batch, queries, keys]."""
-    key = torch.arange(keys)
-    return ((key >= spans[..., :1]) & (key < spans[..., 1:])).any(2)
-
-
 def kinds_of(mask: torch.Tensor, query_tile: int, key_tile: int) -> torch.Tensor:
     """The kind of each tile, from the mask; a cut key tile is never full, a cut query tile may be."""
     batch, queries, keys = mask.shape
@@ -119,8 +116,8 @@ def assert_positions(lists: Lists) -> None:
 
 def check(spans: torch.Tensor, keys: int, query_tile: int, key_tile: int) -> None:
     normalized, forward, backward = build_tiles(spans, keys, query_tile, key_tile)
-    mask = visible(spans, keys)
-    assert torch.equal(visible(normalized, keys), mask)
+    mask = dense_mask(Plan(spans, keys))
+    assert torch.equal(dense_mask(Plan(normalized, keys)), mask)
     begin, end = normalized.unbind(-1)
     assert (begin[..., 1:] > end[..., :-1]).logical_or(begin[..., 1:] == keys).all()
     assert ((begin < end) | ((begin == keys) & (end == keys))).all()

@@ -10,6 +10,8 @@ import trie_params
 from torch import Tensor
 from trie_params import Trie
 
+from tests.helpers.views import as_unaligned
+
 FLOATS = [torch.float32, torch.float64]
 by_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 
@@ -36,20 +38,13 @@ def plain_forms(
     return both[0], both[1]
 
 
-def shifted(x: Tensor) -> Tensor:
-    """The same numbers, one element behind an aligned address."""
-    flat = torch.zeros(x.numel() + 1, dtype=x.dtype)
-    flat[1:] = x.flatten()
-    return flat[1:].view(x.shape)
-
-
 def check_unaligned(compute: Callable[..., tuple[Tensor, ...]], inputs: list[Tensor]) -> None:
     """Each input alone and the outputs off the addresses that wide accesses need."""
     expected = compute(*inputs)
-    found = [compute(*inputs[:i], shifted(x), *inputs[i + 1 :]) for i, x in enumerate(inputs)]
+    found = [compute(*inputs[:i], as_unaligned(x), *inputs[i + 1 :]) for i, x in enumerate(inputs)]
     aligned = trie_params.unwritten
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trie_params, "unwritten", lambda *shape, like: shifted(aligned(*shape, like=like)))
+        patch.setattr(trie_params, "unwritten", lambda *shape, like: as_unaligned(aligned(*shape, like=like)))
         found.append(compute(*inputs))
     for got in found:
         for mine, right in zip(got, expected, strict=True):

@@ -8,18 +8,23 @@ from torch import Tensor
 from gistkit.nn import PositionEncoding, SeqPE, position_encoding
 
 
-def encoding(name: str, *, heads: int, key_heads: int, head_dim: int, layers: int, **options: Any) -> PositionEncoding:
-    """One of each name, of weights that show in logits, in double precision."""
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+def encoding(
+    name: str, *, heads: int, head_dim: int, layers: int, key_heads: int | None = None, **options: Any
+) -> PositionEncoding:
+    """One of each name, of weights that show in logits."""
     torch.manual_seed(0)
     axes = 2 if "extra_tokens" in options else 1
     if name.startswith("seqpe"):
         options = {"std": 0.3, "key_heads": key_heads} | options
     if name == "pope":
         options = {"spread": 6.0, "key_heads": key_heads} | options
-    encoder = SeqPE(16, digits=3, axes=axes, layers=2, heads=2, std=0.3)
+    encoder = SeqPE(16, digits=4, axes=axes, layers=2, heads=2, std=0.3)
     sizes = {"length": 200, "grid": (3, 4), "encoder": encoder}
-    its = position_encoding(name, heads=heads, head_dim=head_dim, layers=layers, **sizes, **options)
-    return its.double()
+    return position_encoding(name, heads=heads, head_dim=head_dim, layers=layers, **sizes, **options)
 
 
 def projected(position: Any, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
@@ -27,8 +32,10 @@ def projected(position: Any, positions: Tensor, layer: int) -> tuple[Tensor, Ten
     e = position.encoder.plain(positions)
     if position.extra is not None:
         e = torch.cat([position.extra.expand(len(e), -1, -1), e], 1)
-    its = position.projections[layer if position.projection == "layer" else 0]
     width = position.head_dim
+    if position.projection == "none":
+        return (e.unflatten(-1, (-1, width)).transpose(1, 2),) * 2
+    its = position.projections[layer if position.projection == "layer" else 0]
     parts = [
         e @ its.weight[row : row + width].T + its.bias[row : row + width] for row in range(0, len(its.weight), width)
     ]

@@ -4,7 +4,6 @@ import contextlib
 import inspect
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 from transformers import DynamicCache
 
@@ -193,10 +192,11 @@ def states(compressor, ids, text):
     return torch.cat([last, out], 1)[0]
 
 
-def unsettle(compressor):
+def unsettle(compressor, std=0.1, among=("lora_B", "copies.")):
     """Trained-like weights: adapters that change something, copies that differ from what they copy."""
     torch.manual_seed(1)
-    for name, parameter in compressor.named_parameters():
-        if "lora_B" in name or name.startswith("copies."):
-            nn.init.normal_(parameter, std=0.1)
+    with torch.no_grad():
+        for name, parameter in compressor.trainable():
+            if any(part in name for part in among):
+                parameter += std * torch.randn_like(parameter)
     return compressor

@@ -8,6 +8,8 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from gistkit.compress import METHODS
+
 # Model, its config and what is particular to it; the sliding windows are shorter than the tests' sequences.
 FAMILIES = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", {}),
@@ -45,6 +47,8 @@ COMMON = {
     "eos_token_id": None,
     "initializer_range": 0.2,
 }
+# Of two ways to compute the same in double precision.
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 
 
 def tiny(family, **changes):
@@ -68,6 +72,17 @@ def tiny_llama(**changes):
     """
     torch.manual_seed(0)
     return LlamaForCausalLM(LlamaConfig(**COMMON | changes)).double().eval()
+
+
+def tokens(*shape):
+    """Ids of tokens that are no padding, no BOS and no end."""
+    return torch.randint(2, 50, shape)
+
+
+def small(name, model, layout="epl"):
+    """A compressor of 16 tokens, with a memory token for four."""
+    own = {"icae": {"chunk": 8, "layout": layout}, "x500": {"chunk": 8, "layout": layout}, "dodo": {"layer": 1}}
+    return METHODS[name](model, ratio=4, window=16, lora=4, **own.get(name, {}))
 
 
 def checkpoint(model, **options):

@@ -8,11 +8,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
-
-from gistkit.layouts import decoder_positions, encoder_positions, upl
 
 # A token as the papers speak of it: its kind and the chunk, window or image it belongs to.
 Token = tuple[str, int]
@@ -55,6 +54,31 @@ def counted_apart(tokens: list[Token]) -> list[int]:
     return [next(counts[kind == "memory"]) for kind, _ in tokens]
 
 
+def spread(first: int, last: int, memory: int) -> list[int]:
+    """Uniform IDs by Algorithm 1 of "Position IDs Matter", in exact fractions, ties to even."""
+    ratio = Fraction(last - first + 1, memory)
+    return [round(first + (ratio - 1) / 2 + ratio * slot) for slot in range(memory)]
+
+
+def plain_positions(
+    scheme: str, carrier: str, context: int, chunk: int, memory: int, task: str, text: int
+) -> tuple[list[tuple[list[int], list[int]]], list[int], list[int]]:
+    """Position IDs of its Tables 1-3: (context, memory) of each chunk, and the decoder's memory, and task and text."""
+    ends = [(start, min(start + chunk, context)) for start in range(0, context, chunk)]
+    uniform = [spread(start + 1, stop, memory) for start, stop in ends]
+    if scheme in ("dpl", "cpl"):
+        encoder = [([*range(stop - start)], [*range(stop - start, stop - start + memory)]) for start, stop in ends]
+    else:
+        encoder = [([*range(start + 1, stop + 1)], ids) for (start, stop), ids in zip(ends, uniform, strict=True)]
+    first = memory * len(ends)
+    # Cached keys keep the encoder's IDs.
+    ids = [i for _, its in encoder for i in its] if carrier == "kv" else [*range(first)]
+    if scheme in ("epl", "cpl"):
+        first = 0 if task == "ae" else context
+        ids = ids if carrier == "kv" else [i for its in uniform for i in its]
+    return encoder, ids, [*range(first, first + 1 + text)]
+
+
 def interleaved(context: int, ratio: int, text: int) -> list[Token]:
     """[BOS], then windows of context, each with its memory token, then text."""
     tokens: list[Token] = [("bos", 0)]
@@ -80,13 +104,11 @@ def no_context(text: int) -> Rule:
 
 @rule((12, 4, 2), (11, 4, 3), (3, 8, 5), (5, 1, 1), (9, 4, 6), positions=("dpl", "upl", "cpl", "epl"))
 def icae_encoder(context: int, chunk: int, memory: int, positions: str = "epl") -> Rule:
-    ids = encoder_positions(positions, context, chunk, memory)
     tokens: list[Token] = []
     wanted: list[int] = []
-    for c, start in enumerate(range(0, context, chunk)):
-        size = min(chunk, context - start)
-        tokens += [("context", c)] * size + [("memory", c)] * memory
-        wanted += [*ids.context[start : start + size], *ids.memory[c * memory : (c + 1) * memory]]
+    for c, (its, slots) in enumerate(plain_positions(positions, "kv", context, chunk, memory, "ae", 0)[0]):
+        tokens += [("context", c)] * len(its) + [("memory", c)] * memory
+        wanted += its + slots
     # Each [chunk; memory] is a sequence of its own under a causal mask.
     return tokens, lambda i, q, j, k: q[1] == k[1] and j <= i, wanted
 
@@ -106,10 +128,10 @@ def decoder(
     text: int | None = None,
     question: int = 0,
 ) -> Rule:
-    count, slots = context if text is None else question + text, -(-context // chunk) * memory
-    ids = decoder_positions(positions, task, carrier, context, chunk, memory, count)
-    tokens: list[Token] = [("memory", 0)] * slots + [("task", 0)] + [("text", 0)] * count
-    return tokens, causal_sees, [*ids.memory, ids.task, *ids.text]
+    count = context if text is None else question + text
+    _, ids, rest = plain_positions(positions, carrier, context, chunk, memory, task, count)
+    tokens: list[Token] = [("memory", 0)] * len(ids) + [("task", 0)] + [("text", 0)] * count
+    return tokens, causal_sees, ids + rest
 
 
 @rule((18, 4, 3), (18, 4.5, 3), (3, 8, 2), {"context": 18, "memory": 2, "text": 3}, separate_positions=(False, True))
@@ -240,7 +262,7 @@ def voco(
         tokens += [("context", image)] * (seen + gap) + [("memory", image)] * gists + [("text", image)] * rest
         end = at + seen + gap
         ids += range(at, end)
-        ids += upl(at, at + seen - 1, gists).tolist() if positions in ("upl", "epl") else range(end, end + gists)
+        ids += spread(at, at + seen - 1, gists) if positions in ("upl", "epl") else range(end, end + gists)
         at = end if consistent else end + gists
         ids += range(at, at + rest)
         at += rest

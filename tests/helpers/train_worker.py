@@ -1,6 +1,6 @@
 """A tiny compressor and its training, for tests of training in processes of their own.
 
-example: python tests/helpers/train_worker.py trained runs/trained
+example: python tests/helpers/train_worker.py runs/processes
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 from peft import LoraConfig
+from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -296,6 +297,15 @@ def interrupted(out, gets_signal):
     train(out, resume=True)
 
 
+def check_equal(out, whole):
+    """Two runs have the same losses, and every step once; their last checkpoints are the same bit for bit."""
+    assert numbers(read_metrics(out / "metrics.jsonl")) == numbers(read_metrics(whole / "metrics.jsonl"))
+    for file in (checkpoints.WEIGHTS, checkpoints.OPTIMIZER):
+        ours, theirs = (load_file(checkpoints.find(folder)[-1] / file) for folder in (out, whole))
+        assert ours.keys() == theirs.keys() and len(ours) > 10
+        assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
 def trained(out):
     """A run with a checkpoint at every step, from the last one on; with dropout."""
     torch.set_num_threads(1)
@@ -373,4 +383,4 @@ def whole(tensor):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"processes": processes, "trained": trained}[sys.argv[1]](Path(sys.argv[2]))
+    processes(Path(sys.argv[1]))

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-from fractions import Fraction
 from unittest import mock
 
 import torch
@@ -11,6 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from gistkit.hf import CACHE
 from tests.helpers.models import additive, double_angles
+from tests.helpers.rules import spread
 
 IMAGE = 55
 TEXT = {
@@ -203,12 +203,6 @@ def whole(model, inputs):
     ids = seen.get("position_ids")
     ids = torch.arange(count)[None] if ids is None else ids.reshape(-1, count)[-3:]
     return seen["inputs_embeds"], ids, seen["attention_mask"]
-
-
-def spread(low, high, count):
-    """Algorithm 1 of the paper, exactly: round(linspace(low + o, high - o, count)), half to even."""
-    ratio = Fraction(high - low + 1, count)
-    return [round(low + (ratio - 1) / 2 + index * ratio) for index in range(count)]
 
 
 def written_out(model, family, inputs, slots, layout, sees_before=True, gap=0, parts=None):

@@ -13,6 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from gistkit import hf
 from gistkit.nn import TEXT_ENCODINGS, NoPE, PoPE, PositionEncoding, RoPE2D, SeqPE, SeqPEPositions
 from tests.helpers import encodings
+from tests.helpers.encodings import close
 from tests.helpers.models import checkpoint, double_angles, tiny
 from tests.helpers.tiers import mostly_slow
 
@@ -30,13 +31,9 @@ CASES = [(family, name) for family in OPEN for name in TEXT_ENCODINGS]
 QUICK = {("llama", name) for name in TEXT_ENCODINGS} | {("qwen3", "seqpe-bias"), ("qwen2", "seqpe-mul")}
 
 
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
-
-
 def encoding(name: str, **options: Any) -> PositionEncoding:
     options = {"key_heads": KEY_HEADS} | options
-    return encodings.encoding(name, heads=HEADS, head_dim=HEAD_DIM, layers=LAYERS, **options)
+    return encodings.encoding(name, heads=HEADS, head_dim=HEAD_DIM, layers=LAYERS, **options).double()
 
 
 def model_of(family: str, **changes: Any) -> PreTrainedModel:
@@ -193,14 +190,6 @@ def test_training_has_the_gradients_of_the_formulas(name: str) -> None:
         for ours, its in zip(found, expected, strict=True):
             close(ours, its)
             assert ours.abs().any()
-
-
-def test_embeddings_of_the_caller_are_used() -> None:
-    model, position = model_of("llama"), encoding("seqpe-bias")
-    assert isinstance(position, SeqPEPositions)
-    with hf.encode_positions(model, position):
-        found = model(IDS, embeddings=position.encoder(ROWS)).logits
-        close(found, model(IDS, position_ids=ROWS).logits)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])

@@ -18,8 +18,9 @@ from gistkit.nn import (
     RoPE2D,
     SeqPE,
     SeqPERegularizer,
-    position_encoding,
 )
+from tests.helpers import encodings
+from tests.helpers.encodings import close
 from tests.helpers.models import checkpoint, tiny
 from tests.nn.test_gpt import same_weights
 
@@ -27,16 +28,8 @@ HEADS, HEAD_DIM, LAYERS, VOCAB = 4, 12, 2, 50
 IDS = torch.randint(0, VOCAB, (2, 9), generator=torch.Generator().manual_seed(1))
 
 
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
-
-
 def encoding(name: str, **options: Any) -> PositionEncoding:
-    torch.manual_seed(0)
-    encoder = SeqPE(16, digits=4, layers=2, heads=2, std=0.3)
-    options |= {"std": 0.3} if name.startswith("seqpe") else {}
-    its = position_encoding(name, heads=HEADS, head_dim=HEAD_DIM, layers=LAYERS, length=200, encoder=encoder, **options)
-    return its.double()
+    return encodings.encoding(name, heads=HEADS, head_dim=HEAD_DIM, layers=LAYERS, **options).double()
 
 
 def gpt2(**changes: Any) -> GPT2LMHeadModel:

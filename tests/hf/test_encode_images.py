@@ -12,6 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from gistkit import hf
 from gistkit.nn import IMAGE_ENCODINGS, NoPE, PositionEncoding, RoPE, RoPE2DMix, SeqPEPositions, grid_positions
 from tests.helpers import encodings
+from tests.helpers.encodings import close
 from tests.helpers.models import checkpoint
 from tests.helpers.tiers import mostly_slow
 
@@ -22,10 +23,6 @@ if Version(transformers.__version__) < Version("5.18"):
     # Its encoder hands no arguments to its layers.
     del EXTRA["Dinov2"], EXTRA["Dinov2WithRegisters"]
 LAST = list(EXTRA)[-1]
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
 def model_of(family: str, size: int = 12, **changes: Any) -> Any:
@@ -41,9 +38,8 @@ def model_of(family: str, size: int = 12, **changes: Any) -> Any:
 
 
 def encoding(name: str, family: str, **options: Any) -> PositionEncoding:
-    return encodings.encoding(
-        name, heads=HEADS, key_heads=HEADS, head_dim=HEAD_DIM, layers=LAYERS, extra_tokens=EXTRA[family], **options
-    )
+    sizes = {"heads": HEADS, "head_dim": HEAD_DIM, "layers": LAYERS, "extra_tokens": EXTRA[family]}
+    return encodings.encoding(name, **sizes, **options).double()
 
 
 def images(rows: int, columns: int) -> Tensor:

@@ -50,8 +50,9 @@ def test_right_or_refused_by_name(name):
         pytest.skip("no tiny configuration builds it")
     assert not [cell for cell in cells.values() if cell.startswith("wrong")], cells
     table = TABLE.read_text()
-    if f"transformers {transformers.__version__}," in table:
-        assert line(name, cells) in table.splitlines(), "docs/families.md is old: python tools/families.py"
+    if f"of transformers {transformers.__version__} " not in table:
+        pytest.skip("docs/families.md is of another transformers")
+    assert line(name, cells) in table.splitlines(), "docs/families.md is old: python tools/families.py"
 
 
 @pytest.mark.parametrize("name", tiers(["NemotronForCausalLM", "MixtralForCausalLM"], ["NemotronForCausalLM"]))
@@ -204,18 +205,3 @@ def test_the_table_says_what_a_probe_finds_out(family, monkeypatch):
     monkeypatch.setattr("gistkit.hf.probe._KNOWN", {})
     assert probed(model) == dataclasses.replace(found, windows=())
     assert sliding_windows(model) == found.windows
-
-
-def test_layers_of_a_class_of_ones_own_keep_their_forward():
-    from transformers.models.mixtral.modeling_mixtral import MixtralAttention
-
-    class Own(MixtralAttention):
-        def forward(self, hidden_states, **kwargs):
-            out, weights = super().forward(hidden_states, **kwargs)
-            return 2 * out, weights
-
-    model = tiny_of("MixtralForCausalLM")
-    for layer in model.model.layers:
-        layer.self_attn.__class__ = Own
-    causal, planned = check_attach(model)
-    assert max(causal, planned) < 1e-4

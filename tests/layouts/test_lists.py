@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gistkit import Plan, _gpu, layouts
 from gistkit.layouts.lists import TileLists, lists_on
+from gistkit.ops.reference import dense_mask
 
 TILE_QUERIES, TILE_KEYS = 128, 64
 Lists = list[list[int]]
@@ -33,11 +34,6 @@ def counted(mask: Tensor, height: int, width: int) -> Lists:
     return found
 
 
-def seen(spans: Tensor, keys: int) -> Tensor:
-    key = torch.arange(keys)
-    return ((key >= spans[..., :1]) & (key < spans[..., 1:])).any(2)
-
-
 def random_spans(batch: int, rows: int, width: int, keys: int) -> Tensor:
     """In any order, overlapping, some empty; runs of rows that see long ranges alike."""
     spans = torch.randint(0, keys + 1, (batch, rows, width, 2), dtype=torch.int32)
@@ -51,8 +47,8 @@ def random_spans(batch: int, rows: int, width: int, keys: int) -> Tensor:
 def test_lists_are_exact(batch: int, rows: int, width: int, keys: int) -> None:
     spans = random_spans(batch, rows, width, keys)
     lists = lists_on(spans, keys, spans)
-    mask = seen(spans, keys)
-    assert torch.equal(seen(lists.spans, keys), mask)
+    mask = dense_mask(Plan(spans, keys))
+    assert torch.equal(dense_mask(Plan(lists.spans, keys)), mask)
     begin, end = lists.spans.unbind(-1)
     assert ((begin[..., 1:] > end[..., :-1]) | (begin[..., 1:] == keys)).all()
     sides = (mask, TILE_QUERIES, TILE_KEYS), (mask.transpose(1, 2), TILE_KEYS, TILE_QUERIES)

@@ -1,24 +1,14 @@
 """Position IDs against the tables of "Position IDs Matter" and against exact rational arithmetic."""
 
-from fractions import Fraction
-
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gistkit.layouts import decoder_positions, encoder_positions, upl
+from tests.helpers.rules import spread
 
 sizes = st.integers(1, 60)
-
-
-def rational_upl(first: int, last: int, memory: int) -> list[int]:
-    """round(linspace(first + o, last - o, memory)) in rationals; Python rounds a Fraction half to even."""
-    ratio = Fraction(last - first + 1, memory)
-    offset = (ratio - 1) / 2
-    start, stop = first + offset, last - offset
-    step = (stop - start) / (memory - 1) if memory > 1 else 0
-    return [round(start + i * step) for i in range(memory)]
 
 
 def worst_distance(ids: list[int], first: int, last: int) -> int:
@@ -57,7 +47,7 @@ def test_upl_examples(first: int, last: int, memory: int, expected: list[int]) -
 # In float64, torch.linspace and round get 28 of these wrong.
 @example(first=511, length=1000, memory=300)
 def test_upl_equals_rationals(first: int, length: int, memory: int) -> None:
-    assert upl(first, first + length - 1, memory).tolist() == rational_upl(first, first + length - 1, memory)
+    assert upl(first, first + length - 1, memory).tolist() == spread(first, first + length - 1, memory)
 
 
 @given(first=st.integers(0, 50), length=sizes, memory=sizes)
@@ -86,7 +76,7 @@ def test_schemes_differ_in_halves() -> None:
 def test_short_last_chunk_has_its_own_end_and_all_memory_tokens() -> None:
     epl = encoder_positions("epl", 900, 510, 102)
     assert len(epl.memory) == 204
-    assert epl.memory[102:].tolist() == rational_upl(511, 900, 102)
+    assert epl.memory[102:].tolist() == spread(511, 900, 102)
     assert (epl.memory[102], epl.memory[103], epl.memory[-1]) == (512, 516, 899)
     dpl = encoder_positions("dpl", 25, 10, 3)
     assert dpl.context.tolist() == [*range(10), *range(10), *range(5)]

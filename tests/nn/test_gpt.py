@@ -24,6 +24,8 @@ from gistkit.nn import (
     SeqPEPositions,
     position_encoding,
 )
+from tests.helpers import encodings
+from tests.helpers.encodings import close
 
 pytestmark = pytest.mark.usefixtures("double")
 VOCAB, DIM, LAYERS, HEADS, LENGTH = 40, 24, 2, 3, 10
@@ -31,17 +33,8 @@ HEAD_DIM = DIM // HEADS
 STARTS = torch.arange(LENGTH) + torch.tensor([[0], [3], [117]])
 
 
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
-
-
 def encoding(name: str, **options: Any) -> PositionEncoding:
-    encoder = SeqPE(16, digits=4, layers=2, heads=2, std=0.3)
-    if name.startswith("seqpe"):
-        options = {"std": 0.3} | options
-    return position_encoding(
-        name, heads=HEADS, head_dim=HEAD_DIM, layers=LAYERS, length=200, encoder=encoder, **options
-    )
+    return encodings.encoding(name, heads=HEADS, head_dim=HEAD_DIM, layers=LAYERS, **options)
 
 
 def gpt(position: PositionEncoding, **options: Any) -> GPT:

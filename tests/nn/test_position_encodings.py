@@ -26,6 +26,8 @@ from gistkit.nn import (
     grid_positions,
     position_encoding,
 )
+from tests.helpers import encodings
+from tests.helpers.encodings import close
 
 pytestmark = pytest.mark.usefixtures("double")
 HEADS, DIM, LAYERS = 3, 8, 2
@@ -33,10 +35,6 @@ WIDTH = HEADS * DIM
 TEXT = torch.tensor([0, 7, 12, 305, 9999])
 ROWS = torch.tensor([[0, 1, 2, 3, 4], [120, 121, 122, 123, 124]])
 GRID = grid_positions(3, 2, start=(4, 9))
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
 def heads(tokens: int, batch: int = 2) -> tuple[Tensor, Tensor]:
@@ -55,60 +53,39 @@ def seqpe(integration: str, axes: int = 1, **options: Any) -> SeqPEPositions:
     return SeqPEPositions(encoder, HEADS, DIM, integration=integration, **options)  # type: ignore[arg-type]
 
 
-def e_of(encoding: SeqPEPositions, e: Tensor, layer: int) -> tuple[list[Tensor], list[Tensor]]:
-    """e_q and e_k [B or 1, N, D] of each head: equation 11, the channels of queries first, heads side by side."""
-    parts = []
-    for part in (0, 1):
-        for head in range(HEADS):
-            if encoding.projection == "none":
-                parts.append(e[..., head * DIM : (head + 1) * DIM])
-                continue
-            its = encoding.projections[layer if encoding.projection == "layer" else 0]
-            rows = slice(part * WIDTH + head * DIM, part * WIDTH + (head + 1) * DIM)
-            parts.append(e @ its.weight[rows].T + its.bias[rows])  # type: ignore[operator, index]
-    parts = [p if p.dim() == 3 else p[None] for p in parts]
-    return parts[:HEADS], parts[HEADS:]
+# ALiBi's slopes for any number of heads, and tables that are stretched, have tests of their own.
+FORMULAS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in TEXT_ENCODINGS if name != "alibi"),
+    *((f"seqpe-{how}", {"projection": each}) for how in ("sum", "mul", "bias") for each in ("layer", "none")),
+    *((name, {"extra_tokens": 1}) for name in IMAGE_ENCODINGS if name != "learned-2d"),
+]
 
 
-@pytest.mark.parametrize(
-    ("positions", "projection"), [(TEXT, "shared"), (ROWS, "shared"), (ROWS, "layer"), (TEXT, "none")]
-)
-@pytest.mark.parametrize("integration", ["sum", "mul", "bias"])
-def test_seqpe_is_the_papers_equations(integration: str, projection: str, positions: Tensor) -> None:
-    encoding = seqpe(integration, projection=projection, out_dim=WIDTH)
-    for projected in encoding.projections:
-        torch.nn.init.normal_(projected.bias)  # type: ignore[arg-type]
-    q, k = heads(5)
-    for layer in range(LAYERS):
-        e_q, e_k = e_of(encoding, encoding.encoder(positions), layer)
-        actual = logits(encoding, q, k, positions, layer)
-        for b in range(2):
-            for h in range(HEADS):
-                eq, ek = e_q[h][min(b, len(e_q[h]) - 1)], e_k[h][min(b, len(e_k[h]) - 1)]
-                for i in range(5):
-                    for j in range(5):
-                        qi, kj = q[b, h, i], k[b, h, j]
-                        if integration == "sum":
-                            score = (qi + eq[i]) @ (kj + ek[j])
-                        elif integration == "mul":
-                            score = (qi * eq[i]) @ (kj * ek[j])
-                        else:
-                            score = qi @ kj + eq[i] @ ek[j]
-                        close(actual[b, h, i, j], score)
-
-
-@pytest.mark.parametrize("integration", ["sum", "mul", "bias"])
-def test_seqpe_gives_extra_tokens_an_embedding_of_their_own_before_the_projection(integration: str) -> None:
-    encoding = seqpe(integration, axes=2, extra_tokens=1)
-    q, k = heads(7)
-    e = torch.cat([encoding.extra, encoding.encoder(GRID)])  # type: ignore[list-item]
-    e_q, e_k = (torch.cat(each) for each in e_of(encoding, e, 0))
-    expected = {
-        "sum": torch.einsum("bhid,bhjd->bhij", q + e_q, k + e_k),
-        "mul": torch.einsum("bhid,bhjd->bhij", q * e_q, k * e_k),
-        "bias": torch.einsum("bhid,bhjd->bhij", q, k) + torch.einsum("hid,hjd->hij", e_q, e_k),
-    }
-    close(logits(encoding, q, k, GRID), expected[integration])
+@pytest.mark.parametrize(("name", "options"), FORMULAS)
+def test_logits_sums_and_gradients_are_those_of_the_papers_formulas(name: str, options: dict[str, Any]) -> None:
+    encoding = encodings.encoding(name, heads=2, head_dim=8, layers=LAYERS, **options)
+    for bias in (p for key, p in encoding.named_parameters() if key.startswith("projections") and p.dim() == 1):
+        torch.nn.init.normal_(bias)
+    axes = 2 if encoding.extra_tokens else 1
+    for positions in (GRID, torch.stack([GRID, GRID + 30])) if axes == 2 else (TEXT, ROWS):
+        if name == "learned" and positions is TEXT:
+            continue
+        rows = positions if positions.dim() > axes else positions[None]
+        count = rows.shape[1] + encoding.extra_tokens
+        inputs = [torch.randn(2, 2, count, 8, requires_grad=True) for _ in range(2)]
+        hidden, weights = torch.randn(2, count, 16), torch.randn(2, count, 16)
+        for layer in range(LAYERS):
+            added = encodings.added(name, encoding, rows, 16)
+            added = F.pad(added, (0, 0, encoding.extra_tokens, 0)) if isinstance(added, Tensor) else added
+            query, key, more = encodings.integrated(name, encoding, *inputs, rows, layer)
+            found = logits(encoding, *inputs, positions, layer), encoding.embed(hidden, positions)
+            wanted = query @ key.mT + more, hidden + added
+            gradients = []
+            for pair in (found, wanted):
+                total = pair[0].square().sum() + (pair[1] * weights).sum()
+                gradients.append(torch.autograd.grad(total, [*inputs, *encoding.parameters()], materialize_grads=True))
+            for ours, its in zip((*found, *gradients[0]), (*wanted, *gradients[1]), strict=True):
+                torch.testing.assert_close(ours, its, rtol=1e-9, atol=1e-9 * max(1.0, float(its.detach().abs().max())))
 
 
 @pytest.mark.parametrize("projection", ["shared", "none"])
@@ -124,20 +101,6 @@ def test_attention_with_factors_of_one_is_attention_without_positions() -> None:
     encoding = seqpe("mul", mul_start=1.0, std=0.0)
     q, k = heads(5)
     assert torch.equal(logits(encoding, q, k, TEXT), q @ k.transpose(-1, -2))
-
-
-@pytest.mark.parametrize(("projection", "positions"), [("shared", TEXT), ("layer", ROWS)])
-def test_embeddings_of_the_caller_take_the_encoders_place(projection: str, positions: Tensor) -> None:
-    encoding = seqpe("bias", projection=projection)
-    q, k = heads(5)
-    expected = encoding(q, k, encoding.prepare(positions), 1)
-    # One call serves these positions and others.
-    both = encoding.encoder(torch.cat([positions.flatten(), torch.arange(40)]))
-    embeddings = both[: positions.numel()].view(*positions.shape, -1)
-    # Only its width is asked for.
-    encoding.encoder = type("Width", (torch.nn.Module,), {"out_dim": 10, "axes": 1})()
-    for its, one in zip(encoding(q, k, encoding.prepare(positions, embeddings), 1), expected, strict=True):
-        close(its, one)
 
 
 @pytest.mark.parametrize("integration", ["sum", "mul", "bias"])
@@ -180,22 +143,6 @@ def test_alibi_has_the_slopes_of_the_paper_for_8_heads() -> None:
     assert ALiBi(8).slopes.tolist() == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
 
 
-def complex_logits(q: Tensor, k: Tensor, angles: Tensor) -> Tensor:
-    """Re(sum of (q e^(i angle)) conj(k e^(i angle))), pairs (f, f + D/2). `angles`: [B or 1, H or 1, N, D/2]."""
-    turn = torch.polar(torch.ones_like(angles), angles)
-    q, k = (torch.complex(x[..., : DIM // 2], x[..., DIM // 2 :]) * turn for x in (q, k))
-    return torch.einsum("bhif,bhjf->bhij", q, k.conj()).real
-
-
-@pytest.mark.parametrize(("base", "positions"), [(1e4, ROWS), (1e8, TEXT)])
-def test_rope_turns_pairs(base: float, positions: Tensor) -> None:
-    q, k = heads(5)
-    frequencies = torch.tensor([base ** (-2 * f / DIM) for f in range(DIM // 2)])
-    angles = positions[..., None] * frequencies
-    angles = angles[:, None] if angles.dim() == 3 else angles[None, None]
-    close(logits(RoPE(DIM, base=base), q, k, positions), complex_logits(q, k, angles))
-
-
 def test_pope_is_the_papers_equation_and_learns_its_phases_within_a_turn() -> None:
     encoding = PoPE(HEADS, DIM, LAYERS, spread=2 * math.pi, extra_tokens=1)
     phases = encoding.phases.detach()
@@ -231,36 +178,11 @@ def test_pope_rounds_keys_of_bfloat16_once() -> None:
     assert ((found.double() - exact).abs() <= exact.abs() * (2**-8 + 2**-20) + 1e-6).all()
 
 
-def test_rope2d_turns_half_of_the_pairs_with_each_axis_and_leaves_cls() -> None:
-    q, k = heads(7)
-    f = torch.tensor([100 ** (-2 * i / (DIM // 2)) for i in range(DIM // 4)])
-    positions = torch.cat([torch.zeros(1, 2), GRID])
-    angles = torch.cat([positions[:, :1] * f, positions[:, 1:] * f], 1)
-    encoding = RoPE2D(DIM, extra_tokens=1)
-    close(logits(encoding, q, k, GRID), complex_logits(q, k, angles[None, None]))
+def test_rope2d_leaves_cls() -> None:
+    (q, k), encoding = heads(7), RoPE2D(DIM, extra_tokens=1)
     turned, _ = encoding(q, k, encoding.prepare(GRID), 0)
     assert torch.equal(turned[:, :, 0], q[:, :, 0])
     assert not torch.isclose(turned[:, :, 1:], q[:, :, 1:]).all(-1).any()
-
-
-@pytest.mark.parametrize("positions", [GRID, torch.stack([GRID, GRID + 30])], ids=["one row", "starts"])
-def test_rope2d_mix_turns_each_heads_pairs_by_its_own_frequencies(positions: Tensor) -> None:
-    encoding = RoPE2DMix(HEADS, DIM, LAYERS, extra_tokens=1)
-    q, k = heads(7)
-    rows = F.pad(positions if positions.dim() == 3 else positions[None], (0, 0, 1, 0)).double()
-    for layer in range(LAYERS):
-        inv_freq = encoding.inv_freq.detach().clone().requires_grad_()
-        angles = torch.stack(
-            [rows[..., :1] * inv_freq[layer, h, 0] + rows[..., 1:] * inv_freq[layer, h, 1] for h in range(HEADS)], 1
-        )
-        expected, actual = complex_logits(q, k, angles), logits(encoding, q, k, positions, layer)
-        close(actual, expected)
-        encoding.zero_grad()
-        weights = torch.randn_like(expected)
-        (actual * weights).sum().backward()
-        (expected * weights).sum().backward()
-        close(encoding.inv_freq.grad, inv_freq.grad)  # type: ignore[arg-type]
-        assert inv_freq.grad[layer].abs().min() > 0  # type: ignore[index]
 
 
 def test_rope2d_mix_starts_with_two_directions_at_right_angles_in_each_head() -> None:
@@ -270,28 +192,6 @@ def test_rope2d_mix_starts_with_two_directions_at_right_angles_in_each_head() ->
     first, second = frequencies[..., : DIM // 4], frequencies[..., DIM // 4 :]
     close((first * second).sum(2), torch.zeros(LAYERS, HEADS, DIM // 4))
     assert frequencies[0, 0, 0, 0] != frequencies[0, 1, 0, 0]
-
-
-def test_sinusoidal_alternates_sines_and_cosines() -> None:
-    added = Sinusoidal(6, scale=0.5).embed(torch.zeros(2, 5, 6), ROWS)
-    for b in range(2):
-        for n in range(5):
-            for c in range(6):
-                angle = ROWS[b, n].item() / 10000 ** ((c - c % 2) / 6)
-                assert added[b, n, c].item() == pytest.approx(0.5 * (math.cos if c % 2 else math.sin)(angle), abs=1e-12)
-
-
-def test_sinusoidal_of_two_axes_gives_each_half_of_the_channels() -> None:
-    one = Sinusoidal(6)
-    rows, columns = (one.embed(torch.zeros(1, 6, 6), GRID[:, axis]) for axis in (0, 1))
-    added = Sinusoidal(12, axes=2, extra_tokens=1).embed(torch.zeros(1, 7, 12), GRID)
-    close(added, F.pad(torch.cat([rows, columns], -1), (0, 0, 1, 0)))
-
-
-def test_learned_is_its_table_within_its_range() -> None:
-    encoding = Learned(130, 4)
-    hidden = torch.randn(2, 5, 4)
-    assert torch.equal(encoding.embed(hidden, ROWS), hidden + encoding.table[ROWS])
 
 
 @pytest.mark.parametrize("length", [8, 9, 20, 64])

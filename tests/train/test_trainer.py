@@ -89,9 +89,7 @@ def test_two_processes_reach_the_losses_of_one(unbroken, tmp_path):
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     launch += ["--num_machines", "1", "--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    shown = subprocess.run(
-        [*launch, WORKER, "processes", tmp_path], capture_output=True, text=True, env=environment, timeout=900
-    )
+    shown = subprocess.run([*launch, WORKER, tmp_path], capture_output=True, text=True, env=environment, timeout=900)
     assert shown.returncode == 0, shown.stdout + shown.stderr
     assert {path.name for path in tmp_path.glob("process-*")} == {"process-0-of-2", "process-1-of-2"}
     # A callback of one process ends the run in both.

@@ -5,9 +5,9 @@ import fcntl
 import os
 import tempfile
 from contextlib import closing
+from pathlib import Path
 
 import pytest
-import safetensors
 import torch
 
 from gistkit.common.files import lock
@@ -104,44 +104,11 @@ def test_damaged_and_foreign_files_are_left_with_a_line_in_the_log(compressor, t
     assert all(any(name in line for line in lines) for name in (bad, cut, "a" * 32))
 
 
-def test_a_file_that_is_damaged_while_it_is_needed_is_a_memory_less(compressor, tmp_path, logged):
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"nothing")], ids=["gone", "damaged"])
+def test_a_file_that_is_gone_or_damaged_is_a_memory_less(compressor, tmp_path, logged, damage):
     repository = opened(tmp_path, compressor, ram_bytes=0)
     name = repository.add(memory_of(compressor, 0)).id
-    (tmp_path / f"{name}.gist").write_bytes(b"nothing")
-    with pytest.raises(KeyError):
-        repository.get(name)
-    assert len(repository) == 0 and "a memory is lost" in logged.text
-
-
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        # As safetensors tells of too many open files.
-        (FileNotFoundError("No such file or directory"), FileNotFoundError),
-        (OSError(errno.EIO, os.strerror(errno.EIO)), OSError),
-        (RuntimeError("unable to mmap 400 bytes: Cannot allocate memory (12)"), ValueError),
-        (MemoryError("Cannot allocate memory (os error 12)"), MemoryError),
-    ],
-)
-def test_a_file_that_cannot_be_read_for_now_is_no_memory_less(compressor, tmp_path, monkeypatch, error, told):
-    repository, memory = opened(tmp_path, compressor, ram_bytes=0), memory_of(compressor, 0)
-    name, size = repository.add(memory).id, repository.disk_bytes
-
-    def fails(*_, **__):
-        raise error
-
-    monkeypatch.setattr(safetensors, "safe_open", fails)
-    with pytest.raises(told):
-        repository.get(name)
-    assert len(repository) == 1 and repository.disk_bytes == size
-    monkeypatch.undo()
-    assert_same(repository.get(name), memory)
-
-
-def test_a_file_that_is_gone_is_a_memory_less(compressor, tmp_path, logged):
-    repository = opened(tmp_path, compressor, ram_bytes=0)
-    name = repository.add(memory_of(compressor, 0)).id
-    (tmp_path / f"{name}.gist").unlink()
+    damage(tmp_path / f"{name}.gist")
     with pytest.raises(KeyError):
         repository.get(name)
     assert len(repository) == 0 and "a memory is lost" in logged.text

@@ -327,7 +327,8 @@ def test_the_model_has_the_names_that_it_was_given(serving):
 def test_a_server_of_this_machine_is_called_by_its_names_alone(client):
     for host in ("localhost:8000", "127.0.0.1", "[::1]:8000"):
         assert client.get("/health", headers={"host": host}).status_code == 200, host
-    for host in ("evil.example", ""):
+    begins_as_ours = ("[::1].evil.com", "[::1", "localhost:x", "localhost:99:99", "127.0.0.1.evil.com")
+    for host in ("evil.example", "", *begins_as_ours):
         told = error_of(client.get("/health", headers={"host": host}), 403)
         assert told.startswith("Host: expected one of 127.0.0.1, [::1], localhost, got "), host
 

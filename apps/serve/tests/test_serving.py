@@ -13,7 +13,6 @@ httpx = pytest.importorskip("httpx", reason="httpx, which the test extra brings,
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-import readme  # noqa: E402
 import serving  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -96,16 +95,3 @@ def test_a_server_that_ends_at_once_says_why():
     command = [sys.executable, "-c", "raise SystemExit('no port')"]
     with pytest.raises(RuntimeError, match="no port"), serving.served(command, serving.free_port(), 1):
         pass
-
-
-def test_the_table_has_a_row_for_each_server():
-    load = serving.Load([1.0, 2.0, 3.0], 9, 3, [], 2.0)
-    machine = {"processor": "P", "threads": 2, "instruction_set": "avx2", "torch": "2", "commit": "c"}
-    content = {"machine": machine, "clients": 64, "seconds": 600.0, "tokens": 1000, "batch": 16}
-    content["rows"] = [serving.row(name, load, 0, [(0.0, 10.0)]) for name in ("gistkit serve, some", serving.FULL)]
-    table, _, below = readme.serving_table(content).partition("\n\n")
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    assert lines[0][0] == "64 clients, documents of 1000 tokens, SmolLM2-135M"
-    assert [line[0] for line in lines[2:]] == ["gistkit serve, some", serving.FULL]
-    assert lines[2][1:8] == ["2.0 s", "3.0 s", "1.50", "4.5", "3", "0", "100%"]
-    assert below.startswith("Questions begin within 600 s; gistkit answers up to 16 together. ")
