@@ -92,6 +92,13 @@ def test_a_contiguous_range_costs_little_more_than_its_length():
     assert trie.levels == (0, 2, 2 + 17, 19 + 164, 183 + 1639, 1822 + 16384, 18206 + 16384)
 
 
+def test_only_a_copy_from_the_cpu_is_not_waited_for(monkeypatch):
+    trie, late, to = DigitTrie.of(torch.tensor([3, 1])), [], torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "to", lambda x, d, non_blocking: late.append(non_blocking) or to(x, d))
+    trie.to("meta").to("meta")
+    assert late == [True] * 14 + [False] * 14
+
+
 def test_large_bases():
     trie = DigitTrie.of(torch.tensor([2**62, 2**62 + 1]), base=2**15, digits=5)
     assert trie.levels == (0, 1, 2, 3, 4, 6, 8)

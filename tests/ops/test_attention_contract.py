@@ -1,4 +1,4 @@
-"""attention as an op: opcheck, torch.compile, double backward, error messages."""
+"""attention as an op: opcheck, torch.compile, error messages."""
 
 from __future__ import annotations
 
@@ -35,13 +35,6 @@ def test_opcheck(dtype: torch.dtype, bias: bool) -> None:
     upstream = (torch.randn(out.shape, dtype=dtype), torch.randn_like(lse))
     backward = (*upstream, *detached[:3], out.detach(), lse.detach(), *detached[3:], bias)
     torch.library.opcheck(torch.ops.gistkit.attention_backward.default, backward)
-
-
-def test_double_backward_is_refused() -> None:
-    q, k, v = inputs()
-    (grad,) = torch.autograd.grad(gistkit.attention(q, k, v, causal_plan(9)).sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward"):
-        grad.sum().backward()
 
 
 def test_compiles_whole_and_once() -> None:

@@ -9,6 +9,7 @@ import gistkit
 from gistkit import Plan
 from gistkit.layouts import icae_encoder
 from gistkit.ops import attention_with_dropout
+from tests.helpers.memory import peak_bytes
 
 HOLES = torch.tensor([[[0, 0], [0, 0]], [[0, 2], [4, 5]], [[1, 4], [0, 0]], [[0, 5], [0, 0]]], dtype=torch.int32)
 PLANS = {"icae": icae_encoder(6, 3, 2).compile(), "holes": Plan.from_spans(HOLES, 5)}
@@ -63,6 +64,30 @@ def test_half_precision_keeps_differences_of_large_biases():
     right = gistkit.attention(query, key, value, plan, key_bias=slopes)
     half = attention_with_dropout(*(x.bfloat16() for x in (query, key, value)), plan, dropout=0.0, key_bias=slopes)
     assert (half.float() - right).abs().max() < 0.05
+
+
+def test_memory_does_not_grow_with_the_spans():
+    length, spans = 512, 256
+    steps = torch.arange(spans, dtype=torch.int32)[:, None] * 2
+    plan = Plan(torch.cat([steps, steps + 1], -1).expand(1, length, -1, -1).contiguous(), length)
+    tensors = [torch.randn(1, 1, length, 8) for _ in range(3)]
+    result = []
+    assert peak_bytes(lambda: result.append(attention_with_dropout(*tensors, plan, dropout=0.0))) < 24 << 20
+    torch.testing.assert_close(result[0], gistkit.attention(*tensors, plan))
+
+
+def test_no_keys_and_errors_are_those_of_attention():
+    empty = [torch.randn(1, 2, n, 4) for n in (3, 0, 0)]
+    plan = Plan(torch.zeros(1, 3, 1, 2, dtype=torch.int32), 0)
+    out = attention_with_dropout(*empty, plan, dropout=0.1, key_bias=torch.zeros(1, 1, 0))
+    assert torch.equal(out, torch.zeros(1, 2, 3, 4))
+    query, key, value = inputs(PLANS["holes"])
+    for spans, error in (
+        (HOLES[:1], "query's 4 rows, got one for 1"),
+        (HOLES[None].repeat(3, 1, 1, 1), "for 1 or 2 sequences, got one for 3"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            attention_with_dropout(query, key, value, Plan.from_spans(spans, 5), dropout=0.1)
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0])

@@ -86,6 +86,34 @@ def test_forward_mode_is_refused_by_name(name: str) -> None:
             way(*OPS[name])
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's vmap calls the op row by row
+@pytest.mark.parametrize("name", OPS)
+def test_transforms_of_reverse_mode_are_autograd(name: str) -> None:
+    function, x = OPS[name]
+    out = function(leaf := x.clone().requires_grad_())
+    jacobian = torch.stack(
+        [torch.autograd.grad(out, leaf, row, True)[0] for row in torch.eye(out.numel()).view(-1, *out.shape)]
+    )
+    total = lambda y: function(y).sum()  # noqa: E731
+    torch.testing.assert_close(torch.func.jacrev(function)(x).flatten(0, out.dim() - 1), jacobian)
+    torch.testing.assert_close(torch.func.grad(total)(x), jacobian.sum(0))
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(total))(torch.stack([x, x]))[1], jacobian.sum(0))
+
+
+@pytest.mark.parametrize("name", ["attention", "trie_mix", "ancestor_attention", "bias_gelu"])
+def test_a_gradient_of_the_gradient_is_refused(name: str) -> None:
+    function, x = OPS[name]
+    total = lambda y: function(y).square().sum()  # noqa: E731
+    x = x.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(total(x), x, create_graph=True)
+    for way in (
+        lambda: torch.autograd.grad(grad.sum(), x),
+        lambda: torch.func.grad(lambda y: torch.func.grad(total)(y).sum())(x.detach()),
+    ):
+        with pytest.raises(NotImplementedError, match=f"{name}: the gradient's own gradient .* not implemented"):
+            way()
+
+
 def test_forward_mode_compiled_is_refused() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: torch.func.jvp(OPS["attention"][0], (x,), (x,))[1], backend="eager")

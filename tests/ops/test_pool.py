@@ -230,16 +230,6 @@ def test_a_window_of_one_token_is_a_copy(isa):
     assert torch.equal(out.view(torch.int16), key.view(torch.int16)) and out.data_ptr() != key.data_ptr()
 
 
-def test_nan_stays_in_its_window():
-    key = rows_of(1, 2, 40, 32)
-    expected = gistkit.window_pool(key, windows=4)
-    key[0, 1, 7, 3] = float("nan")
-    out = gistkit.window_pool(key, windows=4)
-    touched = torch.zeros_like(out, dtype=torch.bool)
-    touched[0, 1, 1, 3] = True
-    assert out[touched].isnan().all() and torch.equal(out[~touched], expected[~touched])
-
-
 def test_sums_of_halves_do_not_overflow(isa):
     key = torch.full((1, 1, 100, 8), 60000.0, dtype=torch.float16)
     assert torch.equal(gistkit.window_pool(key, windows=50), key[:, :, :2])

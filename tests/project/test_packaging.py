@@ -53,7 +53,8 @@ def test_instruction_set_can_be_chosen_by_the_environment(name):
 
 
 @pytest.mark.slow
-def test_an_unknown_instruction_set_is_refused():
+def test_an_empty_instruction_set_is_none_and_an_unknown_one_is_refused():
+    assert not run("import gistkit; gistkit.ops", GISTKIT_ISA="").stderr
     assert (
         f"expected one of {', '.join(_library.ISA_NAMES)}, got 'mmx'"
         in run("import gistkit; gistkit.ops", GISTKIT_ISA="mmx").stderr

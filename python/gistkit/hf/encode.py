@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, GenerationMixin, PreTrainedModel
 
+from gistkit.common.checks import moved
 from gistkit.hf.attach import (
     attach,
     cache_of,
@@ -283,7 +284,7 @@ def _prepare(position: PositionEncoding) -> Callable[..., tuple[Any, dict[str, A
             start = 0 if cache is None else cache.get_seq_length()
             place = torch.device("cpu") if position.on_host else tokens.device
             position_ids = torch.arange(start, start + count, device=place)[None]
-        new_kwargs["position_ids"] = position_ids.to(tokens.device, non_blocking=True)
+        new_kwargs["position_ids"] = moved(position_ids, tokens.device)
         if not position.on_host:
             position_ids = new_kwargs["position_ids"]
         if cache is not None:

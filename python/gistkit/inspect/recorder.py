@@ -47,8 +47,8 @@ class AttentionMap:
 class AttentionRecorder(TorchDispatchMode):
     """Records attention maps of everything that runs on `gistkit.attention` inside the `with` block; patches nothing.
 
-    It intercepts each call of the op and recomputes the weights from query, key and lse: exactly exp(logit - lse)
-    inside the spans. At most 2^20 weights (or one row) are in memory besides the maps. It works the same for a layer, a
+    It intercepts each call of the op and recomputes the weights from query and key: the softmax of the logits inside
+    the spans. At most 2^20 weights (or one row) are in memory besides the maps. It works the same for a layer, a
     `gistkit.nn.GPT`, a transformers model under `gistkit.hf.attach` and a compressor, in training and evaluation, and
     does not change their results. The maps have no gradient.
 
@@ -169,7 +169,7 @@ class AttentionRecorder(TorchDispatchMode):
                         bias = key_bias[sequence if len(key_bias) > 1 else 0, head if key_bias.shape[1] > 1 else 0]
                         bias = bias[low:high]
                     q, k = query[sequence, head, index[part]], key[sequence, head // group, low:high]
-                    share = _weights(q, k, bias, lse[b, h, part], scale, softcap).masked_fill_(hidden, 0)
+                    share = _weights(q, k, bias, hidden, scale, softcap, lse.dtype)
                     weights[b, 0 if self.reduce == "mean" else h, part, low:high] += share
         if self.reduce == "mean":
             weights /= max(1, len(heads))
@@ -211,11 +211,14 @@ def _hidden(spans: Tensor, low: int, high: int) -> Tensor:
     return change.scatter_add_(1, start, one).scatter_add_(1, end, -one)[:, :-1].cumsum(1, dtype=torch.int8) == 0
 
 
-def _weights(query: Tensor, key: Tensor, bias: Tensor | None, lse: Tensor, scale: float, softcap: float) -> Tensor:
-    """[rows, keys] of one head, as if each row saw all keys; 0 where lse is -inf."""
-    logits = query.to(lse.dtype) * scale @ key.to(lse.dtype).T
+def _weights(
+    query: Tensor, key: Tensor, bias: Tensor | None, hidden: Tensor, scale: float, softcap: float, dtype: torch.dtype
+) -> Tensor:
+    """[rows, keys] of one head; 0 where a row sees none. Not from the op's lse, which large biases leave inexact."""
+    logits = query.to(dtype) * scale @ key.to(dtype).T
     if softcap > 0:
         logits = logits.div_(softcap).tanh_().mul_(softcap)
     if bias is not None:
         logits += bias
-    return logits.sub_(lse.masked_fill(lse == -torch.inf, torch.inf)[:, None]).exp_()
+    logits.masked_fill_(hidden, -torch.inf)
+    return logits.softmax(1).masked_fill_((logits == -torch.inf).all(1, keepdim=True), 0)

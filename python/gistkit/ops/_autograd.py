@@ -19,8 +19,8 @@ def differentiable(
 
     torch.library walks schema and arguments on every call, some 20 us of Python; a Function of our own does not. A call
     that records nothing leaves autograd out, whose kernel of torch.library takes 5 us of Python even then. Compiled
-    code and transforms of torch.func see the op. Tangents of forward-mode differentiation are refused, in inputs and
-    upstream gradients.
+    code sees the op. So do torch.func's transforms, through a Function of the form that they ask for, which torch calls
+    more slowly. Tangents of forward-mode differentiation are refused, in inputs and upstream gradients.
 
     Args:
         op: an overload, such as `torch.ops.gistkit.rope.default`.
@@ -39,8 +39,18 @@ def differentiable(
         setup_context(ctx, inputs, output)
         return output
 
-    functions = {"forward": staticmethod(forward), "backward": staticmethod(checked)}
-    apply = type(f"Recorded_{name}", (torch.autograd.Function,), functions).apply  # type: ignore[attr-defined]
+    def function(kind: str, **members: Any) -> Any:
+        methods = {key: staticmethod(member) for key, member in members.items()}
+        base = (torch.autograd.Function,)
+        return type(f"{kind}_{name}", base, {**methods, "generate_vmap_rule": kind == "Transformed"}).apply  # type: ignore[attr-defined]
+
+    apply = function("Recorded", forward=forward, backward=checked)
+    transformed = function(
+        "Transformed",
+        forward=lambda *inputs: unrecorded(op, inputs),
+        setup_context=setup_context,
+        backward=checked,
+    )
 
     def call(*inputs: Any) -> Any:
         if levels._current_level >= 0:
@@ -50,10 +60,19 @@ def differentiable(
         if torch.is_grad_enabled():
             for x in inputs:
                 if isinstance(x, Tensor) and x.requires_grad:
-                    return apply(*inputs)
+                    return transformed(*inputs) if transforms() else apply(*inputs)
         return unrecorded(op, inputs)
 
     return call
+
+
+def once(op: Any, name: str, what: str = "the gradient's own gradient (double backward)") -> Callable[..., Any]:
+    """The op, which computes gradients of the op `name`; `what` comes after them is refused."""
+
+    def refuse(ctx: Any, *grads: Any) -> None:
+        raise NotImplementedError(f"{name}: {what} is not implemented")
+
+    return differentiable(op, refuse, lambda ctx, inputs, output: None)
 
 
 def unrecorded(op: Any, inputs: tuple[Any, ...]) -> Any:

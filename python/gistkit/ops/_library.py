@@ -102,6 +102,6 @@ def cpu_isa(name: str | None = None) -> str:
     return name
 
 
-# The variable is read in C++ at first use; here a wrong value gets its message.
-if "GISTKIT_ISA" in os.environ:
-    cpu_isa(os.environ["GISTKIT_ISA"])
+# The variable is read in C++ at first use, where an empty one is none; here a wrong value gets its message.
+if name := os.environ.get("GISTKIT_ISA"):
+    cpu_isa(name)

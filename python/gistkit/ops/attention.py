@@ -12,12 +12,13 @@ from torch.compiler import is_compiling
 from gistkit import _gpu
 from gistkit.layouts.lists import TILE_KEYS, TILE_QUERIES, TileLists, lists_on, made_on_gpu, version_of
 from gistkit.layouts.plan import Plan
-from gistkit.ops._autograd import differentiable
+from gistkit.ops._autograd import differentiable, once
 from gistkit.ops._modes import autocast, autocast_to_float32
 from gistkit.ops._private import autocasts, below_autograd, levels, transforms
+from gistkit.ops.rope import whole_rows
 
 _ATTENTION = torch.ops.gistkit.attention.default
-_ATTENTION_BACKWARD = torch.ops.gistkit.attention_backward.default
+_ATTENTION_BACKWARD = once(torch.ops.gistkit.attention_backward.default, "attention")
 _TILES = torch.ops.gistkit.attention_tiles.default
 
 MAX_HEAD_DIM = 256
@@ -81,17 +82,17 @@ def attention(
         if isinstance(key_bias, Tensor):
             (key_bias,) = autocast_to_float32(key_bias)
     if is_compiling():
-        _check(query, key, value, plan, key_bias, scale, softcap)
-        query, key, value = map(_contiguous_last, (query, key, value))
+        check_attention(query, key, value, plan, key_bias, scale, softcap)
+        query, key, value = map(whole_rows, (query, key, value))
         out, lse = _call(query, key, value, plan, key_bias, scale, softcap, deterministic)
         return (out, lse) if return_lse else out
     try:
         out, lse = _call(query, key, value, plan, key_bias, scale, softcap, deterministic)
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError):
         # The op refuses what it cannot read; which argument that is, and whether a copy helps, is found out only then.
-        _check(query, key, value, plan, key_bias, scale, softcap)
+        check_attention(query, key, value, plan, key_bias, scale, softcap)
         given = query, key, value
-        query, key, value = map(_contiguous_last, given)
+        query, key, value = map(whole_rows, given)
         if all(copy is t for copy, t in zip((query, key, value), given, strict=True)):
             raise
         out, lse = _call(query, key, value, plan, key_bias, scale, softcap, deterministic)
@@ -110,15 +111,15 @@ def _call(
 ) -> tuple[Tensor, Tensor]:
     """`attention` of arguments that may be wrong in any way, which then is an error without their names."""
     spans, tiles = plan.spans, None
-    if _by_lists(spans):
-        _check(query, key, value, plan, key_bias, scale, softcap)
+    if _gpu.on_gpu(spans):
+        check_attention(query, key, value, plan, key_bias, scale, softcap)
         spans, tiles = _lists(plan, torch.is_grad_enabled() and _any_requires_grad(query, key, value, key_bias))
     # What the op does not know, or takes for something else.
     _, heads, keys, dim = key.shape
     if 0 in (heads, dim) or keys != plan.num_keys or (softcap is not None and softcap <= 0):
         raise ValueError("attention: expected key heads and dims, a plan of key's rows and a positive softcap")
     if key_bias is not None:
-        key_bias = _contiguous_last(key_bias)
+        key_bias = whole_rows(key_bias)
     scale = dim**-0.5 if scale is None else float(scale)
     softcap = 0.0 if softcap is None else float(softcap)
     # In place of `unrecorded`, whose Python a call of some microseconds feels.
@@ -128,10 +129,6 @@ def _call(
         )
     with below_autograd():
         return _ATTENTION(query, key, value, spans, key_bias, scale, softcap, tiles)  # type: ignore[no-any-return]
-
-
-def _by_lists(spans: Tensor) -> bool:
-    return spans.is_cuda
 
 
 def _any_requires_grad(*tensors: Tensor | None) -> bool:
@@ -163,7 +160,7 @@ def keep_lists(plan: Plan) -> None:
 
     A plan made inside a graph must not be used outside it.
     """
-    if _by_lists(plan.spans):
+    if _gpu.on_gpu(plan.spans):
         ordered, tiles = _TILES(plan.spans, plan.num_keys, False)
         plan._keep(TileLists(plan.spans, version_of(plan.spans), ordered, tiles))
 
@@ -203,11 +200,7 @@ def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) 
     return out.to(out_a.dtype), (shift + torch.log(total)).masked_fill(empty, -torch.inf)
 
 
-def _contiguous_last(t: Tensor) -> Tensor:
-    return t if t.shape[-1] <= 1 or t.stride(-1) == 1 else t.contiguous()
-
-
-def _check(
+def check_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -381,7 +374,7 @@ def _backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tup
         grad_out = torch.zeros_like(out)
     need_key_bias = key_bias is not None and ctx.needs_input_grad[4]
     grad_query, grad_key, grad_value, grad_key_bias = _ATTENTION_BACKWARD(
-        _contiguous_last(grad_out),
+        whole_rows(grad_out),
         None if grad_lse is None else grad_lse.contiguous(),
         query,
         key,
@@ -404,9 +397,4 @@ def _backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tup
     return grad_query, grad_key, grad_value, None, grad_key_bias if need_key_bias else None, None, None, None, None
 
 
-def _no_double_backward(ctx: Any, *grads: Tensor) -> None:
-    raise RuntimeError("attention: the gradient's own gradient (double backward) is not implemented")
-
-
 _attend = differentiable(_ATTENTION, _backward, _setup_context)
-torch.library.register_autograd("gistkit::attention_backward", _no_double_backward)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gistkit.layouts.plan import Plan
+from gistkit.ops.attention import check_attention
 from gistkit.ops.reference import dense_mask
 
 
@@ -35,12 +36,14 @@ def attention_with_dropout(
 
     Raises:
         ValueError: dropout out of range.
+        TypeError, ValueError: as of `attention`.
     """
     if not 0 <= dropout < 1:
         raise ValueError(f"attention_with_dropout: dropout: expected at least 0 and below 1, got {dropout}")
+    check_attention(query, key, value, plan, key_bias, scale, None)
     visible = dense_mask(plan)[:, None]
     mask = visible
-    if key_bias is not None:
+    if key_bias is not None and plan.num_keys:
         mask = key_bias[:, :, None].masked_fill(~visible, -torch.inf)
         highest = mask.detach().amax(-1, keepdim=True)
         # Relative to each row's highest: of half precision, little is left of a difference of large biases.

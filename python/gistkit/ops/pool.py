@@ -11,6 +11,7 @@ from gistkit.ops._autograd import differentiable
 from gistkit.ops._modes import autocast
 from gistkit.ops._private import autocasts, levels
 from gistkit.ops._windows import check_pool
+from gistkit.ops.rope import whole_rows
 
 _POOL = torch.ops.gistkit.window_pool.default
 _SPREAD = torch.ops.gistkit.window_spread.default
@@ -65,16 +66,12 @@ def window_pool(
     else:
         values = value[:, None] if hidden else value
     run = _pool if torch.is_grad_enabled() or levels._current_level >= 0 else _POOL
-    pooled = run(_rows(keys), _rows(values), offsets, positions, inv_freq, scaling, interleaved)
+    pooled = run(whole_rows(keys), whole_rows(values), offsets, positions, inv_freq, scaling, interleaved)
     if hidden and value is not None:
         pooled = pooled[0][:, 0], pooled[1][:, 0]
     elif hidden:
         return pooled[0][:, 0]
     return pooled[0] if value is None else pooled
-
-
-def _rows(heads: Tensor) -> Tensor:
-    return heads if heads.stride(-1) == 1 else heads.contiguous()
 
 
 @torch.library.register_fake("gistkit::window_pool")
@@ -120,7 +117,7 @@ def _save_windows(ctx: Any, inputs: tuple[Any, ...]) -> None:
 
 def _only(wanted: bool, rows: Tensor) -> Tensor:
     """Rows to work on, or none of them where no gradient is wanted."""
-    return _rows(rows) if wanted else rows.new_empty((rows.shape[0], 0, *rows.shape[2:]))
+    return whole_rows(rows) if wanted else rows.new_empty((rows.shape[0], 0, *rows.shape[2:]))
 
 
 def _pool_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

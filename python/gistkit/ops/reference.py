@@ -1,4 +1,8 @@
-"""The ops in plain torch, with the same signatures: oracle of the tests and baseline of the benchmarks."""
+"""The ops in plain torch, oracle of the tests and baseline of the benchmarks.
+
+Signatures are the same, without options that choose between kernels (`deterministic`). Those of the trie
+take the rows of their Links.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,12 @@ from gistkit.layouts.plan import Plan
 
 def dense_mask(plan: Plan) -> Tensor:
     """bool [B or 1, Nq, Nk]: True where the query row sees the key."""
-    keys = torch.arange(plan.num_keys, device=plan.spans.device)
-    start, end = plan.spans.unbind(-1)
-    return ((keys >= start[..., None]) & (keys < end[..., None])).any(-2)
+    start, end = plan.spans.clamp(0, plan.num_keys).long().unbind(-1)
+    # How many spans begin and end at a key: a mask for each span would take as many times the memory.
+    steps = plan.spans.new_zeros((*start.shape[:2], plan.num_keys + 1))
+    one = steps.new_ones(1).expand_as(start)
+    steps.scatter_add_(-1, start, one).scatter_add_(-1, end.maximum(start), -one)
+    return steps[..., :-1].cumsum(-1, dtype=steps.dtype) > 0
 
 
 def attention(

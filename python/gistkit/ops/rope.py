@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from gistkit import _gpu
-from gistkit.ops._autograd import differentiable
+from gistkit.ops._autograd import differentiable, once
 from gistkit.ops._modes import autocast
 from gistkit.ops._private import autocasts, below_autograd, levels, transforms
 
 _ROPE = torch.ops.gistkit.rope.default
-_ANGLE_GRAD = torch.ops.gistkit.rope_angle_grad.default
+_ANGLE_GRAD = once(torch.ops.gistkit.rope_angle_grad.default, "rope", "a second derivative by inv_freq or positions")
 
 _HEAD_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _KERNEL_POSITIONS = (torch.int32, torch.int64, torch.float32, torch.float64)
@@ -63,8 +63,9 @@ def rope(
             return _turned(query, key, positions, inv_freq, scaling, interleaved)
         except (RuntimeError, TypeError, AttributeError):
             pass
-    positions, inv_freq = _check(query, key, positions, inv_freq)
-    return _turned(_rows(query), _rows(key), positions, inv_freq, scaling, interleaved)
+    _check_shapes(query, key, positions, inv_freq)
+    positions, inv_freq = kernel_angles(positions, inv_freq)
+    return _turned(whole_rows(query), whole_rows(key), positions, inv_freq, scaling, interleaved)
 
 
 def _turned(
@@ -99,14 +100,9 @@ def rerotate(key: Tensor, delta: Tensor | float, inv_freq: Tensor, *, interleave
     return rope(key, none, delta, inv_freq, interleaved=interleaved)[0]
 
 
-def _rows(heads: Tensor) -> Tensor:
-    return heads if heads.stride(-1) == 1 else heads.contiguous()
-
-
-def _check(query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor) -> tuple[Tensor, Tensor]:
-    """Checks the arguments; positions and inv_freq in types that kernels read."""
-    _check_shapes(query, key, positions, inv_freq)
-    return kernel_angles(positions, inv_freq)
+def whole_rows(heads: Tensor) -> Tensor:
+    """The tensor, or a copy, whose last dimension is contiguous."""
+    return heads if heads.shape[-1] <= 1 or heads.stride(-1) == 1 else heads.contiguous()
 
 
 def kernel_angles(positions: Tensor, inv_freq: Tensor) -> tuple[Tensor, Tensor]:
@@ -210,7 +206,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 def _backward(ctx: Any, grad_query: Tensor, grad_key: Tensor) -> tuple[Tensor | None, ...]:
     positions, inv_freq, *heads = ctx.saved_tensors
     grads: list[Tensor | None] = [None] * 7
-    rows = _rows(grad_query), _rows(grad_key)
+    rows = whole_rows(grad_query), whole_rows(grad_key)
     options = ctx.scaling, ctx.interleaved
     if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
         grads[:2] = _rotate(*rows, positions, inv_freq, *options, not ctx.inverse)
@@ -223,9 +219,4 @@ def _backward(ctx: Any, grad_query: Tensor, grad_key: Tensor) -> tuple[Tensor | 
     return tuple(grads)
 
 
-def _angle_grad_backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
-    raise NotImplementedError("rope: second derivatives by inv_freq or positions are not supported")
-
-
 _rotate = differentiable(_ROPE, _backward, _setup_context)
-torch.library.register_autograd("gistkit::rope_angle_grad", _angle_grad_backward)

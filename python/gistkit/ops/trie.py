@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from gistkit.layouts.links import Links
-from gistkit.ops._autograd import differentiable
+from gistkit.ops._autograd import differentiable, once
 from gistkit.ops._modes import autocast_to_float32
 
 _MIX = torch.ops.gistkit.trie_mix.default
-_MIX_BACKWARD = torch.ops.gistkit.trie_mix_backward.default
+_MIX_BACKWARD = once(torch.ops.gistkit.trie_mix_backward.default, "trie_mix")
 _ATTEND = torch.ops.gistkit.ancestor_attention.default
-_ATTEND_BACKWARD = torch.ops.gistkit.ancestor_attention_backward.default
+_ATTEND_BACKWARD = once(torch.ops.gistkit.ancestor_attention_backward.default, "ancestor_attention")
 _GELU = torch.ops.gistkit.bias_gelu.default
-_GELU_BACKWARD = torch.ops.gistkit.bias_gelu_backward.default
+_GELU_BACKWARD = once(torch.ops.gistkit.bias_gelu_backward.default, "bias_gelu")
 
 
 def trie_mix(weights: Tensor, table: Tensor, base: Tensor, paths: Links) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gistkit._compiled import planner as _planner
-from gistkit.common.checks import check_int
+from gistkit.common.checks import check_int, moved
 from gistkit.layouts.links import Links
 
 
@@ -96,20 +96,17 @@ class DigitTrie:
     def to(self, device: torch.device | str) -> DigitTrie:
         """The same on a device."""
 
-        def moved(x: Tensor) -> Tensor:
-            return x.to(device, non_blocking=True)
-
         def moved_links(links: Links) -> Links:
-            return Links(*map(moved, links))
+            return Links(*(moved(x, device) for x in links))
 
         return replace(
             self,
-            symbols=moved(self.symbols),
+            symbols=moved(self.symbols, device),
             paths=moved_links(self.paths),
             leaf_paths=moved_links(self.leaf_paths),
             ancestors=moved_links(self.ancestors),
             leaf_ancestors=moved_links(self.leaf_ancestors),
-            inverse=None if self.inverse is None else moved(self.inverse),
+            inverse=None if self.inverse is None else moved(self.inverse, device),
         )
 
 
