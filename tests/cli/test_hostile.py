@@ -196,8 +196,26 @@ def test_what_can_be_written(tmp_path):
     with pytest.raises(ValueError, match=r"-o: cannot write to .*there.: Not a directory"):
         check_folder("-o", tmp_path / "there")
     # A device would be replaced by a file, if the user may do that.
-    with pytest.raises(ValueError, match="-o: expected a file, got a device or a pipe, /dev/null"):
-        check_file("-o", type(tmp_path)("/dev/null"))
+    for place in ("/dev/null", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"):
+        with pytest.raises(ValueError, match=f"-o: expected a file, got a device or a pipe, {place}"):
+            check_file("-o", type(tmp_path)(place))
+    (tmp_path / "link").symlink_to("there")
+    check_file("-o", tmp_path / "link", [tmp_path / "new", None, "-"])
+    with pytest.raises(ValueError, match=r"-o: expected another file than one that is read, got .*link"):
+        check_file("-o", tmp_path / "link", [None, str(tmp_path / "there")])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["view", "attention", "--text", "ok.txt", "-o", "ok.txt"],
+        ["evaluate", "--questions", "list.json", "ok.txt", "--out", "ok.txt"],
+        ["evaluate", "--text", "ok.txt", "--out", "ok.txt"],
+        ["judge", "list.json", "ok.txt", "--questions", "deep.json", "--out", "ok.txt"],
+    ],
+)
+def test_no_command_writes_over_what_it_reads(words, hostile, capsys):
+    assert f"{words[-2]}: expected another file than one that is read, got ok.txt" in told(words, capsys)
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    check_file("--out", arguments.out)
+    check_file("--out", arguments.out, [arguments.text, *(arguments.questions or [])])
     for plugin in arguments.plugins:
         if plugin.asked(arguments):
             return int(plugin.run(arguments))

@@ -49,7 +49,7 @@ def add(kinds: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    check_file("-o", arguments.out)
+    check_file("-o", arguments.out, [arguments.text])
     options = ("compressor", "encoder", "method", "layout", "ratio", "chunk")
     if arguments.plain and (arguments.option or any(getattr(arguments, name) is not None for name in options)):
         raise ValueError("--plain: not allowed with --compressor or a compressor's options")
