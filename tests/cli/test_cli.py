@@ -481,7 +481,11 @@ def test_models_that_are_not_there(report, tmp_path, capsys):
 
 
 def test_a_missing_package_is_named_with_what_brings_it(monkeypatch, capsys):
-    for module, told in (("peft", "run pip install 'gistkit[hf]'"), ("nowhere", "run pip install nowhere")):
+    for module, told in (
+        ("peft", "run pip install 'gistkit[hf]'"),
+        ("text_to_num", "run pip install 'gistkit[evaluate]'"),
+        ("nowhere", "run pip install nowhere"),
+    ):
 
         def fail(_, name=module):
             raise ModuleNotFoundError(f"No module named {name!r}", name=f"{name}.part")
@@ -497,6 +501,7 @@ def test_a_missing_package_is_named_with_what_brings_it(monkeypatch, capsys):
         ("peft", ["compress", "{report}"]),
         ("tqdm", ["compress", "{report}"]),
         ("sacrebleu", ["evaluate", "--text", "{report}"]),
+        ("text_to_num", ["evaluate", "--text", "{report}"]),
     ],
 )
 def test_a_missing_package_is_named_before_a_model_is_loaded(module, words, report, tmp_path, monkeypatch, capsys):
@@ -649,6 +654,7 @@ def test_untrained_methods_that_compress_in_place(run, tmp_path):
             ["train", "--compressor", "{tmp}", "--chunk", "9"],
             "--chunk: not allowed with --compressor, which has its own",
         ),
+        (["train", "--compressor", "{tmp}", "--train-norms"], "--train-norms: not allowed with --compressor"),
         (["train", "--preset", "x"], "preset: expected one of epl-pretrain, "),
         (["evaluate", "--split", "train"], "--split: expected validation or test without --questions"),
         (["train", "--text", "{tmp}/none"], "none"),
@@ -857,7 +863,7 @@ def test_the_parser_loads_nothing_heavy():
 def test_all_commands_have_one_default_device(seen, kernels, found, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: seen)
     monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *_: kernels)
-    assert arguments.device(None) == found
+    assert arguments.device(None) == found and arguments.device("cpu:0") == "cpu"
     having = [action for parser in parsers() for action in parser._actions if action.dest == "device"]
     assert len(having) >= 6 and {(action.default, action.help) for action in having} == {(None, having[0].help)}
     assert "(default: cuda if torch and gistkit support it, else cpu)" in having[0].help
@@ -902,6 +908,12 @@ def test_other_files_than_texts_and_memories_are_named(run, tmp_path):
     assert "noise.bin: expected UTF-8 text, got byte 0xff at 1" in run("ask", tmp_path / "noise.bin", "What?")[2]
     status, _, complaints = run("ask", tmp_path, "What?")
     assert status == 2 and f"{tmp_path}: expected a memory, a text or a store, got a folder" in complaints
+
+
+def test_what_follows_two_hyphens_is_a_word_wherever_they_stand():
+    for words in (["--", "-why"], ["--seed", "3", "--", "-why"], ["--seed", "3", "Who?", "--", "-why", "--not"]):
+        questions = words[words.index("--") + 1 :]
+        assert cli._parse(["ask", "a.gist", *words]).questions == ["Who?"] * ("Who?" in words) + questions
 
 
 def test_a_closed_standard_input_is_an_empty_one(run, monkeypatch):

@@ -252,6 +252,7 @@ def test_the_compressor_of_gistkit_compress_is_shown_unless_the_model_is_asked_f
         (["--plain", "--ratio", "4"], "--plain: not allowed with --compressor or a compressor's options"),
         (["--layer", "2"], "--layer: expected less than 2, the number that the model has, got 2"),
         (["--head", "0,5"], "--head: expected less than 2, the number that the model has, got 5"),
+        (["--method", "dodo", "--option", "layer=99"], "gistkit: --option layer: expected 1 to 2, got 99"),
         (["--text", "{folder}/none.txt"], "none.txt: no such file or folder"),
         (["--text", "{folder}/long.txt"], "--text: expected at most 4096 tokens, got 5000; show a part of it"),
     ],

@@ -27,7 +27,7 @@ example: accelerate launch --num_processes 4 -m gistkit.cli evaluate --model ./l
 
 CONTEXT = 510
 # Packages that measure.
-MEASURES = ("sacrebleu", "rouge_score")
+MEASURES = ("sacrebleu", "rouge_score", "text_to_num")
 
 
 def add(commands: Any) -> None:
