@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import os
 import re
 import shlex
 import sys
@@ -463,6 +464,7 @@ def test_mistakes_end_in_one_line_and_status_2(run, tmp_path, words, message):
     [
         (["compress", "x", "--ratio", "0.5"], "expected a number of at least 1, got '0.5'"),
         (["ask", "x", "--top-p", "1.5"], "expected a number from 0 to 1, got '1.5'"),
+        (["ask", "x", "--temperature", "1e-40"], "expected 0 or a number of at least 0.001, got '1e-40'"),
         (["compress", "x", "--layout", "rope"], "invalid choice: 'rope'"),
         (["compress", "x", "--device", "cpu", "--dtype", "float61"], "'float16'); did you mean float16?"),
     ],
@@ -807,7 +809,15 @@ def test_a_text_is_compressed_on_the_way(folder, run, report, compressor):
     assert words in complaints and "gistkit compress, with the same options, keeps them" in complaints
     # Sources are of the text itself; a text goes beside a memory where the method joins memories.
     if compressor is not None:
-        assert run("ask", report, "--sources", *asked)[0] == 0
+        status, sources, _ = run("ask", report, "--sources", *asked)
+        assert status == 0
+        # A pipe, which is read once.
+        read, write = os.pipe()
+        os.write(write, TEXT.encode())
+        os.close(write)
+        piped = run("ask", f"/dev/fd/{read}", "--sources", *asked)
+        os.close(read)
+        assert piped[:2] == (0, sources), piped
         status, shown, complaints = run("ask", memory, "--with", report, *asked)
         assert status == 0 and shown == run("ask", memory, "--with", memory, *asked)[1], complaints
 

@@ -10,7 +10,7 @@ from gistkit.cli.view_page import LARGEST, add_out, fits_page, write_page
 from gistkit.options.arguments import add_command, device, several, typed
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
 from gistkit.options.outputs import check_file
-from gistkit.options.texts import read_contents
+from gistkit.options.texts import read_content
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,7 @@ def _run(arguments: argparse.Namespace) -> int:
     options = ("compressor", "encoder", "method", "layout", "ratio", "chunk")
     if arguments.plain and (arguments.option or any(getattr(arguments, name) is not None for name in options)):
         raise ValueError("--plain: not allowed with --compressor or a compressor's options")
-    (text,) = read_contents([arguments.text], "")
+    text = read_content(arguments.text)
     device_name = device(arguments.device)
 
     import numpy as np
