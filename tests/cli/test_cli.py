@@ -463,6 +463,7 @@ def test_mistakes_end_in_one_line_and_status_2(run, tmp_path, words, message):
     ("words", "message"),
     [
         (["compress", "x", "--ratio", "0.5"], "expected a number of at least 1, got '0.5'"),
+        (["ask"], "required: memory;"),
         (["ask", "x", "--top-p", "1.5"], "expected a number from 0 to 1, got '1.5'"),
         (["ask", "x", "--temperature", "1e-40"], "expected 0 or a number of at least 0.001, got '1e-40'"),
         (["compress", "x", "--layout", "rope"], "invalid choice: 'rope'"),
@@ -849,8 +850,9 @@ def test_what_is_not_there_is_told_before_torch_is_imported(command):
 def test_a_mistyped_path_imports_no_torch(tmp_path):
     (tmp_path / "ok.txt").write_text(TEXT)
     for words in (["ask", "reprot.txt", "Who?"], ["compress", "ok.txt", "--ratio", "2", "nofile.txt"]):
-        code = f"import sys; from gistkit import cli; print(cli.main({words!r}), 'torch' in sys.modules)"
-        assert printed(code) == "2 False\n"
+        heavy = "{'torch', 'transformers'} & {*sys.modules}"
+        code = f"import sys; from gistkit import cli; print(cli.main({words!r}), {heavy})"
+        assert printed(code) == "2 set()\n"
 
 
 def test_a_path_in_a_folder_that_cannot_be_listed_is_named(monkeypatch, capsys):
@@ -860,11 +862,6 @@ def test_a_path_in_a_folder_that_cannot_be_listed_is_named(monkeypatch, capsys):
     monkeypatch.setattr("os.listdir", listdir)
     assert cli.main(["ask", "reprot.txt"]) == 2
     assert capsys.readouterr().err == "gistkit: MEMORY: reprot.txt: no such file or folder\n"
-
-
-def test_the_parser_loads_nothing_heavy():
-    code = "import sys; from gistkit import cli; cli.parser(); print({'torch', 'transformers'} & set(sys.modules))"
-    assert printed(code) == "set()\n"
 
 
 @pytest.mark.parametrize(

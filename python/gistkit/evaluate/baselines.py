@@ -107,6 +107,7 @@ class Baseline(Compressor):
     """
 
     carrier = "kv"
+    title: str
 
     def __init__(
         self,
