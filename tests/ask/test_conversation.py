@@ -208,6 +208,11 @@ def test_an_answer_that_is_broken_off_leaves_no_trace(error):
     hook = compressor.lm.decoder.layers[0].register_forward_hook(fail)
     with pytest.raises(error):
         conversation.reply(ids(5, seed=1), max_new_tokens=9)
+    # The same while the answer is read a second time.
+    calls.clear()
+    with pytest.raises(error):
+        for _ in range(3):
+            conversation.attention()
     hook.remove()
     assert conversation.text == ids(4) + first and conversation.turns == 1
     attention = conversation.attention()

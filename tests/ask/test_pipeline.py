@@ -49,6 +49,11 @@ def test_answers_are_those_of_the_compressor(registered):
     assert pipe(CONTEXT, questions=["Who?"], max_new_tokens=9) == {"answers": [expected]}
     several = pipe([CONTEXT, "Short."], question="Who?", max_new_tokens=9)
     assert several == [{"answer": compressor.ask(text, "Who?", max_new_tokens=9)} for text in (CONTEXT, "Short.")]
+    # transformers asks for one before it makes batches.
+    pipe.tokenizer.pad_token_id = 256
+    assert pipe([CONTEXT, "Short."], question="Who?", max_new_tokens=9, batch_size=2) == several
+    two = pipe([CONTEXT] * 2, questions=["Who?", "When was it?"], max_new_tokens=9, batch_size=2)
+    assert two == [{"answers": both}] * 2
     options = {"template": "{question}: ", "generation_config": GenerationConfig(num_beams=2, max_new_tokens=5)}
     assert pipe(CONTEXT, question="Who?", **options) == {"answer": compressor.ask(CONTEXT, "Who?", **options)}
     # What the pipeline was made with holds for its calls.

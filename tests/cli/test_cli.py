@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import os
 import re
 import shlex
 import sys
@@ -462,7 +463,9 @@ def test_mistakes_end_in_one_line_and_status_2(run, tmp_path, words, message):
     ("words", "message"),
     [
         (["compress", "x", "--ratio", "0.5"], "expected a number of at least 1, got '0.5'"),
+        (["ask"], "required: memory;"),
         (["ask", "x", "--top-p", "1.5"], "expected a number from 0 to 1, got '1.5'"),
+        (["ask", "x", "--temperature", "1e-40"], "expected 0 or a number of at least 0.001, got '1e-40'"),
         (["compress", "x", "--layout", "rope"], "invalid choice: 'rope'"),
         (["compress", "x", "--device", "cpu", "--dtype", "float61"], "'float16'); did you mean float16?"),
     ],
@@ -481,7 +484,11 @@ def test_models_that_are_not_there(report, tmp_path, capsys):
 
 
 def test_a_missing_package_is_named_with_what_brings_it(monkeypatch, capsys):
-    for module, told in (("peft", "run pip install 'gistkit[hf]'"), ("nowhere", "run pip install nowhere")):
+    for module, told in (
+        ("peft", "run pip install 'gistkit[hf]'"),
+        ("text_to_num", "run pip install 'gistkit[evaluate]'"),
+        ("nowhere", "run pip install nowhere"),
+    ):
 
         def fail(_, name=module):
             raise ModuleNotFoundError(f"No module named {name!r}", name=f"{name}.part")
@@ -497,6 +504,7 @@ def test_a_missing_package_is_named_with_what_brings_it(monkeypatch, capsys):
         ("peft", ["compress", "{report}"]),
         ("tqdm", ["compress", "{report}"]),
         ("sacrebleu", ["evaluate", "--text", "{report}"]),
+        ("text_to_num", ["evaluate", "--text", "{report}"]),
     ],
 )
 def test_a_missing_package_is_named_before_a_model_is_loaded(module, words, report, tmp_path, monkeypatch, capsys):
@@ -617,6 +625,7 @@ def test_untrained_methods_that_compress_in_place(run, tmp_path):
             ["train", "--compressor", "{tmp}", "--chunk", "9"],
             "--chunk: not allowed with --compressor, which has its own",
         ),
+        (["train", "--compressor", "{tmp}", "--train-norms"], "--train-norms: not allowed with --compressor"),
         (["evaluate", "--split", "train"], "--split: expected validation or test without --questions"),
         (["train", "--text", "{tmp}/none"], "none"),
         (["train", "--random-steps", "9"], "--random-steps: expected none but for a dodo with learned nuggets, got 9"),
@@ -765,7 +774,15 @@ def test_a_text_is_compressed_on_the_way(folder, run, report, compressor):
     assert words in complaints and "gistkit compress, with the same options, keeps them" in complaints
     # Sources are of the text itself; a text goes beside a memory where the method joins memories.
     if compressor is not None:
-        assert run("ask", report, "--sources", *asked)[0] == 0
+        status, sources, _ = run("ask", report, "--sources", *asked)
+        assert status == 0
+        # A pipe, which is read once.
+        read, write = os.pipe()
+        os.write(write, TEXT.encode())
+        os.close(write)
+        piped = run("ask", f"/dev/fd/{read}", "--sources", *asked)
+        os.close(read)
+        assert piped[:2] == (0, sources), piped
         status, shown, complaints = run("ask", memory, "--with", report, *asked)
         assert status == 0 and shown == run("ask", memory, "--with", memory, *asked)[1], complaints
 
@@ -797,8 +814,9 @@ def test_what_is_not_there_is_told_before_torch_is_imported(command):
 def test_a_mistyped_path_imports_no_torch(tmp_path):
     (tmp_path / "ok.txt").write_text(TEXT)
     for words in (["ask", "reprot.txt", "Who?"], ["compress", "ok.txt", "--ratio", "2", "nofile.txt"]):
-        code = f"import sys; from gistkit import cli; print(cli.main({words!r}), 'torch' in sys.modules)"
-        assert printed(code) == "2 False\n"
+        heavy = "{'torch', 'transformers'} & {*sys.modules}"
+        code = f"import sys; from gistkit import cli; print(cli.main({words!r}), {heavy})"
+        assert printed(code) == "2 set()\n"
 
 
 def test_a_path_in_a_folder_that_cannot_be_listed_is_named(monkeypatch, capsys):
@@ -810,18 +828,13 @@ def test_a_path_in_a_folder_that_cannot_be_listed_is_named(monkeypatch, capsys):
     assert capsys.readouterr().err == "gistkit: MEMORY: reprot.txt: no such file or folder\n"
 
 
-def test_the_parser_loads_nothing_heavy():
-    code = "import sys; from gistkit import cli; cli.parser(); print({'torch', 'transformers'} & set(sys.modules))"
-    assert printed(code) == "set()\n"
-
-
 @pytest.mark.parametrize(
     ("seen", "kernels", "found"), [(True, True, "cuda"), (True, False, "cpu"), (False, True, "cpu")]
 )
 def test_all_commands_have_one_default_device(seen, kernels, found, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: seen)
     monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *_: kernels)
-    assert arguments.device(None) == found
+    assert arguments.device(None) == found and arguments.device("cpu:0") == "cpu"
     having = [action for parser in parsers() for action in parser._actions if action.dest == "device"]
     assert len(having) >= 6 and {(action.default, action.help) for action in having} == {(None, having[0].help)}
     assert "(default: cuda if torch and gistkit support it, else cpu)" in having[0].help
@@ -866,6 +879,12 @@ def test_other_files_than_texts_and_memories_are_named(run, tmp_path):
     assert "noise.bin: expected UTF-8 text, got byte 0xff at 1" in run("ask", tmp_path / "noise.bin", "What?")[2]
     status, _, complaints = run("ask", tmp_path, "What?")
     assert status == 2 and f"{tmp_path}: expected a memory, a text or a store, got a folder" in complaints
+
+
+def test_what_follows_two_hyphens_is_a_word_wherever_they_stand():
+    for words in (["--", "-why"], ["--seed", "3", "--", "-why"], ["--seed", "3", "Who?", "--", "-why", "--not"]):
+        questions = words[words.index("--") + 1 :]
+        assert cli._parse(["ask", "a.gist", *words]).questions == ["Who?"] * ("Who?" in words) + questions
 
 
 def test_a_closed_standard_input_is_an_empty_one(run, monkeypatch):

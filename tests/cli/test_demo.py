@@ -54,6 +54,17 @@ def test_answers_sizes_and_a_picture(asked, tmp_path, capsys, caplog, monkeypatc
     assert (tmp_path / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_tokens_after_the_window_are_in_all_sizes(asked, capsys):
+    """Of 301 tokens 101 are compressed to 26, BOS among both, and 200 are read by every way to answer."""
+    words = ("--method", "avgpool", "--ratio", "4", "--option", "window=100")
+    assert main([*asked, *QUESTIONS[:2], *words]) == 0
+    shown = capsys.readouterr().out
+    assert "301 tokens -> 26 memory tokens and 200 kept as they are (" in shown
+    rows = dict(re.findall(r"^\| (\w[\w ,]*?) +\| (\d+ +\| [\d.]+) MB", shown, re.MULTILINE))
+    (whole, full), (kept, memory) = (map(float, rows[name].split("|")) for name in ("full text", "memory"))
+    assert (whole, kept) == (301, 226) and memory == pytest.approx(full * 226 / 301, abs=0.06)
+
+
 @pytest.mark.slow
 def test_heads_that_share_take_what_they_keep(asked, tmp_path, capsys):
     assert main([*asked, *QUESTIONS, "--option", "shares=all", "--option", "by=snapkv"]) == 0

@@ -274,6 +274,8 @@ def test_a_message_of_the_chat_template_goes_on_behind_the_memory(folder, memory
             ["Who?", "--sources", "--text", "{place}/other.txt", "--text", "{place}/other.txt"],
             "--text: expected the text of each of 1 memories, got 2",
         ),
+        (["Who?", "--sources", "--text", "{place}"], "{place}: expected a text file, got a folder"),
+        (["Who?", "--encoder", "x"], "encoder: expected none for "),
     ],
 )
 def test_mistakes_in_options(words, message, folder, memory, run):

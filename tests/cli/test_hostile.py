@@ -196,8 +196,26 @@ def test_what_can_be_written(tmp_path):
     with pytest.raises(ValueError, match=r"-o: cannot write to .*there.: Not a directory"):
         check_folder("-o", tmp_path / "there")
     # A device would be replaced by a file, if the user may do that.
-    with pytest.raises(ValueError, match="-o: expected a file, got a device or a pipe, /dev/null"):
-        check_file("-o", type(tmp_path)("/dev/null"))
+    for place in ("/dev/null", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"):
+        with pytest.raises(ValueError, match=f"-o: expected a file, got a device or a pipe, {place}"):
+            check_file("-o", type(tmp_path)(place))
+    (tmp_path / "link").symlink_to("there")
+    check_file("-o", tmp_path / "link", [tmp_path / "new", None, "-"])
+    with pytest.raises(ValueError, match=r"-o: expected another file than one that is read, got .*link"):
+        check_file("-o", tmp_path / "link", [None, str(tmp_path / "there")])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["view", "attention", "--text", "ok.txt", "-o", "ok.txt"],
+        ["evaluate", "--questions", "list.json", "ok.txt", "--out", "ok.txt"],
+        ["evaluate", "--text", "ok.txt", "--out", "ok.txt"],
+        ["judge", "list.json", "ok.txt", "--questions", "deep.json", "--out", "ok.txt"],
+    ],
+)
+def test_no_command_writes_over_what_it_reads(words, hostile, capsys):
+    assert f"{words[-2]}: expected another file than one that is read, got ok.txt" in told(words, capsys)
 
 
 @pytest.mark.slow
@@ -232,10 +250,16 @@ def test_settings_of_methods_are_named(method, monkeypatch):
         (["compress", "-", "-o", "-"], "-o: expected a file, got -; this command does not write to standard output"),
         (["compress", "-", "-", "-o", "folder"], "TEXT: - (standard input) may be given only once"),
         (["compress", ""], "TEXT: expected a text file, a folder or -, got ''"),
+        (["compress", "/dev/zero", "-o", "x"], "/dev/zero: expected a text file, got a device"),
+        (["compress", "ok.txt", "--glob", "*.md"], "--glob: expected a folder to look in, got ok.txt"),
+        (["demo", "--text", "folder", "--question", "Who?"], "folder: expected a text file, got a folder"),
+        (["view", "attention", "--text", "folder"], "folder: expected a text file, got a folder"),
+        (["ask", "ok.txt", "--task", "lm", "--chat"], "--chat: expected none with --task lm, which has no question"),
         (
-            ["compress", "/dev/zero", "-o", "x"],
-            "/dev/zero: expected a text file or a folder of text files, got a device",
+            ["ask", "ok.txt", "Who?", "--temperature", "0", "--top-p", "0.5"],
+            "--top-p: expected none with --temperature",
         ),
+        (["ask", "ok.txt", "Who?", "--encoder", "none"], "--encoder: select does not have it; expected some of "),
         (["ask", "ok.txt", "\udcff"], r"QUESTION: expected UTF-8 text, got '\udcff'"),
         (["ask", "ok.txt", "Who?", "--template", "{question}\udcff"], "--template: expected UTF-8 text, got"),
     ],

@@ -11,6 +11,7 @@ import pytest
 
 from gistkit import cli
 from gistkit.common.signals import Interrupted, deferred_signals, terminable
+from gistkit.compress import Memory
 from gistkit.train import checkpoints
 from gistkit.train.trainer import Trainer
 from tests.cli.test_cli import small_llama
@@ -83,6 +84,25 @@ def test_one_process_of_a_launcher_says_it(monkeypatch, capsys):
     assert cli.main(["info"]) == 130 and capsys.readouterr().err == ""
     monkeypatch.setenv("RANK", "0")
     assert cli.main(["info"]) == 130 and capsys.readouterr().err == "\ngistkit: interrupted\n"
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_an_interrupted_compress_says_what_it_has_written(count, model, tmp_path, monkeypatch, capsys):
+    paths = [tmp_path / name for name in ("a.txt", "b.txt")]
+    for path in paths:
+        path.write_text("Memory tokens stand for a text.")
+    saved, save = [], Memory.save
+
+    def signalled(memory, path):
+        if len(saved) == count:
+            raise KeyboardInterrupt
+        saved.append(path)
+        save(memory, path)
+
+    monkeypatch.setattr(Memory, "save", signalled)
+    assert cli.main([str(word) for word in ("compress", *paths, "--model", model, "--option", "by=key_norm")]) == 130
+    told = f"written: {saved[0]}" if saved else "nothing is written yet"
+    assert last_line(capsys) == f"gistkit: interrupted; {told}" and sorted(tmp_path.glob("*.gist")) == saved
 
 
 @pytest.mark.usefixtures("hangups")

@@ -255,6 +255,18 @@ def test_a_new_one_of_another_dtype_or_without_lora_is_made_again(run, report, w
         assert status == 0 and "expected one" not in complaints, complaints
 
 
+def test_a_new_one_with_an_encoder_is_made_again_as_compress_says(folder, run, report):  # noqa: F811
+    method = ("--method", "separate_encoder", "--ratio", 4)
+    status, shown, _ = run("compress", report, *method, "--encoder", folder)
+    words = shlex.split(shown.split("Ask it: gistkit ask ")[1].split(", which")[0])
+    assert status == 0 and words[-2:] == ["--encoder", str(folder)]
+    status, answer, complaints = run("ask", *words[:1], "Who asks?", "--max-new-tokens", 2, *words[-2:])
+    assert status == 0 and answer, complaints
+    assert run("compress", report)[0] == 0
+    told = f"gistkit: --encoder: expected none for a memory made by select, got {folder}\n"
+    assert run("ask", words[0], "Who asks?", *words[-2:])[2].endswith(told)
+
+
 def test_a_name_that_is_none(folder, place, report, capsys):  # noqa: F811
     assert cli.main(["compress", str(report), "--model", str(folder), "--compressor", "other"]) == 2
     assert f"--compressor: expected a folder with a trained compressor or {NAME}, got other" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """What models and files say is text to a terminal: no title, clipboard or screen is theirs to set."""
 
 import io
+import os
 import sys
 
 import pytest
@@ -49,6 +50,28 @@ def test_only_terminals_are_filtered_and_bars_move_on_standard_error(name, monke
     assert file.getvalue() == HOSTILE + "\x1b[A\x1b[B"
     moved = {"stdout": "\ufffd[A\ufffd[B", "stderr": "\x1b[A\ufffd[B"}[name]
     assert screen.getvalue() == (SHOWN if name == "stdout" else SHOWN.replace("n\ufffdb", "n\rb")) + moved
+
+
+@pytest.mark.parametrize("flush", [False, True])
+@pytest.mark.parametrize("place", ["a pipe that nobody reads", "/dev/full"])
+def test_an_output_that_takes_no_more_ends_a_command_without_a_traceback(place, flush, monkeypatch, capsys):
+    monkeypatch.setattr("gistkit.cli.info._run", lambda _: print("a line", flush=flush) or 0)
+    if place == "/dev/full":
+        end, status, told = os.open(place, os.O_WRONLY), 2, "No space left on device"
+    else:
+        (read, end), status, told = os.pipe(), 141, ""
+        os.close(read)
+    with open(end, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert cli.main(["info"]) == status
+    assert told in capsys.readouterr().err if told else capsys.readouterr().err == ""
+
+
+def test_characters_that_an_output_does_not_have_are_signs_of_them(monkeypatch):
+    output = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", output)
+    monkeypatch.setattr("gistkit.cli.info._run", lambda _: print("caf\u00e9 \u2713", end="") or 0)
+    assert cli.main(["info"]) == 0 and output.buffer.getvalue() == b"caf\xe9 ?"
 
 
 def test_errors_name_files_as_text(monkeypatch, tmp_path):

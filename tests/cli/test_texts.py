@@ -11,6 +11,7 @@ from gistkit.options.texts import read_text
         (b"%PDF-1.4\nwords", "a PDF; convert it with pdftotext first"),
         (b"%PDF-1.4\n\xff", "a PDF; convert it with pdftotext first"),
         (b"PK\3\4\x14\0", "an archive, such as a .docx; convert it with pandoc -t plain"),
+        (b"\xe8\0\0\0\0\0\0\0{}", "a memory file"),
     ],
 )
 def test_a_file_that_is_no_text_is_refused_with_the_remedy(content, told, tmp_path):

@@ -56,7 +56,7 @@ def test_a_baseline_trains_its_task_tokens_alone(run, folder, words):  # noqa: F
         status, _, complaints = run("train", *words, *small, "--out", out.parent / "b", *more)
         assert status == 2 and complaint in complaints
     status, shown, complaints = run("train", "--dry-run", "--baseline", "none")
-    assert status == 0 and "NoContext, the model itself, losses ae, lm" in shown, complaints
+    assert status == 0 and "NoContext with task tokens, the model itself, losses ae, lm" in shown, complaints
 
 
 def test_an_encoder_of_its_own_trains_and_is_named_again_where_the_hub_does_not_have_it(run, folder, words, tmp_path):  # noqa: F811

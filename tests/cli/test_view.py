@@ -95,6 +95,10 @@ def test_a_run_is_drawn_from_its_metrics(tmp_path, capsys, monkeypatch):
     steps = [{"step": n, "ae": 4 / n, "loss": 4 / n, "lr": n / 4, "grad_norm": 1.0, "seconds": n} for n in range(1, 5)]
     records = [*steps, {"step": 4, "held_out": {"ae": 1.5}}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert cli.main(["view", "run", str(tmp_path), "--over", "9"]) == 0
+    (mean,) = (line for line in drawn.pop()[1].axes[0].lines if line.get_label() == "ae")
+    assert mean.get_xydata().tolist() == [[4, pytest.approx(25 / 12)]]
+    capsys.readouterr()
     assert cli.main(["view", "run", str(tmp_path), "--over", "2"]) == 0
     shown = capsys.readouterr().out
     assert "4 steps, 4 s, last loss 1.0000" in shown and "held out, after step 4: ae 1.5000" in shown
@@ -102,5 +106,9 @@ def test_a_run_is_drawn_from_its_metrics(tmp_path, capsys, monkeypatch):
     assert path == tmp_path / "run.png" and len(figure.axes) == 3
     lines = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[0].lines}
     assert lines["ae"] == [[2, 3], [3, (2 + 4 / 3) / 2], [4, (4 / 3 + 1) / 2]] and lines["ae, held out"] == [[4, 1.5]]
+    # A name is no formula.
+    (tmp_path / "a$5_$6").symlink_to(".")
+    assert cli.main(["view", "run", str(tmp_path / "a$5_$6")]) == 0
+    drawn.pop()[1].draw_without_rendering()
     assert cli.main(["view", "run", str(tmp_path / "none")]) == 2
     assert "RUN: expected the folder of a training run" in capsys.readouterr().err

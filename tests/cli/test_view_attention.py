@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from gistkit import cli, layouts
 from gistkit.layouts import Role
 from gistkit.options.models import new_compressor
-from tests.helpers.models import byte_tokenizer, eager
+from tests.helpers.models import byte_tokenizer, eager, tiny
 
 TEXT = "Memory tokens stand\nfor the text before them."
 COUNT = len(TEXT)
@@ -189,6 +189,48 @@ def test_tokens_of_the_text_that_are_kept_are_marked_where_they_stand(method, bo
     assert ((weights > 0) == seen).all()
 
 
+def test_an_encoder_beside_the_model_shows_its_own_maps(folder, view, tmp_path):
+    """Another number of layers and heads than the model's, and other tokens."""
+    torch.manual_seed(1)
+    encoder = tiny("gpt2", vocab_size=300, hidden_size=36, num_hidden_layers=3, num_attention_heads=3).float()
+    encoder.save_pretrained(tmp_path / "encoder")
+    other = byte_tokenizer()
+    other.add_tokens(["text"])
+    other.save_pretrained(tmp_path / "encoder")
+    words = (
+        "--method",
+        "separate_encoder",
+        "--encoder",
+        str(tmp_path / "encoder"),
+        "--ratio",
+        "8",
+        "--option",
+        "pool=tokens",
+    )
+    _, maps, tokens = view(*words, "--layer", "2", "--head", "mean,2")
+    assert list(maps) == [("2", "mean of 3"), ("2", "2")]
+    before, after = TEXT.split("text")
+    slots = [f"[memory {slot}]" for slot in range(-(-COUNT // 8))]
+    assert list(tokens.texts) == [*before, "text", *after, *slots]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--method", "gistpool", "--ratio", "4", "--option", "part=16"),
+        ("--option", "part=16"),
+        ("--method", "separate_encoder", "--ratio", "4", "--option", "segment=16"),
+        ("--method", "x500", "--ratio", "4", "--chunk", "8"),
+    ],
+)
+def test_a_text_that_is_read_in_parts_is_refused(words, folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("gistkit.compress.methods.icae.room", lambda device: 16)
+    files = ["--text", str(folder / "text.txt"), "--model", str(folder), "-o", str(tmp_path / "no.html")]
+    assert cli.main(["view", "attention", *files, *words]) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith("gistkit: --text: expected a text that ") and f"in one pass, got {COUNT} tokens" in told
+
+
 def test_a_saved_compressor_is_loaded(folder, view, capsys):
     title, maps, tokens = view("--compressor", str(folder / "icae"))
     assert title.startswith("ICAE EPL 4x encodes") and "UNTRAINED" not in capsys.readouterr().err
@@ -210,6 +252,7 @@ def test_the_compressor_of_gistkit_compress_is_shown_unless_the_model_is_asked_f
         (["--plain", "--ratio", "4"], "--plain: not allowed with --compressor or a compressor's options"),
         (["--layer", "2"], "--layer: expected less than 2, the number that the model has, got 2"),
         (["--head", "0,5"], "--head: expected less than 2, the number that the model has, got 5"),
+        (["--method", "dodo", "--option", "layer=99"], "gistkit: --option layer: expected 1 to 2, got 99"),
         (["--text", "{folder}/none.txt"], "none.txt: no such file or folder"),
         (["--text", "{folder}/long.txt"], "--text: expected at most 4096 tokens, got 5000; show a part of it"),
     ],
@@ -229,5 +272,5 @@ def test_more_maps_than_a_page_holds_are_refused_before_they_are_made(folder, ca
     monkeypatch.setattr("gistkit.viz.page.MOST_CELLS", 3 * COUNT**2)
     words = ["--text", str(folder / "text.txt"), "--model", str(folder), "--layer", "0,1", "--head", "0,1"]
     assert cli.main(["view", "attention", *words, "-o", str(folder / "no.html")]) == 2
-    message = f"gistkit: --layer, --head: expected at most 3 maps of {COUNT} tokens, got 4"
+    message = f"gistkit: --layer, --head: expected at most 2 maps of {COUNT + 1} tokens, got 4"
     assert capsys.readouterr().err.splitlines()[-1] == message

@@ -152,13 +152,13 @@ def test_a_context_of_one_token_reads_beside_longer_ones(window):
 
 
 def test_baselines_run_without_the_adapter():
-    model, data = tiny_llama(), examples()
+    model, data = tiny_llama(bos_token_id=START), examples()
     before = evaluate(FullContext(model), data, tasks=("ae", "lm"), max_new_tokens=2, progress=False).rows[0]
     compressor = FiveHundredX(model, chunk=8, ratio=4, lora=2)
     for parameter in model.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter)
-    report = run(compressor, None, data, tasks=("ae", "lm"), start_token=START, max_new_tokens=2, progress=False)
+    report = run(compressor, None, data, tasks=("ae", "lm"), max_new_tokens=2, progress=False)
     assert report["FullContext"].metrics == pytest.approx(before.metrics, rel=1e-9)
     assert [row.method for row in report.rows] == ["NoContext", "FiveHundredX EPL 4x", "FullContext"]
     described = report.settings["methods"]
@@ -174,6 +174,19 @@ def test_run_takes_the_tasks_that_there_is_data_for():
     assert "| FullContext | " in report.table()
     with pytest.raises(ValueError, match="baselines: expected some of none, full, got 'full'"):
         run(compressor, None, examples(), baselines="full", progress=False)
+    with pytest.raises(ValueError, match="method: expected a name that no other row has, got 'FullContext'"):
+        run(compressor, None, examples(), method="FullContext", progress=False)
+
+
+@pytest.mark.parametrize("method", [NoContext, FullContext])
+def test_a_trained_baseline_has_a_row_beside_the_plain_one(method):
+    trained = method(tiny_llama(bos_token_id=START), task_tokens=True)
+    report = run(trained, None, examples(), tasks=("lm",), progress=False)
+    names = [row.method for row in report.rows]
+    assert names == ["NoContext", f"{method.title} with task tokens", "FullContext"]
+    described = report.settings["methods"]
+    assert [described[name].get("task_tokens") for name in names] == [False, True, False]
+    assert report.rows[1].metrics["lm_loss"] != report[method.title].metrics["lm_loss"]
 
 
 def test_task_tokens_get_their_gradient_and_the_frozen_model_none():

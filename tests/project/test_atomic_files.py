@@ -42,6 +42,14 @@ def test_a_file_is_written_whole_with_the_mode_of_the_umask(write, tmp_path, uma
     assert path.stat().st_mode & 0o777 == 0o640 and left(path.parent) == []
 
 
+def test_of_a_link_the_file_is_replaced_where_it_is(tmp_path):
+    link, place = tmp_path / "link", tmp_path / "big" / "file"
+    link.symlink_to("big/file")
+    for text in ("new", "newer"):
+        write_text(link, text)
+        assert link.is_symlink() and place.read_text() == text and left(place.parent) == []
+
+
 def test_a_write_that_fails_leaves_the_file_and_nothing_else(tmp_path):
     path = tmp_path / "file"
     write_text(path, "before")

@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    check_file("--out", arguments.out)
+    check_file("--out", arguments.out, [*arguments.reports, *(arguments.questions or [])])
     if arguments.questions is None or len(arguments.questions) != 1:
         raise ValueError("--questions: expected one set, the one of both reports")
     if not launched().is_first:

@@ -162,6 +162,8 @@ class Conversation:
 
         `by_head` gives the parts of this mean, [keys, A], from each of A layers and key heads, layer by layer.
 
+        An error or Ctrl-C inside leaves the conversation as it was.
+
         A token's attention is that of the row that predicts it; a stop token at the end does not count. Keys are the
         memory, the task token and the text. The answer is read a second time, in passes of a few rows under an
         `AttentionRecorder`; `reply` itself is not slowed down.
@@ -181,7 +183,7 @@ class Conversation:
         total = torch.zeros(sum(heads), plan.num_keys, dtype=torch.float64)
         # Of what is packed.
         memory = torch.zeros(0 if counts is None else len(self.memory.positions), dtype=torch.float64)
-        with lm.using(self.compressor.reader), lm.without_checkpointing():
+        with self.unchanged_on_error(), lm.using(self.compressor.reader), lm.without_checkpointing():
             if self._read < start:
                 self._feed(plan, start)
             most = ROWS if counts is None else min(ROWS, self._rows_of_maps(plan))

@@ -94,6 +94,10 @@ class GistTextGeneration(Pipeline):
         return {"context": context_ids, "asked": questions if question is None else question, "template": template}
 
     def _forward(self, inputs: dict[str, Any], **options: Any) -> Any:  # type: ignore[override]
+        if isinstance(inputs["context"][0], list):
+            # A batch_size above 1.
+            rows = zip(*inputs.values(), strict=True)
+            return {"answer": [self._forward(dict(zip(inputs, row, strict=True)), **options)["answer"] for row in rows]}
         memory = self.compressor.encode([inputs["context"]])
         template = QUESTION if inputs["template"] is None else inputs["template"]
         return {"answer": self.compressor.ask(memory, inputs["asked"], template=template, **options)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import re
 import signal
@@ -53,13 +54,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status; its output contains no terminal control characters.
 
     A user's mistake prints one line on standard error and returns 2. A warning is one line. SIGINT, SIGTERM and SIGHUP
-    print one line that says what is saved, and return 130, 143 or 129.
+    print one line that says what is saved, and return 130, 143 or 129. Where nobody reads its output any more it ends
+    with 141, as SIGPIPE ends others.
     """
     if sys.stdin is None:
         # Closed by whoever started the process.
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
-    with plain_terminals():
-        return _main(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # Not every encoding has all the characters of an answer.
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        with plain_terminals():
+            try:
+                return _main(arguments)
+            finally:
+                if sys.stdout is not None:
+                    sys.stdout.flush()
+    except OSError as error:
+        # Python flushes once more where it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return 128 + signal.SIGPIPE
+        return _refuse(f"standard output: {error.strerror}")
 
 
 def _main(arguments: Sequence[str] | None) -> int:
@@ -71,6 +87,8 @@ def _main(arguments: Sequence[str] | None) -> int:
             return options.run(options)
     except ModuleNotFoundError as error:
         return _refuse(_missing(error))
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError, ImportError) as error:
         return _refuse(_as_typed(str(error), options))
     except (MemoryError, RuntimeError) as error:
@@ -96,14 +114,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     name: str = getattr(options, "words", "")
     if "refused" in options:
         return options
+    # What follows -- are words, however they begin.
+    end = late.index("--") if name and "--" in late else len(late)
+    late, words = late[:end], late[end + 1 :]
     if late and (not name or any(word.startswith("-") and word != "-" for word in late)):
         _refuse_unknown(root, options, late)
     if "run" not in options:
         # No command: print the list, and exit as for a mistake.
         root.print_help(sys.stderr)
         sys.exit(2)
-    if late:
-        setattr(options, name, [*getattr(options, name), *late])
+    if late or words:
+        setattr(options, name, [*getattr(options, name), *late, *words])
     return options
 
 
@@ -129,7 +150,7 @@ def _as_typed(message: str, options: argparse.Namespace) -> str:
         for action in getattr(options, "actions", ())
         if any(flag.startswith("--") for flag in action.option_strings)
     }
-    flags = {name: f"--option {name}" for name, _ in getattr(options, "option", None) or ()} | flags
+    flags |= {name: f"--option {name}" for name, _ in getattr(options, "option", None) or ()}
 
     def flag(found: re.Match[str]) -> str:
         return flags.get(found[0], found[0])
@@ -140,9 +161,10 @@ def _as_typed(message: str, options: argparse.Namespace) -> str:
 
 def _missing(error: ModuleNotFoundError) -> object:
     """The message that says what to install for a missing module."""
-    from gistkit.info import OPTIONAL
+    from gistkit.info import MODULES, OPTIONAL
 
     name = (error.name or "").partition(".")[0]
     if not name or name == "gistkit":
         return error
-    return f"{name} is missing; run pip install {OPTIONAL.get(name, name)}"
+    package = MODULES.get(name, name)
+    return f"{name} is missing; run pip install {OPTIONAL.get(package, package)}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gistkit.common.messages import plain
-from gistkit.options.texts import read_contents
+from gistkit.options.texts import read_content
 
 if TYPE_CHECKING:
     from gistkit.ask import Conversation
@@ -81,9 +81,9 @@ class Answers:
 
 
 def source_ids(
-    paths: Sequence[Path], names: Sequence[str], memories: Sequence[Memory], tokenizer: Any
+    paths: Sequence[Path], names: Sequence[str], memories: Sequence[Memory], tokenizer: Any, read: Mapping[Path, Any]
 ) -> list[list[int]]:
-    """The token ids of the texts of memories, as `gistkit compress` makes them.
+    """The token ids of the texts of memories, as `gistkit compress` makes them; `read` has those that were read.
 
     Raises:
         ValueError: if there is not one text for each memory, or one has another number of tokens than its memory.
@@ -94,8 +94,8 @@ def source_ids(
         raise ValueError(f"--text: expected the text of each of {len(memories)} memories, got {len(paths)}")
     rows = []
     for path, name, memory in zip(paths, names, memories, strict=True):
-        (text,) = read_contents([str(path)], "*")
-        ids = text_ids(text, tokenizer)
+        known = read.get(path)
+        ids = text_ids(known if isinstance(known, str) else read_content(str(path)), tokenizer)
         size = memory.context_lengths[0] + len(memory.rest[0])
         if len(ids) != size:
             raise ValueError(

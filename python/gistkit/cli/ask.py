@@ -48,6 +48,9 @@ example: gistkit ask notes.store "Who paid for the boat?" --embed ./bge-small
 example: gistkit ask notes.store --document 2026/march.md "What was decided?"
 example: gistkit ask report.gist --task ae --max-new-tokens 500 --model smollm2 --compressor runs/x500"""
 
+# The least temperature: below it logits overflow, and the likeliest token has all of the probability long before.
+COLDEST = 1e-3
+
 
 def add(commands: Any) -> None:
     """Adds the command."""
@@ -59,7 +62,7 @@ def add(commands: Any) -> None:
         help="memory file or store that gistkit compress wrote, or a text file, which is compressed for this call",
     )
     parser.add_argument(
-        "questions", nargs="*", metavar="QUESTION",
+        "questions", nargs="*", default=[], metavar="QUESTION",
         help="answered independently, for which the model is loaded once (default: in a terminal, a conversation, for "
         "which it is also loaded once; otherwise each line of standard input)",
     )  # fmt: skip
@@ -79,7 +82,7 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--with", dest="others", type=existing, action="append", default=[], metavar="MEMORY",
-        help="another memory or text to read after the first; repeatable",
+        help="another memory to read after the first, or beside a file another text; repeatable",
     )  # fmt: skip
     add_model(parser)
     add_trained(parser, "the one that made the memory, if it comes with gistkit or a command here was given its folder")
@@ -106,16 +109,27 @@ def add(commands: Any) -> None:
         help="the text of the memory, from which --sources quotes; once for each memory",
     )  # fmt: skip
     parser.add_argument("--max-new-tokens", type=positive, default=256, help="of an answer (default: %(default)s)")
-    parser.add_argument("--temperature", type=number(0), help="0 is greedy (default: 0, or 1 with --top-p)")
+    parser.add_argument("--temperature", type=temperature, help="0 is greedy (default: 0, or 1 with --top-p)")
     parser.add_argument("--top-p", type=number(0, 1), help="sample from the likeliest tokens of this total probability")
     parser.add_argument("--seed", type=whole(), default=0, help="random seed of sampling (default: %(default)s)")
+
+
+def temperature(text: str) -> float:
+    """Argument type: 0, or a temperature by which logits can be divided."""
+    value = number(0)(text)
+    if 0 < value < COLDEST:
+        raise argparse.ArgumentTypeError(f"expected 0 or a number of at least {COLDEST:g}, got {text!r:.80}")
+    return value
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.task != "qa" and arguments.questions:
         raise ValueError(f"QUESTION: expected none with --task {arguments.task}, got {arguments.questions[0]!r}")
-    if arguments.task != "qa" and arguments.sources:
-        raise ValueError(f"--sources: expected none with --task {arguments.task}, which has no question")
+    for name in ("sources", "template", "chat"):
+        if arguments.task != "qa" and getattr(arguments, name) not in (None, False):
+            raise ValueError(f"--{name}: expected none with --task {arguments.task}, which has no question")
+    if arguments.temperature == 0 and arguments.top_p is not None:
+        raise ValueError(f"--top-p: expected none with --temperature 0, which draws nothing, got {arguments.top_p}")
     in_terminal = arguments.task == "qa" and not arguments.questions and sys.stdin.isatty() and sys.stdout.isatty()
     if arguments.texts and not (arguments.sources or in_terminal):
         raise ValueError("--text: expected --sources with it, got none")
@@ -135,6 +149,7 @@ def _run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"{name}: expected a text, got {text!r}")
     store = _stores(arguments)
     paths = [arguments.memory, *arguments.others]
+    read: dict[Path, Any] = {}
     nearest = None
     if store is None and any(map(is_text, paths)):
         if not arguments.texts and (arguments.sources or in_terminal) and all(map(is_text, paths)):
@@ -166,7 +181,7 @@ def _run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"{option}: expected none for {names[0]}, a memory of images, which has no text")
         model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, images)
         compressor = _compressor(arguments, model, memories[0])
-    texts = source_ids(arguments.texts, names, memories, tokenizer) if arguments.texts else []
+    texts = source_ids(arguments.texts, names, memories, tokenizer, read) if arguments.texts else []
     memories = readable(compressor, names, memories)
     words = tokenizer.tokenizer if images else tokenizer
     settings = _settings(arguments, compressor, words)
@@ -268,17 +283,20 @@ def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: M
     if arguments.compressor is not None:
         given = given_compressor(arguments.compressor, model, arguments.encoder)
         return given if memory is None else as_made(given, memory)
+    chosen = {} if arguments.encoder is None else {"encoder": arguments.encoder}
     if memory is None:
         name = default_for(arguments.model)
-        return new_compressor(model) if name is None else load_compressor(Path(name), model)
+        return new_compressor(model, **chosen) if name is None else load_compressor(Path(name), model, **chosen)
     from gistkit.compress.config import REGISTRY
     from gistkit.hf.fingerprint import is_of
 
     source = memory.source
     if (kind := REGISTRY.get(source.method)) is None:
         raise ValueError(f"MEMORY: expected one made by {' or '.join(REGISTRY)}, got method {source.method!r}")
+    if chosen and "encoder" not in kind.names():
+        raise ValueError(f"--encoder: expected none for a memory made by {source.method}, got {arguments.encoder}")
     for name in makers_of(memory):
-        trained = load_compressor(Path(name), model)
+        trained = load_compressor(Path(name), model, **chosen)
         # Others have its method too: its weights decide.
         if memory.maker in (None, trained.own_fingerprint()):
             return as_made(trained, memory)
@@ -293,7 +311,7 @@ def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: M
         return as_made(found, memory)
     # If the model is another one, that is reported.
     own = memory.maker if memory.fingerprint is None or is_of(model, memory.fingerprint, None) else None
-    settings = kind.sizes(source.chunk, source.memory_tokens) | dict(source.options)
+    settings = kind.sizes(source.chunk, source.memory_tokens) | dict(source.options) | chosen
     # What --dtype and --option lora=null gave a new one at compress is not in the file, and shows in its weights.
     dtypes: dict[Any, None] = {model.dtype: None}
     # A quantized model is in no other dtype than it was loaded in.

@@ -50,6 +50,8 @@ example: gistkit compress report.txt --ratio 16 --option shares=all --refine 60
 example: gistkit compress photo.png --model ./llava --compressor runs/voco/compressor
 example: pdftotext paper.pdf - | gistkit compress - -o paper.gist --model ./llama --compressor runs/x500"""
 
+# Tokens encoded at a time.
+BATCH_TOKENS = 8192
 # SmolLM2's default answers from as many memory tokens of a short text as from all of it, and not from fewer.
 LEAST = 8
 
@@ -97,8 +99,8 @@ def add(commands: Any) -> None:
     add_memory_dtype(parser)
     add_compressor(parser)
     parser.add_argument(
-        "--batch-tokens", type=positive, default=8192, help="most tokens to encode at a time, including padding; "
-        "a longer text and an image are encoded separately (default: %(default)s)"
+        "--batch-tokens", type=positive, default=BATCH_TOKENS, help="most tokens to encode at a time, including "
+        "padding; a longer text and an image are encoded separately (default: %(default)s)"
     )  # fmt: skip
 
 
@@ -124,6 +126,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if processes.count > 1:
         raise ValueError(f"TEXT: expected a folder of texts and -o for {processes.count} processes, got other texts")
     sources = find_sources(arguments.texts, arguments.glob or TEXT_FILES, arguments.out)
+    if arguments.glob is not None and not any(Path(name).is_dir() for name in arguments.texts):
+        raise ValueError(f"--glob: expected a folder to look in, got {arguments.texts[0]}")
     images = sources[0].is_image
     for source in sources:
         if source.is_image != images:
@@ -131,6 +135,10 @@ def _run(arguments: argparse.Namespace) -> int:
         check_file("-o", source.target)
     if images and arguments.refine is not None:
         raise ValueError("--refine: expected texts, got images")
+    if images and arguments.batch_tokens != BATCH_TOKENS:
+        raise ValueError("--batch-tokens: expected texts, got images, which are encoded one at a time")
+    # Of a signal that comes between two files.
+    arguments.written, arguments.saved = [], _saved
     texts = [] if images else [source.read() for source in sources]
     device_name = device(arguments.device)
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, images)
@@ -157,6 +165,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 made, gained = _refined(compressor, made, rows[index], arguments.refine, sources[index].name)
             memory = made.to(dtype=memory_dtype(arguments.memory_dtype, model))
             memory.save(sources[index].target)
+            arguments.written.append(str(sources[index].target))
             parts = 1 if images else len(compressor.part_ends(rows[index]))
             lines[index] = total.add(sources[index], tokens, memory, parts) + gained
     print("\n".join(lines))
@@ -164,9 +173,15 @@ def _run(arguments: argparse.Namespace) -> int:
     words = ["gistkit", "ask", str(sources[0].target)]
     words += [] if arguments.model == "smollm2" else ["--model", arguments.model]
     words += [] if arguments.dtype is None else ["--dtype", arguments.dtype]
+    words += [] if arguments.encoder is None else ["--encoder", arguments.encoder]
     print(f"Ask it: {shlex.join(words)}, which is a conversation, or with questions after it")
     total.warn(compressor)
     return 0
+
+
+def _saved(arguments: argparse.Namespace) -> str:
+    """What an interrupted call has written."""
+    return f"written: {', '.join(arguments.written)}" if arguments.written else "nothing is written yet"
 
 
 def _documents(arguments: argparse.Namespace) -> dict[str, Path] | None:
@@ -274,7 +289,7 @@ class Total:
 
     def __init__(self, kind: str, title: str) -> None:
         self.kind, self.title = kind, title
-        self.tokens = self.memory_tokens = self.nbytes = self.full = 0
+        self.tokens = self.memory_tokens = self.uncompressed = self.nbytes = self.full = 0
         self.grown: list[str] = []
         # (name, tokens, memory tokens) of each text.
         self.texts: list[tuple[str, int, int]] = []
@@ -282,10 +297,11 @@ class Total:
     def add(self, text: Source, tokens: int, memory: Memory, parts: int) -> str:
         """Counts one memory and returns its line."""
         uncompressed = len(memory.rest[0])
-        full = memory.full_cache_bytes
+        nbytes, full = cache_bytes(memory)
         self.tokens += tokens
         self.memory_tokens += memory.sizes[0]
-        self.nbytes += memory.nbytes
+        self.uncompressed += uncompressed
+        self.nbytes += nbytes
         self.full += full
         remainder = f" and {uncompressed} kept as they are" if uncompressed else ""
         remainder += f", read in {parts} parts" if parts > 1 else ""
@@ -312,11 +328,18 @@ class Total:
     def line(self, count: int, seconds: float) -> str:
         """The sums, as a line."""
         kind = self.kind if count == 1 else f"{self.kind}s"
+        uncompressed = f" and {self.uncompressed} kept as they are" if self.uncompressed else ""
         return (
-            f"{count} {kind}: {self.tokens} tokens to {self.memory_tokens} memory tokens ({self.title}); "
+            f"{count} {kind}: {self.tokens} tokens to {self.memory_tokens} memory tokens{uncompressed} ({self.title}); "
             f"{size(self.nbytes)}, the full cache has {size(self.full)} ({self.full / max(self.nbytes, 1):.1f}x); "
             f"{seconds:.1f} s, {self.tokens / seconds:.0f} tokens/s"
         )
+
+
+def cache_bytes(memory: Memory) -> tuple[int, int]:
+    """Bytes of keys and values of a memory and of its whole text; those of tokens after the window are in both."""
+    rest = sum(map(len, memory.rest)) * memory.source.cache_width * memory.tensors[0].element_size()
+    return memory.nbytes + rest, memory.full_cache_bytes + rest
 
 
 def size(count: int) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from importlib.resources import files
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gistkit.cli.compress import cache_bytes
+from gistkit.common.files import write_picture
 from gistkit.options.arguments import add_command, device, existing, path
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model, memory_dtype
 from gistkit.options.outputs import check_folder
@@ -85,14 +87,17 @@ def _run(arguments: argparse.Namespace) -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     saved = arguments.out / "report.gist"
     memory.to(dtype=memory_dtype(None, model)).save(saved)
-    tokens, kept = memory.context_lengths[0], memory.sizes[0]
-    print(f"{tokens} tokens -> {kept} memory tokens ({compressor.title}) in {seconds:.1f} s: {saved}\n")
+    rest = len(memory.rest[0])
+    tokens, kept = memory.context_lengths[0] + rest, memory.sizes[0]
+    uncompressed = f" and {rest} kept as they are" if rest else ""
+    print(f"{tokens} tokens -> {kept} memory tokens{uncompressed} ({compressor.title}) in {seconds:.1f} s: {saved}\n")
 
     ways = _measured(compressor, memory, text, questions)
     print(_answers(right, ways))
-    print(_savings(ways, tokens, kept))
+    print(_savings(ways, tokens, kept + rest))
     picture = arguments.out / "demo.png"
-    draw_savings({name: (way.seconds, way.nbytes) for name, way in ways.items()}).savefig(picture)
+    figure = draw_savings({name: (way.seconds, way.nbytes) for name, way in ways.items()})
+    write_picture(picture, figure, dpi=120)
     print(f"\n{picture} shows the same.")
     return 0
 
@@ -116,29 +121,29 @@ def _measured(compressor: Compressor, memory: Memory, text: str, questions: list
     with torch.no_grad(), compressor.using(compressor.reader), compressor.folded():
         kept = getattr(model(context, use_cache=True), CACHE)
 
-        def full(prompt: Tensor, **more: Any) -> str:
-            ids = torch.cat([context, prompt], 1)
+        def full(prompt: Tensor, cache: Any = None) -> str:
+            ids, more = torch.cat([context, prompt], 1), {} if cache is None else {CACHE: cache}
             out = model.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=ANSWER, do_sample=False,
                 pad_token_id=tokenizer.eos_token_id, **more,
             )  # fmt: skip
             return str(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)).strip()
 
+        nbytes, whole = cache_bytes(memory)
         ways = {
-            FULL: _timed(lambda i: full(prompts[i]), len(questions), memory.full_cache_bytes),
-            CACHED: _timed(
-                lambda i: full(prompts[i], **{CACHE: deepcopy(kept)}), len(questions), memory.full_cache_bytes
-            ),
+            FULL: _timed(full, zip(prompts), whole),
+            # A copy for each answer, made before its time begins.
+            CACHED: _timed(full, ((prompt, deepcopy(kept)) for prompt in prompts), whole),
         }
-    ask = lambda i: str(compressor.ask(memory, questions[i], max_new_tokens=ANSWER))  # noqa: E731
-    return {**ways, MEMORY: _timed(ask, len(questions), memory.nbytes)}
+    ask = lambda question: str(compressor.ask(memory, question, max_new_tokens=ANSWER))  # noqa: E731
+    return {**ways, MEMORY: _timed(ask, zip(questions), nbytes)}
 
 
-def _timed(answer: Callable[[int], str], count: int, nbytes: int) -> Measured:
+def _timed(answer: Callable[..., str], given: Iterable[tuple[Any, ...]], nbytes: int) -> Measured:
     answers, seconds = [], []
-    for index in range(count):
+    for each in given:
         start = time.perf_counter()
-        answers.append(answer(index))
+        answers.append(answer(*each))
         seconds.append(time.perf_counter() - start)
     return Measured(answers, median(seconds), nbytes)
 

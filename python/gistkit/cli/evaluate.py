@@ -27,7 +27,7 @@ example: accelerate launch --num_processes 4 -m gistkit.cli evaluate --model ./l
 
 CONTEXT = 510
 # Packages that measure.
-MEASURES = ("sacrebleu", "rouge_score")
+MEASURES = ("sacrebleu", "rouge_score", "text_to_num")
 
 
 def add(commands: Any) -> None:
@@ -80,7 +80,7 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    check_file("--out", arguments.out)
+    check_file("--out", arguments.out, [arguments.text, *(arguments.questions or [])])
     for plugin in arguments.plugins:
         if plugin.asked(arguments):
             return int(plugin.run(arguments))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gistkit.cli.compress import passes, warn_of_few
-from gistkit.options.texts import read_text
+from gistkit.options.texts import is_memory, read_text
 
 if TYPE_CHECKING:
     from gistkit.compress import Compressor, Memory
@@ -37,12 +37,11 @@ def other_memories(arguments: argparse.Namespace) -> Named:
 
 
 def is_text(path: Path) -> bool:
-    """Whether a file is to be read as a text; a memory begins with a length of eight bytes and an object of JSON."""
+    """Whether a file is to be read as a text; a pipe always is, as it can be read only once."""
     if path.suffix == ".gist" or not path.is_file():
-        return False
+        return path.is_fifo()
     with path.open("rb") as file:
-        start = file.read(9)
-    return not (b"\0" in start[:8] and start[8:] == b"{")
+        return not is_memory(file.read(9))
 
 
 def read_files(paths: list[Path]) -> dict[Path, Memory | str]:

@@ -300,7 +300,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.compressor is not None:
         for name, value in (method_options | settings).items():
             if name not in ("losses", "window", "encoder"):
-                raise ValueError(f"--{name}: not allowed with --compressor, which has its own, got {value}")
+                raise ValueError(
+                    f"--{name.replace('_', '-')}: not allowed with --compressor, which has its own, got {value}"
+                )
     if arguments.dry_run:
         print(_dry_run(arguments, settings, method_options))
         return 0

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gistkit.cli.view_page import LARGEST, add_out, fits_page, write_page
 from gistkit.options.arguments import add_command, device, several, typed
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
 from gistkit.options.outputs import check_file
-from gistkit.options.texts import read_contents
+from gistkit.options.texts import read_content
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
-    from gistkit.compress import Compressor
-    from gistkit.inspect import AttentionMap
     from gistkit.layouts import Plan
     from gistkit.viz.page import Tokens
 
@@ -49,60 +49,58 @@ def add(kinds: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    check_file("-o", arguments.out)
+    check_file("-o", arguments.out, [arguments.text])
     options = ("compressor", "encoder", "method", "layout", "ratio", "chunk")
     if arguments.plain and (arguments.option or any(getattr(arguments, name) is not None for name in options)):
         raise ValueError("--plain: not allowed with --compressor or a compressor's options")
-    (text,) = read_contents([arguments.text], "")
+    text = read_content(arguments.text)
     device_name = device(arguments.device)
 
     import numpy as np
 
     from gistkit.compress.methods.in_place import InPlace
     from gistkit.compress.tokens import text_ids
-    from gistkit.evaluate import token_texts
-    from gistkit.viz.page import MOST_CELLS, attention_page
+    from gistkit.viz.page import attention_page
 
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
-    config = model.config.get_text_config()
-    chosen_layers = _below("--layer", arguments.layer or [], config.num_hidden_layers)
-    chosen_heads = _below("--head", arguments.head or [], config.num_attention_heads)
     ids = text_ids(text, tokenizer)
     if len(ids) > LARGEST:
         raise ValueError(f"--text: expected at most {LARGEST} tokens, got {len(ids)}; show a part of it")
-    layers, heads = _fitting(chosen_layers, chosen_heads, config, len(ids))
-    if len(layers) * len(heads) * len(ids) ** 2 > MOST_CELLS:
-        raise ValueError(
-            f"--layer, --head: expected at most {MOST_CELLS // len(ids) ** 2} maps of {len(ids)} tokens, "
-            f"got {len(layers) * len(heads)}"
-        )
     compressor = None
     if not arguments.plain:
         compressor = chosen_compressor(arguments, model)
         compressor.tokenizer = tokenizer
-    recorded, plan, input_ids, kept = _record(model, compressor, ids, layers, heads)
+    config = model.config.get_text_config() if compressor is None else compressor.encoder_lm.config
+    chosen_layers = _below("--layer", arguments.layer or [], config.num_hidden_layers)
+    chosen_heads = _below("--head", arguments.head or [], config.num_attention_heads)
+    fitting = partial(_fitting, chosen_layers, chosen_heads, config)
+    shown = _record(model, tokenizer, compressor, ids, chosen_heads, fitting)
+    plan, count = shown.plan, shown.maps[0].shape[-1]
     # The rows of the maps are in the plan's physical order.
-    count = recorded[0].weights.shape[-1]
     order = np.arange(count) if plan is None or plan.order is None else plan.order[0].cpu().numpy().argsort()
-    texts = token_texts(tokenizer, input_ids)
-    tokens = _tokens(texts, plan, order, kept, isinstance(compressor, InPlace))
-    maps = np.empty((len(layers), len(heads), count, count), np.float32)
-    for layer_maps, layer_map in zip(maps, recorded, strict=True):
-        weights = layer_map.weights[0].float().numpy()
-        places = {head: place for place, head in enumerate(layer_map.heads)}
-        for one, head in zip(layer_maps, heads, strict=True):
-            one[:] = (weights.mean(0) if head == MEAN else weights[places[head]])[np.ix_(order, order)]
+    tokens = _tokens(shown.texts, plan, order, shown.kept, isinstance(compressor, InPlace))
+    maps = np.stack([layer.float().numpy()[:, order][..., order] for layer in shown.maps])
     title = f"{arguments.model} reads" if compressor is None else f"{compressor.title} encodes"
-    head_names = [f"{MEAN} of {config.num_attention_heads}" if head == MEAN else str(head) for head in heads]
+    heads = [f"{MEAN} of {config.num_attention_heads}" if head == MEAN else str(head) for head in shown.heads]
     page = attention_page(
-        maps, layers=list(map(str, layers)), heads=head_names, queries=tokens, title=f"{title} {arguments.text}"
+        maps, layers=list(map(str, shown.layers)), heads=heads, queries=tokens, title=f"{title} {arguments.text}"
     )
     write_page(page, arguments.out)
     return 0
 
 
 def _fitting(layers: list[int], heads: list[Any], config: Any, tokens: int) -> tuple[list[int], list[Any]]:
-    """The layers and heads to show: the chosen ones, or else as many as a page can comfortably hold."""
+    """The layers and heads to show: the chosen ones, or else as many as a page can comfortably hold.
+
+    Raises:
+        ValueError: if a page cannot hold them.
+    """
+    from gistkit.viz.page import MOST_CELLS
+
+    if tokens > LARGEST:
+        raise ValueError(
+            f"--text: expected at most {LARGEST} tokens with those of the memory, got {tokens}; show a part of it"
+        )
     every_layer, every_head = list(range(config.num_hidden_layers)), [MEAN, *range(config.num_attention_heads)]
     fullest = (layers or every_layer, heads or every_head)
     ways = [fullest, (fullest[0], heads or [MEAN]), (layers or every_layer[-1:], heads or [MEAN])]
@@ -114,6 +112,8 @@ def _fitting(layers: list[int], heads: list[Any], config: Any, tokens: int) -> t
             f"a page. It shows {'the chosen heads' if heads else 'the mean of all heads'} of {of_layers}; choose "
             "others with --layer and --head"
         )
+    if (count := len(shown[0]) * len(shown[1])) > (most := MOST_CELLS // tokens**2):
+        raise ValueError(f"--layer, --head: expected at most {most} maps of {tokens} tokens, got {count}")
     return shown
 
 
@@ -125,45 +125,81 @@ def _below(name: str, chosen: list[Any], limit: int) -> list[Any]:
     return [MEAN, *numbers] if MEAN in chosen else numbers
 
 
+class _Shown(NamedTuple):
+    """Of the pass that is shown: maps [heads, N, N] of layers, its plan, texts of all but memory slots, those kept."""
+
+    layers: list[int]
+    heads: list[Any]
+    maps: list[Tensor]
+    plan: Plan | None
+    texts: list[str]
+    kept: list[int]
+
+
 def _record(
-    model: PreTrainedModel, compressor: Compressor | None, ids: list[int], layers: list[int], heads: list[Any]
-) -> tuple[list[AttentionMap], Plan | None, list[int], list[int]]:
-    """Maps of the layers, the plan of their pass, its tokens without memory slots, and which of those are kept."""
+    model: PreTrainedModel, tokenizer: Any, compressor: Any, ids: list[int], heads: list[Any], fitting: Any
+) -> _Shown:
+    """The pass over a text; `fitting` says which layers and heads of so many tokens are shown, of the chosen `heads`.
+
+    Raises:
+        ValueError: if the text is read in several passes.
+    """
     import torch
 
     from gistkit.compress.methods.in_place import InPlace
+    from gistkit.compress.texts import encoder_ids
+    from gistkit.evaluate import token_texts
     from gistkit.hf import CACHE, attach
     from gistkit.inspect import AttentionRecorder
 
-    # A mean beside some heads needs them all.
-    recorder = AttentionRecorder(heads=None if MEAN in heads else heads, reduce="mean" if heads == [MEAN] else "none")
+    # A mean beside some heads needs them all, of which only it is kept.
+    own = AttentionRecorder(heads=[head for head in heads if head != MEAN] or None, batch=[0])
+    recorders = (AttentionRecorder(reduce="mean", batch=[0]), own)
     plan: Plan | None = None
+    shown: tuple[list[int], list[Any]] = [], []
+    passes: list[tuple[int, ...]] = []
 
     def begin(module: Any, args: Any, inputs: dict[str, Any]) -> None:
-        # Of several passes over the text (a Dodo's scorer, then its encoder) the last one counts. KVzip's later passes
+        # Of two passes over the text (a Dodo's scorer, then its encoder) the last one counts. KVzip's later passes
         # continue the text.
-        nonlocal plan
-        if inputs.get("memory") is not None or inputs.get(CACHE) is not None:
+        nonlocal plan, shown
+        for recorder in recorders:
             recorder.layers = []
+        if inputs.get("memory") is not None or inputs.get(CACHE) is not None:
             return
+        size = tuple((args[0] if args else inputs["inputs_embeds"]).shape[:2])
+        shown = shown if size in passes else fitting(size[1])
+        passes.append(size)
         plan = inputs.get("plan")
-        recorder.layers = [recorder.calls + layer for layer in layers]
-        recorder.maps.clear()
+        for recorder, wanted in zip(recorders, (MEAN in shown[1], shown[1] != [MEAN]), strict=True):
+            recorder.maps.clear()
+            recorder.layers = [recorder.calls + layer for layer in shown[0] if wanted]
 
-    input_ids, kept = ids, list[int]()
-    hook = model.get_decoder().register_forward_pre_hook(begin, with_kwargs=True)
+    read_ids, kept = ids, list[int]()
+    reader: Any = model if compressor is None else compressor.encoder_lm.model
+    hook = reader.get_decoder().register_forward_pre_hook(begin, with_kwargs=True)
     try:
-        with torch.no_grad(), attach(model), recorder:
+        with torch.no_grad(), attach(reader), recorders[0], recorders[1]:
             if compressor is None:
-                model.get_decoder()(torch.tensor([ids], device=model.device), use_cache=False)
+                reader.get_decoder()(torch.tensor([ids], device=model.device), use_cache=False)
             else:
-                memory, _, rows = compressor.compress_rows(compressor.contexts([ids]))
+                memory, rows = compressor.encode_contexts(compressor.contexts([ids]))
                 rows = compressor.with_bos(rows) if isinstance(compressor, InPlace) else rows
-                input_ids = rows.ids[0].tolist()
+                (read_ids,) = rows.lists()
                 kept = compressor.kept_tokens(memory)
     finally:
         hook.remove()
-    return recorder.maps, plan, input_ids, kept
+    if compressor is not None and reader is not model:
+        (read_ids,) = encoder_ids(compressor, [read_ids])
+        tokenizer = tokenizer if compressor.shares_tokens else compressor.encoder_tokenizer
+    if sum(rows for rows, _ in passes) > 1 and {*passes} != {(1, len(read_ids))}:
+        raise ValueError(
+            f"--text: expected a text that {compressor.title} reads in one pass, got {len(ids)} tokens, which it reads "
+            "in parts; show one of them"
+        )
+    layers = zip(*(recorder.maps for recorder in recorders if recorder.maps), strict=True)
+    maps = [torch.cat([found.weights[0] for found in layer]) for layer in layers]
+    return _Shown(*shown, maps, plan, token_texts(tokenizer, read_ids), kept)
 
 
 def _tokens(texts: list[str], plan: Plan | None, order: Any, kept: list[int], has_bos: bool) -> Tokens:

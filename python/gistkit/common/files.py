@@ -125,7 +125,7 @@ def replacing(path: Path, size: int | None = None) -> Iterator[Path]:
     """A file to write, which replaces `path` in one move; if writing fails, `path` stays as it was.
 
     Args:
-        path: its folder is made if there is none.
+        path: its folder is made if there is none. Of a link the file is replaced that it leads to.
         size: bytes that are to be written, for the message when the disk is full; None: not known.
 
     Raises:
@@ -134,8 +134,9 @@ def replacing(path: Path, size: int | None = None) -> Iterator[Path]:
     try:
         if path.is_dir() or (path.exists() and not path.is_file()):
             raise OSError(errno.EINVAL, f"{'a folder' if path.is_dir() else 'no regular file'} there")
-        with _moved(path.parent, path.parent) as partial:
-            yield partial / path.name
+        place = Path(os.path.realpath(path))
+        with _moved(place.parent, place.parent) as partial:
+            yield partial / place.name
     except OSError as error:
         raise _write_error(error, path, size) from error
 

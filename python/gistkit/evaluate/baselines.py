@@ -85,6 +85,7 @@ class Baseline(Compressor):
     """
 
     carrier = "kv"
+    title: str
 
     def __init__(
         self,
@@ -97,6 +98,8 @@ class Baseline(Compressor):
         super().__init__(model, BaselineConfig(losses=losses, end_token=end_token))
         self.task_tokens = task_tokens
         if task_tokens:
+            # A report may have it beside the plain one.
+            self.title = f"{self.title} with task tokens"
             freeze_base(model)
 
     def install(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,6 @@ def run(
     *,
     baselines: Sequence[str] = ("none", "full"),
     tasks: Sequence[str] | None = None,
-    start_token: int | None = None,
     method: str | None = None,
     others: Mapping[str, Reader] | None = None,
     **settings: Any,
@@ -33,14 +33,12 @@ def run(
         examples: contexts with their tasks.
         baselines: some of "none" and "full", or none of them.
         tasks: some of "ae", "lm" and "qa"; None: those that some example has.
-        start_token: id from which NoContext predicts the first token; None: the tokenizer's first or else end token, or
-            that of the model.
         method: the name of the compressor's row; None: its class, layout and ratio.
         others: more methods by the names of their rows, after the compressor's.
         settings: batch_size, max_new_tokens, stop_tokens, progress and processes, as in `compare`.
 
     Raises:
-        ValueError: if an argument is out of range, or as in `compare`.
+        ValueError: if an argument is out of range, two rows have one name, or as in `compare`.
     """
     if isinstance(baselines, str) or not set(baselines) <= set(BASELINES):
         raise ValueError(f"baselines: expected some of {', '.join(BASELINES)}, got {baselines!r}")
@@ -51,14 +49,14 @@ def run(
             "qa": any(getattr(example, "question", None) is not None for example in examples),
         }
         tasks = [task for task in TASKS if has_data[task]]
-    methods: dict[str, Reader] = {}
+    rows: list[tuple[str, Reader]] = []
     if "none" in baselines:
-        for name in ("bos_token_id", "eos_token_id"):
-            if start_token is None:
-                start_token = getattr(tokenizer, name, None)
-        methods["NoContext"] = NoContextBaseline(compressor.model, start_token=start_token)
-    methods[method or method_name(compressor)] = compressor
-    methods |= others or {}
+        starts = (getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id"))
+        start_token = next((token for token in starts if token is not None), None)
+        rows.append(("NoContext", NoContextBaseline(compressor.model, start_token=start_token)))
+    rows += [(method or method_name(compressor), compressor), *(others or {}).items()]
     if "full" in baselines:
-        methods["FullContext"] = FullContext(compressor.model)
-    return compare(methods, examples, tokenizer=tokenizer, tasks=tasks, **settings)
+        rows.append(("FullContext", FullContext(compressor.model)))
+    if taken := [name for name, count in Counter(name for name, _ in rows).items() if count > 1]:
+        raise ValueError(f"method: expected a name that no other row has, got {taken[0]!r}")
+    return compare(dict(rows), examples, tokenizer=tokenizer, tasks=tasks, **settings)

@@ -258,4 +258,4 @@ def device(text: str | None) -> str:
             raise ValueError(f"--device: expected one of {torch.cuda.device_count()} CUDA devices, got {text!r}")
         if not has_kernels:
             raise ValueError(f"--device: expected cpu, got {text!r}; the CUDA library is {cuda_library()}")
-    return text
+    return "cpu" if parsed.type == "cpu" else text

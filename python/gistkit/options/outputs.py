@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from gistkit.options.texts import STDIN
 
 
-def check_file(name: str, path: Path) -> None:
+def check_file(name: str, path: Path, inputs: Iterable[str | Path | None] = ()) -> None:
     """Refuses a path that cannot be written as a file.
 
     Args:
         name: the option's name, for errors.
         path: a regular file, or a file that does not exist yet; its folders need not exist either.
+        inputs: what the command reads, None for what was not given.
 
     Raises:
-        ValueError: for "-", a folder, a device, or a place without write permission.
+        ValueError: for "-", a folder, a device, an input, or a place without write permission.
     """
     if str(path) == STDIN:
         raise ValueError(f"{name}: expected a file, got {path}; this command does not write to standard output")
     try:
-        if path.exists() and not path.is_file():
+        # /dev/stdout is a link to whatever file it was redirected to.
+        folder = Path(os.path.realpath(path.parent))
+        if (path.exists() and not path.is_file()) or folder == Path("/dev") or folder.is_relative_to("/proc"):
             kind = "a folder" if path.is_dir() else "a device or a pipe"
             raise ValueError(f"{name}: expected a file, got {kind}, {path}")
+        if path.exists() and any(given and os.path.exists(given) and path.samefile(given) for given in inputs):
+            raise ValueError(f"{name}: expected another file than one that is read, got {path}")
     except OSError as error:
         raise _unwritable(name, path, error) from error
-    check_folder(name, path.parent)
+    # A link stays, and its file is replaced where it is.
+    check_folder(name, Path(os.path.realpath(path)).parent)
 
 
 def check_folder(name: str, path: Path) -> None:

@@ -97,31 +97,28 @@ def folder_texts(folder: Path, patterns: Sequence[str]) -> dict[str, Path]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file; a ValueError if it is empty or not UTF-8."""
+    """The text of a file; a ValueError if it is empty or not UTF-8, or no file."""
+    # Some devices never end.
+    if path.is_dir() or (path.is_char_device() and path.resolve() != Path("/dev/null")):
+        raise ValueError(f"{path}: expected a text file, got {'a folder' if path.is_dir() else 'a device'}")
     return _decode(str(path), path.read_bytes())
+
+
+def read_content(name: str) -> str:
+    """`read_text`, or for "-" that of standard input."""
+    return _read_stdin() if name == STDIN else read_text(Path(name))
 
 
 def read_contents(inputs: list[str], pattern: str) -> list[str]:
     """Reads the texts that `inputs` name, in order; arguments and errors as in `find_sources`."""
-    return [
-        content
-        for name in inputs
-        for content in ([_read_stdin()] if name == STDIN else map(read_text, _files(Path(name), pattern)))
-    ]
+    files = ([name] if name == STDIN else map(str, _files(Path(name), pattern)) for name in inputs)
+    return [read_content(name) for names in files for name in names]
 
 
 def _files(root: Path, pattern: str) -> list[Path]:
-    if not root.is_dir():
-        if not root.exists():
-            raise FileNotFoundError(f"{root}: no such file or folder")
-        if root.is_char_device() and root.resolve() != Path("/dev/null"):
-            # Some devices never end.
-            raise ValueError(f"{root}: expected a text file or a folder of text files, got a device")
-        return [root]
-    paths = _matching(root, pattern)
-    if not paths:
-        raise FileNotFoundError(f"{root}: no file matches {pattern!r}; choose other files with --glob")
-    return paths
+    if not root.exists():
+        raise FileNotFoundError(f"{root}: no such file or folder")
+    return list(folder_texts(root, (pattern,)).values()) if root.is_dir() else [root]
 
 
 def _matching(folder: Path, pattern: str) -> list[Path]:
@@ -142,12 +139,19 @@ def decode(name: str, content: bytes) -> str:
         raise ValueError(f"{name}: expected a text, got a PDF; convert it with pdftotext first")
     if content.startswith(b"PK\3\4"):
         raise ValueError(f"{name}: expected a text, got an archive, such as a .docx; convert it with pandoc -t plain")
+    if is_memory(content):
+        raise ValueError(f"{name}: expected a text, got a memory file")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{name}: expected UTF-8 text, got byte {content[error.start]:#x} at {error.start}; convert it with iconv"
         ) from error
+
+
+def is_memory(start: bytes) -> bool:
+    """Whether a file that begins so is a memory: with a length of eight bytes and an object of JSON."""
+    return b"\0" in start[:8] and start[8:9] == b"{"
 
 
 def check_text(name: str, text: str) -> None:

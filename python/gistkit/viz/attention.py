@@ -68,7 +68,7 @@ def draw_attention(
     ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: str(int(recorded.rows[int(y)])) if 0 <= y < rows else ""))
     ax.figure.colorbar(image, ax=ax, label="attention weight", extend=extend)
     head_name = f"mean of {len(recorded.heads)} heads" if mean else f"head {recorded.heads[h]}"
-    ax.set_title(f"Layer {recorded.layer}, {head_name}", loc="left", pad=22 if present else None)
+    ax.set_title(f"Layer {recorded.layer}, {head_name}", loc="left", pad=22 if present else None, parse_math=False)
     return result
 
 

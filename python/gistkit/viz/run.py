@@ -38,7 +38,9 @@ def draw_training_run(records: Sequence[Mapping[str, Any]], *, over: int | None 
         line = {key: style[key] for key in ("color", "linestyle")}
         x, y = _series(steps, name)
         axes.plot(x, y, color=style["color"], alpha=0.25, linewidth=0.7)
-        axes.plot(x[over - 1 :], _means(y, over), label=name, linewidth=1.6, **line)
+        # Of fewer values than that, all.
+        own = max(min(over, len(y)), 1)
+        axes.plot(x[own - 1 :], _means(y, own), label=name, linewidth=1.6, **line)
         held = [(record["step"], record["held_out"][name]) for record in records if name in record.get("held_out", {})]
         if held:
             axes.plot(
@@ -46,7 +48,7 @@ def draw_training_run(records: Sequence[Mapping[str, Any]], *, over: int | None 
                 label=f"{name}, held out",
             )  # fmt: skip
     axes.set(xlabel="training step", ylabel="loss (nats a token)", ylim=(0, None))
-    axes.set_title(title, loc="left")
+    axes.set_title(title, loc="left", parse_math=False)
     axes.legend(frameon=False)
     tidy(axes)
     for row, (name, label) in enumerate(panels.items()):
