@@ -212,6 +212,21 @@ def test_what_was_measured_is_kept_and_goes_on(tmp_path):
     assert whole.settings == again.settings | {"earlier": [{"processor": "another"}]}
     with pytest.raises(ValueError, match="done: expected a comparison of the same model, questions"):
         against_presses(model, byte_tokenizer(), {"ferries": SETS["ferries"]}, done=again, **settings)
+    # Of one name, as every training's folder has, and yet another compressor.
+    rows, no_digests = [Entry("mine", NONE)], {key: again.settings[key] for key in again.settings if key != "digests"}
+    mine = against_presses(model, byte_tokenizer(), SETS, trained={"mine": adapted(model)}, rows=rows, **settings)
+    edited = SETS | {"ferries": [replace(SETS["ferries"][0], answers=["nine"])]}
+    for done, sets, trained, base, told in (
+        (mine, SETS, {"mine": adapted(model, 1)}, model, "rows of the same compressor mine"),
+        (again, edited, {}, model, "the same contexts, questions and answers"),
+        (again, SETS, {}, tiny_llama(initializer_range=0.03, **SIZES), "the same model's weights"),
+        (replace(again, settings=no_digests), SETS, {}, model, "with digests"),
+    ):
+        with pytest.raises(ValueError, match=f"done: expected .*{told}.*, got"):
+            against_presses(base, byte_tokenizer(), sets, trained=trained, done=done, **settings)
+    other = against_presses(model, byte_tokenizer(), SETS, rows=rows, trained={"other": adapted(model, 1)},
+                            done=mine, **settings)  # fmt: skip
+    assert {*other.settings["digests"]["compressors"]} == {"mine", "other"}
     (tmp_path / "other.jsonl").write_text('{"rows": 1}\n')
     with pytest.raises(ValueError, match=r"other\.jsonl: expected a comparison with presses"):
         Comparison.load(tmp_path / "other.jsonl")
