@@ -51,6 +51,21 @@ COMMITTED: dict[str, set[str]] = {
 }
 
 
+def test_a_commit_is_marked_where_what_measures_differs_from_it(tmp_path) -> None:
+    git = lambda *words: subprocess.run(["git", "-C", tmp_path, *words], check=True, capture_output=True)  # noqa: E731
+    git("init", "-q")
+    own = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+    git(*own, "commit", "-q", "--allow-empty", "-m", "first")
+    for name, marked in (("docs/a.md", False), ("benchmarks/results/a.jsonl", False), ("benchmarks/a.py", True)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+        assert results.commit(tmp_path).endswith("+changes") == marked, name
+    (tmp_path / "benchmarks/a.py").unlink()
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab/study.py").touch()
+    assert results.commit(tmp_path).endswith("+changes")
+
+
 def committed(study: str) -> Path:
     return RESULTS / f"{study}.jsonl"
 

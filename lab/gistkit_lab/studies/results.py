@@ -176,7 +176,8 @@ def commit(folder: Path) -> str:
             return ""
 
     root = git("rev-parse", "--show-toplevel")
-    changed = "+changes" if root and git("status", "--porcelain", "--", f"{root}/csrc", f"{root}/python") else ""
+    sources = [f"{root}/{name}" for name in ("csrc", "python", "lab", "benchmarks/*.py")]
+    changed = "+changes" if root and git("status", "--porcelain", "--", *sources) else ""
     return (git("rev-parse", "--short=10", "HEAD") or "unknown") + changed
 
 
