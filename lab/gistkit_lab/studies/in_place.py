@@ -399,9 +399,11 @@ class InPlaceStudy(Study):
             return report
         return f"{report}\n\nHeld-out questions, as they were answered:\n{self.examples(runs)}"
 
-    def examples(self, runs: Sequence[Run], ratio: int = 5) -> str:
-        """The answers to one held-out question of each kind, as each method gives them at `ratio` (first seed)."""
-        first = {arm.method: arm_runs[0] for arm, arm_runs in self.by_arm(runs).items() if arm.ratio in (1, ratio)}
+    def examples(self, runs: Sequence[Run]) -> str:
+        """The answers to one held-out question of each kind, as each method gives them at about 5x (first seed)."""
+        arms = {arm: own[0] for arm, own in self.by_arm(runs).items() if own[0].examples}
+        nearest = min((arm.ratio for arm in arms if arm.ratio > 1), key=lambda ratio: abs(ratio - 5), default=1)
+        first = {arm.method: run for arm, run in arms.items() if arm.ratio in (1, nearest)}
         lines = []
         for index, example in enumerate(next(iter(first.values())).examples[:2]):
             lines.append(f"  {example['question'].strip()!r} -> {example['answer']!r}")
