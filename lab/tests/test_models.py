@@ -24,6 +24,7 @@ import make
 import manual_questions
 import measure
 import reader
+import refined
 import selection
 import text
 import texts
@@ -50,6 +51,15 @@ def corpus():
     words = "".join(SENTENCE.replace("task", f"task {number}") for number in range(200))
     ids = torch.tensor(byte_tokenizer()(words)["input_ids"], dtype=torch.int32)
     return Corpus("made up", ids[: len(ids) // 2], ids[len(ids) // 2 :], "0123", byte_tokenizer())
+
+
+def test_refined_goes_on_with_results_of_the_same_settings_alone(tmp_path):
+    settings = {"steps": 100, "documents": "ab", "machine": {"processor": "some"}}
+    assert refined.continued(tmp_path / "none.jsonl", settings) is None
+    path = Comparison(settings, ["dates"], [0], [8], []).save(tmp_path / "found.jsonl")
+    assert refined.continued(path, settings | {"machine": {}}).lengths == [8]
+    with pytest.raises(ValueError, match=r"--out: expected results with .*'steps': 50.*, got .*'steps': 100"):
+        refined.continued(path, settings | {"steps": 50})
 
 
 def test_a_page_is_its_own_text():
