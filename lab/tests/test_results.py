@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict
@@ -147,13 +148,18 @@ def test_a_line_says_all_of_its_run(tmp_path: Path) -> None:
     assert len(results.load(path)) == 1
 
 
-def test_attention_maps_stand_beside_in_steps_of_1e_5(tmp_path: Path) -> None:
+def test_attention_maps_stand_beside_in_steps_of_1e_5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.jsonl"
     maps = [[[[0.12345, 0.87655], [1.0, 0.0]]], [[[0.5, 0.5]]]]
     lines = [
         {"study": "epl", "machine": {}, "recipe": {}, "run": {"seed": i, "attention": m}} for i, m in enumerate(maps)
     ]
+    moved: list[str] = []
+    move = os.replace
+    monkeypatch.setattr(os, "replace", lambda old, new: (moved.append(Path(new).name), move(old, new)))
     results.write(path, lines[:1])
+    # An interruption leaves no line without its map.
+    assert moved == ["a.npz", "a.jsonl"]
     results.append(path, lines[1])
     results.append(path, {"study": "epl", "machine": {}, "recipe": {}, "run": {"seed": 2, "attention": []}})
     assert [line["run"]["attention"] for line in results.load(path)] == [*maps, []]
