@@ -26,6 +26,7 @@ from gistkit.train.batches import Batch
 from gistkit.train.recipe import adamw
 from gistkit_lab.studies import models
 from gistkit_lab.studies.answering import evaluate
+from gistkit_lab.studies.draws import generator_of
 from gistkit_lab.studies.fitting import Progress, Session, StudyRecipe
 from gistkit_lab.studies.needles import Needles, Question, as_batch
 from gistkit_lab.studies.pages import machine_caption, model_line
@@ -260,8 +261,8 @@ def _fit(session: Session, compressor: InPlace, data: Needles, base: bool = Fals
         batch = {name: tensor.to(device) for name, tensor in data(step).items()}
         total = compressor(**batch)["loss"]
         if base:
-            again = torch.Generator().manual_seed(100_003 * (seed + 1) + step)
-            total = total + language_loss(compressor, batch) + repetition_loss(compressor, batch, again)
+            total = total + language_loss(compressor, batch)
+            total = total + repetition_loss(compressor, batch, generator_of(seed, step))
         return total
 
     def figures() -> tuple[float, float]:

@@ -34,6 +34,7 @@ from gistkit.train.data import Corpus
 from gistkit.train.stages import Stage, growing, selecting_at
 from gistkit_lab.evaluate.reading import last_tokens
 from gistkit_lab.studies import models
+from gistkit_lab.studies.draws import generator_of
 from gistkit_lab.studies.fitting import Carried, Progress, Session, StudyRecipe, exclusively
 from gistkit_lab.studies.pages import machine_caption, model_line
 from gistkit_lab.studies.reconstruction import evaluate as reconstruct
@@ -238,8 +239,7 @@ class TextPassages:
 
     def __call__(self, step: int) -> Tensor:
         """int64 [rows, length], the passages of step 0, 1, ..."""
-        generator = torch.Generator().manual_seed(100_003 * (self.seed + 1) + step)
-        return self.corpus.batch(self.rows, self.length, generator)
+        return self.corpus.batch(self.rows, self.length, generator_of(self.seed, step))
 
 
 def continue_texts(
