@@ -77,22 +77,29 @@ def document(tokenizer: Any, tokens: int, questions: int, seed: int = 0) -> tupl
     """Token ids of docstrings, with facts as paragraphs evenly spread over them, and the facts with their questions.
 
     No two facts have the same question.
+
+    Raises:
+        ValueError: if not all facts fit in.
     """
     random = np.random.default_rng(seed)
     facts: dict[str, Fact] = {}
     while len(facts) < questions:
         fact = draw_fact(random)
         facts.setdefault(fact.question, fact)
-    ids: list[int] = []
-    placed = 0
-    for paragraph in docstrings().split("\n\n"):
-        parts = [paragraph]
-        if placed < questions and len(ids) >= (placed + 0.5) * tokens / questions:
-            parts.insert(0, list(facts.values())[placed].sentence)
-            placed += 1
-        for part in parts:
-            ids += tokenizer(f"{part}\n\n", add_special_tokens=False)["input_ids"]
-    return ids[:tokens], list(facts.values())
+    chosen = list(facts.values())
+    encode = lambda part: tokenizer(f"{part}\n\n", add_special_tokens=False)["input_ids"]  # noqa: E731
+    paragraphs = [encode(paragraph) for paragraph in docstrings().split("\n\n")]
+    # Long paragraphs push facts behind the cut: these then stand nearer to the beginning.
+    for share in range(20, -1, -1):
+        ids, placed, end = list[int](), 0, 0
+        for paragraph in paragraphs:
+            while placed < questions and len(ids) >= share / 20 * (placed + 0.5) * tokens / questions:
+                ids += encode(chosen[placed].sentence)
+                placed, end = placed + 1, len(ids)
+            ids += paragraph
+        if placed == questions and end <= tokens:
+            return ids[:tokens], chosen
+    raise ValueError(f"tokens: expected enough for {questions} facts, got {tokens}")
 
 
 @torch.no_grad()

@@ -44,7 +44,7 @@ def limit_torch_to_avx2() -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    options = harness.parser(__doc__, "python benchmarks/attention.py --quick --masks causal --isa avx2")
+    options = harness.parser(__doc__, "python benchmarks/attention.py --quick --masks causal --isa avx2", appends=True)
     options.add_argument(
         "--axes", nargs="+", choices=[*AXES, "decode"], help="default: all but quick; quick and decode if --quick"
     )

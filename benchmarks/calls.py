@@ -39,7 +39,9 @@ def cases() -> Iterator[harness.Case]:
 
 def main() -> None:
     """Runs all cases."""
-    options = harness.parser(__doc__, "python benchmarks/calls.py --threads 1 --json calls.json").parse_args()
+    options = harness.parser(
+        __doc__, "python benchmarks/calls.py --threads 1 --json calls.json", appends=True
+    ).parse_args()
     harness.run("calls", list(cases()), options, seconds=4)
 
 

@@ -268,7 +268,7 @@ def small_decode(method: str, layers: int = 30) -> harness.Forms:
 
 def main() -> int:
     """Times the cases, and keeps the times where asked."""
-    parser = harness.parser(__doc__, "python benchmarks/compressor.py --context 8160")
+    parser = harness.parser(__doc__, "python benchmarks/compressor.py --context 8160", appends=True)
     parser.add_argument("--context", type=int, default=8160, help="tokens of the long context (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose names have this in them, such as after")
     options = parser.parse_args()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,14 @@ from gistkit.compress import Compressor
 from gistkit.hf.smollm2 import load_smollm2
 
 PRESET = "smollm2-small"
+
+
+def check_same(path: Path, there: Sequence[Any], asked: Any) -> None:
+    """Ends the command where arms of a file were trained or measured otherwise than asked: a table has one of both."""
+    if others := [one for one in there if one != asked]:
+        raise SystemExit(
+            f"{path}: expected arms of {asked}, got {others[0]}; use the same options, or begin a new file"
+        )
 
 
 def fitted(

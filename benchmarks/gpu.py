@@ -22,6 +22,8 @@ import torch
 from gpu_cases import BF16, OURS, PROFILED, TINY, Case, Sizes, cases
 from gpu_clock import Clock, GpuClock, Rows, WallClock, at_most
 
+from gistkit.common.files import write_text
+
 FIRST, REST = (8192, 32768), (16384, 65536)
 QUICK = (512,)
 # Rows of the square bfloat16 matrices whose product, and copy, is the most that the chip does: on a GPU, and quick.
@@ -149,6 +151,16 @@ def machine(device: str) -> dict[str, object]:
     return {**there, "cuda": torch.version.cuda, "torch": found["torch"], "commit": found["commit"]}
 
 
+def save(path: Path, gpu: object, name: str, quick: bool) -> None:
+    """Copies a file of rows that a run has ended into benchmarks/results/MACHINE; quick ones into runs/benchmarks."""
+    if not (text := path.read_text()):
+        return
+    folder = harness.ROOT / ("runs/benchmarks" if quick else "benchmarks/results") / harness.slug(str(gpu), "cuda")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / name, text)
+    print(f"wrote {folder / name}")
+
+
 def once(sizes: Sizes, length: int, device: str) -> None:
     """One call each of a few cases, for a profiler."""
     for case in cases(length, sizes):
@@ -167,7 +179,7 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--budget", type=float, default=480, help="seconds until it ends (default: %(default)s)")
     options.add_argument("--json", type=Path, help="file of rows (default: runs/gpu/benchmark.jsonl)")
-    options.add_argument("--save", action="store_true", help="write to benchmarks/results/MACHINE/gpu.jsonl instead")
+    options.add_argument("--save", action="store_true", help="copy them to benchmarks/results/MACHINE at the end")
     options.add_argument("--only", default="", metavar="TEXT", help="cases whose names have this in them")
     options.add_argument("--quick", action="store_true", help="tiny sizes, to see that every case runs")
     options.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try the cases")
@@ -183,6 +195,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     on_gpu = chosen.device == "cuda"
     if on_gpu and not torch.cuda.is_available():
         options.error("there is no GPU here, or this torch has no CUDA")
+    if chosen.save and chosen.only:
+        options.error("--only: expected none with --save, whose file has all cases")
     sizes, lengths = (TINY, [QUICK]) if chosen.quick else (Sizes(), [FIRST, REST])
     # On a CPU nothing is compiled: that would only take time.
     with nullcontext() if on_gpu else torch.compiler.set_stance("force_eager"):
@@ -191,9 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         clock: Clock = GpuClock() if on_gpu else WallClock()
         facts = machine(chosen.device)
-        name = harness.slug(str(facts["gpu"]), "cuda")
-        saved = harness.ROOT / "benchmarks" / "results" / name / "gpu.jsonl"
-        path = chosen.json or (saved if chosen.save else harness.ROOT / "runs" / "gpu" / "benchmark.jsonl")
+        path = chosen.json or harness.ROOT / "runs" / "gpu" / "benchmark.jsonl"
         print("gpu: " + ", ".join(f"{key} {value}" for key, value in facts.items()), flush=True)
         ceilings = Ceilings.measured(clock, chosen.device, QUICK_CEILING if chosen.quick else CEILING)
         print(f"gpu: a product {ceilings.tflops:.3g} TF/s, a copy {ceilings.tbps:.3g} TB/s", flush=True)
@@ -213,6 +225,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             rows.close()
             print(f"gpu: {rows.count} rows of {done} cases in {path}, {time.monotonic() - begun:.0f} s", flush=True)
+        if chosen.save:
+            save(path, facts["gpu"], "gpu.jsonl", chosen.quick)
     return 0
 
 

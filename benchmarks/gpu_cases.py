@@ -69,12 +69,17 @@ class Case:
 def _backward(forms: Forms, inputs: list[Tensor]) -> Forms:
     """Forward and backward of each, for an upstream gradient of ones."""
 
-    def both(form: Callable[[], Any]) -> object:
+    # Made in the first call, which warms up.
+    ones: dict[str, list[Tensor]] = {}
+
+    def both(name: str, form: Callable[[], Any]) -> object:
         out = form()
         outs = list(out) if isinstance(out, tuple | list) else [out]
-        return torch.autograd.grad(outs, inputs, [torch.ones_like(x) for x in outs])
+        if name not in ones:
+            ones[name] = [torch.ones_like(x) for x in outs]
+        return torch.autograd.grad(outs, inputs, ones[name])
 
-    return {name: partial(both, form) for name, form in forms.items()}
+    return {name: partial(both, name, form) for name, form in forms.items()}
 
 
 def _sdpa(backend: SDPBackend, heads: list[Tensor], **options: Any) -> Tensor:

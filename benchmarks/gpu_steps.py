@@ -19,7 +19,7 @@ from typing import Any
 
 import harness
 import torch
-from gpu import machine, rounded
+from gpu import machine, rounded, save
 from gpu_clock import Rows, at_most
 from peft import LoraConfig, get_peft_model
 from torch.nn import functional as F
@@ -232,7 +232,7 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--budget", type=float, default=120, help="seconds until it ends (default: %(default)s)")
     options.add_argument("--json", type=Path, help="file of rows (default: runs/gpu/steps.jsonl)")
-    options.add_argument("--save", action="store_true", help="write to benchmarks/results/MACHINE/steps.jsonl instead")
+    options.add_argument("--save", action="store_true", help="copy them to benchmarks/results/MACHINE at the end")
     options.add_argument("--only", default="", metavar="TEXT", help="steps whose case and form have this in them")
     options.add_argument("--long", action="store_true", help="steps of 32768 tokens too")
     options.add_argument("--quick", action="store_true", help="tiny sizes, to see that every row runs")
@@ -247,10 +247,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = options.parse_args(arguments)
     if chosen.device == "cuda" and not torch.cuda.is_available():
         options.error("there is no GPU here, or this torch has no CUDA")
+    if chosen.save and chosen.only:
+        options.error("--only: expected none with --save, whose file has all steps")
     facts = machine(chosen.device)
-    name = harness.slug(str(facts["gpu"]), "cuda")
-    saved = harness.ROOT / "benchmarks" / "results" / name / "steps.jsonl"
-    path = chosen.json or (saved if chosen.save else harness.ROOT / "runs" / "gpu" / "steps.jsonl")
+    path = chosen.json or harness.ROOT / "runs" / "gpu" / "steps.jsonl"
     print("gpu_steps: " + ", ".join(f"{key} {value}" for key, value in facts.items()), flush=True)
     shapes = [(1, 8192), (8, 1024), *([(1, 32768)] if chosen.long else [])]
     setting = Setting(chosen.device, LARGE, shapes, 4096)
@@ -262,6 +262,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         rows.close()
     print(f"gpu_steps: {rows.count} rows in {path}, {time.monotonic() - begun:.0f} s")
+    if chosen.save:
+        save(path, facts["gpu"], "steps.jsonl", chosen.quick)
     return 0
 
 

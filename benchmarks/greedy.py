@@ -20,6 +20,7 @@ import harness
 from gistkit.compress import Dodo
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.train.data import load_corpus
+from gistkit_lab import digests
 from gistkit_lab.studies import greedy, results
 from gistkit_lab.studies.registry import read
 
@@ -43,7 +44,11 @@ def main() -> int:
     options = parser.parse_args()
     corpus = load_corpus(tokenizer=load_smollm2()[1])
     passages = greedy.passages([corpus.held_out.tolist()], STUDY.length, options.passages)
-    there = {one.run.settings["selection"] for one in read(RESULTS)} if RESULTS.exists() else set()
+    saved = read(RESULTS) if RESULTS.exists() else []
+    training = {"steps": options.steps, **TRAINING}
+    # The table has the number of passages.
+    fitted.check_same(RESULTS, [(one.run.training, one.recipe) for one in saved], (training, STUDY))
+    there = {one.run.settings["selection"] for one in saved}
     for selection in options.selections.split(","):
         if selection in there:
             continue
@@ -53,7 +58,7 @@ def main() -> int:
         if not isinstance(compressor, Dodo):
             raise TypeError(f"{folder}: expected a Dodo, got {type(compressor).__name__}")
         found = list(greedy.study(compressor, passages, STUDY))
-        run = greedy.Run(compressor.title, compressor.settings, found, {"steps": options.steps, **TRAINING})
+        run = greedy.Run(compressor.title, compressor.settings, found, training, digests.of_compressor(compressor))
         results.append(RESULTS, results.line("greedy", run, STUDY, corpus, harness.environment()))
         print(greedy.STUDY.table([run], STUDY))
     return 0

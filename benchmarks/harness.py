@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,9 +16,10 @@ from roof import UNRATED, Roof
 from roof import lines as roof_lines
 from tqdm import tqdm
 
-from gistkit.info import machine, processor
+from gistkit.info import processor
 from gistkit.ops import best_isa
 from gistkit.ops._library import ISA_NAMES
+from gistkit_lab.studies import results
 
 ROOT = Path(__file__).resolve().parent.parent
 Forms = Mapping[str, Callable[[], object]]
@@ -103,27 +102,11 @@ def results_folder(quick: bool) -> Path:
 
 def environment() -> dict[str, object]:
     """The machine, the versions, and the commit with a mark if the sources differ from it."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", *arguments]
-        try:
-            return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-        except OSError:
-            # No git here.
-            return ""
-
-    commit = git("rev-parse", "--short=10", "HEAD") or "unknown"
-    changed = "+changes" if git("status", "--porcelain", "--", "csrc", "python") else ""
-    return {
-        **machine(),
-        "torch_isa": torch.backends.cpu.get_cpu_capability().lower(),
-        "cores": os.cpu_count() or 0,
-        "commit": commit + changed,
-    }
+    return results.environment(ROOT)
 
 
-def parser(description: str | None, example: str) -> argparse.ArgumentParser:
-    """The options that every benchmark takes."""
+def parser(description: str | None, example: str, *, appends: bool = False) -> argparse.ArgumentParser:
+    """The options that every benchmark takes, and --append for those of `run`."""
     options = argparse.ArgumentParser(
         description=description, epilog=f"example: {example}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -137,11 +120,12 @@ def parser(description: str | None, example: str) -> argparse.ArgumentParser:
         action="store_true",
         help="keep them in benchmarks/results/MACHINE/suites.json, or with --quick in runs/benchmarks/MACHINE",
     )
-    options.add_argument(
-        "--append",
-        action="store_true",
-        help="keep the other cases that the suite has there, of the same machine and commit",
-    )
+    if appends:
+        options.add_argument(
+            "--append",
+            action="store_true",
+            help="keep the other cases that the suite has there, of the same machine and commit",
+        )
     return options
 
 

@@ -73,12 +73,17 @@ def main() -> int:
     tokenizer = load_smollm2()[1]
     corpus = load_corpus(tokenizer=tokenizer)
     contexts = [row for length in LENGTHS for row in corpus.chunks(length, count=options.contexts).tolist()]
-    there = read_runs()
+    recipe, there = {"steps": options.steps, **PASSAGES}, read_runs()
+    training = {"preset": fitted.PRESET, **recipe, "precision": options.precision}
+    fitted.check_same(
+        RESULTS,
+        [(run["training"], sum(one["contexts"] for one in run["lengths"])) for run in there.values()],
+        (training, len(contexts)),
+    )
     for arm in arms:
         if arm in there:
             continue
         method, given = ARMS[arm]
-        recipe = {"steps": options.steps, **PASSAGES}
         folder = options.work / f"{arm}-{options.steps}"
         compressor = fitted.fitted(folder, method, recipe, {**given, "losses": ["ae"]}, precision=options.precision)
         found = bleu_by_length(compressor, contexts, LENGTHS, tokenizer=tokenizer)
@@ -88,7 +93,7 @@ def main() -> int:
             "title": compressor.title,
             "machine": harness.environment(),
             "text": [corpus.name, corpus.digest],
-            "training": {"preset": fitted.PRESET, **recipe, "precision": options.precision},
+            "training": training,
             "lengths": [asdict(one) for one in found],
         }
         with RESULTS.open("a") as file:

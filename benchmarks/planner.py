@@ -34,5 +34,5 @@ def cases() -> Iterator[harness.Case]:
 
 
 if __name__ == "__main__":
-    options = harness.parser(__doc__, "python benchmarks/planner.py --quick").parse_args()
+    options = harness.parser(__doc__, "python benchmarks/planner.py --quick", appends=True).parse_args()
     harness.run("planner", list(cases()), options, seconds=1)

@@ -142,7 +142,7 @@ def keep_freed_memory() -> None:
 
 def main() -> None:
     """Runs all cases; of N 4096 in float32 at 8x alone if quick."""
-    options = harness.parser(__doc__, "python benchmarks/pool.py --quick --json pool.json").parse_args()
+    options = harness.parser(__doc__, "python benchmarks/pool.py --quick --json pool.json", appends=True).parse_args()
     keep_freed_memory()
     found = [
         case for case in cases() if not options.quick or re.fullmatch("pool 8x.*, N 4096, .* float32, .*", case.name)

@@ -95,7 +95,7 @@ def cases() -> Iterator[harness.Case]:
 
 def main() -> None:
     """Runs all cases; of Llama 8B in float32 alone if quick."""
-    options = harness.parser(__doc__, "python benchmarks/rope.py --quick --json rope.json").parse_args()
+    options = harness.parser(__doc__, "python benchmarks/rope.py --quick --json rope.json", appends=True).parse_args()
     found = [
         case for case in cases() if not options.quick or re.fullmatch("Llama 8B.* D128 float32, forward.*", case.name)
     ]

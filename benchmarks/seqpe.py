@@ -124,11 +124,13 @@ def measure_memory(threads: int) -> list[dict[str, object]]:
 
 def main() -> None:
     """Runs all cases; those of the small set alone if quick."""
-    parser = harness.parser(__doc__, "python benchmarks/seqpe.py --quick")
+    parser = harness.parser(__doc__, "python benchmarks/seqpe.py --quick", appends=True)
     parser.add_argument("--memory", action="store_true", help="measure peak memory instead of times")
     parser.add_argument("--form", choices=FORMS, help="one contender's peak, measured here: what --memory runs")
     parser.add_argument("--frozen", action="store_true", help="measure look-ups in a frozen encoder instead")
     options = parser.parse_args()
+    if options.append and options.memory:
+        parser.error("--append: expected none with --memory")
     if options.form:
         torch.set_num_threads(options.threads)
         print(json.dumps(peak_mib(options.form)))

@@ -345,7 +345,7 @@ def name_of(method: str, shape: str, dtype: str) -> str:
 def main() -> int:
     """Times the steps, or measures memory, and keeps the figures where asked."""
     parser = harness.parser(
-        __doc__, "python benchmarks/training.py --methods 500x AvgPool --shapes 4x240 --dtype bfloat16"
+        __doc__, "python benchmarks/training.py --methods 500x AvgPool --shapes 4x240 --dtype bfloat16", appends=True
     )
     parser.add_argument("--methods", nargs="+", choices=MAKERS, default=list(MAKERS), metavar="METHOD",
                         help=f"some of {', '.join(MAKERS)} (default: all)")  # fmt: skip
@@ -363,6 +363,8 @@ def main() -> int:
     if options.case:
         print(json.dumps((encode_peak if len(options.case) == 2 else step_peak)(*options.case)))
         return 0
+    if options.append and (options.memory or options.encode):
+        parser.error("--append: expected none with --memory or --encode")
     if options.quick:
         options.shapes = options.shapes[:1]
     options.cases = [(m, s, d) for s in options.shapes for d in options.dtype for m in options.methods]

@@ -100,10 +100,11 @@ def main() -> int:
     }  # fmt: skip
 
     def keep(row: dict[str, Any]) -> None:
-        """Also for when the next case takes more memory than there is."""
+        """Also for when the next case takes more memory than there is; the machine's file waits for all of them."""
         rows.append(row)
         print(json.dumps(row), flush=True)
-        harness.write("vllm", content, options)
+        if options.json:
+            harness.write("vllm", content, options)
 
     _, tokenizer = load_smollm2()
     with tempfile.TemporaryDirectory(prefix="gistkit-vllm-") as place:
@@ -150,6 +151,8 @@ def main() -> int:
                         some = list(islice(bodies[len(texts) :], count))
                         row = asyncio.run(measure(url, some, at_once, cache_bytes))
                         keep({"kind": kind, "prefix_cache": caching, "cold": False, **row})
+    if not options.json:
+        harness.write("vllm", content, options)
     return 0
 
 

@@ -243,11 +243,11 @@ def sit(name: str, steps: int, contexts: int, *, batch: int | None = None, deadl
     partial = folder.with_name(f"{name}.new")
     shutil.rmtree(partial, ignore_errors=True)
     save(compressor, partial)
+    lines = [*before, now]
+    write_history(partial, lines)
+    write_card(partial, name, model, lines)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
-    lines = [*before, now]
-    write_history(folder, lines)
-    write_card(folder, name, model, lines)
     if interrupted is not None:
         raise interrupted
     return now

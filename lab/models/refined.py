@@ -25,6 +25,7 @@ from gistkit.evaluate import Example
 from gistkit.evaluate.runner import evaluating
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.info import machine
+from gistkit_lab import digests
 from gistkit_lab.presses.comparison import FULL, Asked, Comparison, Entry, Measure, Outcome, asked_of, kept
 from gistkit_lab.presses.facts import ABSENT, fact_questions
 from gistkit_lab.presses.reader import PressReader, Text
@@ -96,6 +97,20 @@ def joined(before: Comparison, now: Comparison) -> Comparison:
     return Comparison(before.settings, sets, before.contexts + owners, lengths, outcomes)
 
 
+def continued(path: Path, settings: dict[str, Any]) -> Comparison | None:
+    """What a file has of the same settings, on whatever machine; None: there is no file.
+
+    Raises:
+        ValueError: if its settings are others.
+    """
+    if not path.exists():
+        return None
+    found = Comparison.load(path)
+    if {**found.settings, "machine": None} != {**settings, "machine": None}:
+        raise ValueError(f"--out: expected results with {settings}, got {dict(found.settings)} in {path}")
+    return found
+
+
 def main() -> int:
     """Writes the outcomes after each document, and prints what they come to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -108,9 +123,16 @@ def main() -> int:
     compressor = Compressor.from_pretrained(Path(__file__).resolve().parents[2] / "models" / NAME, model).eval()
     presses = PressReader(model, tokenizer, {"kvzip": SCORES["kvzip"]()}, compressor, fit=True)
     presses.select.tokenizer = tokenizer
-    settings = {"model": "SmolLM2-135M-Instruct", "dtype": "bfloat16", "max_new_tokens": ANSWER, "machine": machine()}
-    found = Comparison.load(arguments.out) if arguments.out.exists() else None
-    for sets in documents(tokenizer, arguments.documents)[0 if found is None else len(found.lengths) :]:
+    chosen = documents(tokenizer, arguments.documents)
+    # Which passages are taken depends on how many are.
+    texts = [(kind, one.context, one.question, one.answers) for each in chosen for kind in each for one in each[kind]]
+    settings = {
+        "model": "SmolLM2-135M-Instruct", "dtype": "bfloat16", "max_new_tokens": ANSWER, "machine": machine(),
+        "steps": arguments.steps, "documents": digests.of_values(texts),
+        "compressor": digests.of_compressor(compressor),
+    }  # fmt: skip
+    found = continued(arguments.out, settings)
+    for sets in chosen[0 if found is None else len(found.lengths) :]:
         asked = asked_of(sets, tokenizer)
         outcomes = measured(presses, asked, arguments.ratios, arguments.steps, tokenizer)
         now = Comparison(settings, asked.sets, asked.owners, [len(asked.contexts[0].context)], outcomes)

@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from gistkit.common.trained import DEFAULTS
 from gistkit.compress import Compressor
 from gistkit.compress.files import CARD
 from gistkit.compress.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from gistkit.compress.methods.select import READER
 from gistkit.hf.smollm2 import load_smollm2
 
 
@@ -46,6 +48,8 @@ SELECTIONS = {
 }
 
 
+# Of the reader's weights that these figures are of.
+MEASURED = "97eab05ab38d"
 ABOUT = """## What it is for
 
 | | |
@@ -102,6 +106,14 @@ def write_card(name: str, out: Path | None = None) -> None:
     one, folder = SELECTIONS[name], out or FOLDER / name
     option = "" if name in DEFAULTS.values() else f" --compressor {name}"
     settings = ", ".join(f"{key} {value}" for key, value in one.settings.items() if key != "own_reader")
+    about = "## Figures\n\nThese weights have not been measured; the figures are of the first adapter.\n\n"
+    if digest(folder) == MEASURED:
+        about = f"""{ABOUT}
+## Figures
+
+*kvzip {one.settings["ratio"]}x, heads share, fitted* with the adapter of {name} is this compressor.
+
+{beside(name)}"""
     text = f"""# {name}
 
 A compressor for SmolLM2-135M-Instruct: `Select`, {settings}. It keeps
@@ -113,15 +125,16 @@ read with a second adapter{_trained(folder)}
     gistkit compress report.txt -o report.gist{option}
     gistkit ask report.gist "Who signed it?"{option}
 
-{ABOUT}
-## Figures
-
-*kvzip {one.settings["ratio"]}x, heads share, fitted* with the adapter of {name} is this compressor.
-
-{beside(name)}{beside(one.adapter)}`python lab/models/reader.py {name}` with `texts`, `train` and `save` makes such a
+{about}{beside(one.adapter)}`python lab/models/reader.py {name}` with `texts`, `train` and `save` makes such a
 folder.
 """
     (folder / CARD).write_text(text)
+
+
+def digest(folder: Path) -> str:
+    """12 hex digits of the reader's weights; "": it has none."""
+    path = folder / f"gistkit_0_{READER}" / ADAPTER_WEIGHTS
+    return sha256(path.read_bytes()).hexdigest()[:12] if path.exists() else ""
 
 
 def _trained(folder: Path) -> str:

@@ -42,6 +42,8 @@ def test_evaluate_against_presses_writes_rows_tables_and_a_picture_and_goes_on(r
     words = ("--against", "presses", "--text", book, "--context", 300, "--examples", 2, "--max-new-tokens", 2)
     assert run("evaluate", *words, "--ratios", 8, "--by", "random", "--out", tmp_path / "facts.jsonl")[0] == 0
     assert "not in the text" in Comparison.load(tmp_path / "facts.jsonl").sets
+    # A text without a test split has none to take facts from.
+    assert "split" in run("evaluate", *words, "--split", "test", "--by", "random", "--out", tmp_path / "test.jsonl")[2]
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,12 @@ def test_evaluate_against_presses_writes_rows_tables_and_a_picture_and_goes_on(r
     [
         (["--by", "kvzip"], "--by: expected none without --against, got ['kvzip']"),
         (["--against", "presses", "--tau", "4"], "--tau: expected none with --against, got 4"),
+        (["--against", "presses", "--batch-size", "4"], "--batch-size: expected none with --against, got 4"),
+        (["--against", "presses", "--split", "train"], "--split: expected validation or test of a text, got train"),
+        (
+            ["--against", "presses", "--questions", __file__, "--continuation", "9"],
+            "--continuation: not allowed with --questions alone, got 9",
+        ),
         (["--against", "presses", "--judge-model", "x"], "--judge-model: expected none with --against, got x"),
     ],
 )

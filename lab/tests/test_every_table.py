@@ -180,7 +180,7 @@ def check_data(name, table, arm, given, folder):
     """What was trained on, by the commands, and tested on, by the numbers of examples and their texts."""
     title = arm.title
     for stage in arm.stages:
-        words = json.loads((folder.parent / arm.folder_of(stage) / "command.json").read_text())
+        words = json.loads((folder.parent / arm.folder_of(stage) / "command.json").read_text())["words"]
         at = words.index("--questions" if "--questions" in words else "--text") + 1
         read = set(itertools.takewhile(lambda word: not word.startswith("--"), words[at:]))
         if name in ("gistpool-6", "gistpool-7"):

@@ -4,19 +4,18 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgba
 
-from gistkit.viz.style import Picture
 from gistkit_lab.viz import draw_bleu_by_length, draw_grid_similarity, draw_perplexity
 from gistkit_lab.viz.dodo import STYLE
 
 
-def test_bleu_is_a_line_and_a_band_a_method():
+def test_bleu_is_a_line_a_method_with_bars_over_seeds():
     series = {"ICAE": {300: [90.0, 96.0], 100: [99.0, 99.5]}, "Dodo learned": {100: [97.0], 300: [98.0]}}
     axes = draw_bleu_by_length(series).axes[0]
-    icae, dodo = axes.lines
+    icae, dodo = (line.lines[0] for line in axes.containers)
     assert icae.get_xydata().tolist() == [[100, 99.25], [300, 93]]
     assert dodo.get_xydata().tolist() == [[100, 97], [300, 98]]
-    band = axes.collections[0].get_paths()[0].vertices
-    assert {tuple(corner) for corner in band.tolist()} == {(100, 99), (100, 99.5), (300, 90), (300, 96)}
+    bars = axes.containers[0].lines[2][0].get_segments()
+    assert [bar.tolist() for bar in bars] == [[[100, 99], [100, 99.5]], [[300, 90], [300, 96]]]
     assert dodo.get_color() == STYLE["Dodo learned"]["color"] != icae.get_color()
     low, high = axes.get_ylim()
     assert 70 < low < 90 and 100 < high < 103
@@ -52,7 +51,7 @@ def test_arms_differ_in_shape_and_in_colour_or_line():
     assert len({style["marker"] for style in STYLE.values()}) == 9
     assert len({(to_rgba(style["color"]), style["linestyle"]) for style in STYLE.values()}) == 9
     names = ["a", "b", "Dodo random", "c", "d", "e", "f", "g", "h"]
-    lines = draw_bleu_by_length({name: {1: [50.0]} for name in names}).axes[0].lines
+    lines = [line.lines[0] for line in draw_bleu_by_length({name: {1: [50.0]} for name in names}).axes[0].containers]
     assert len({line.get_marker() for line in lines}) == 9
     assert lines[2].get_marker() == STYLE["Dodo random"]["marker"]
 
@@ -87,9 +86,3 @@ def test_a_map_for_each_position_of_a_grid():
         draw_grid_similarity({"a": np.zeros((3, 2))})
     with pytest.raises(ValueError, match=r"points: expected positions within 5 x 10, got \(5, 0\)"):
         draw_grid_similarity({"a": np.zeros((5, 10, 3))}, [(5, 0)])
-
-
-def test_they_go_into_given_axes():
-    axes = Picture().subplots(1, 2)
-    assert draw_bleu_by_length({"ICAE": {100: [99.0]}}, ax=axes[0]) is axes[0]
-    assert draw_perplexity({"ICAE": [(64, [7.0])]}, ax=axes[1]) is axes[1]

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,10 +14,19 @@ from torch import nn
 from gistkit.common.signals import Interrupted
 from gistkit.train import resumable
 from gistkit_lab.studies import fitting
+from gistkit_lab.studies.draws import generator_of
 from gistkit_lab.studies.fitting import Carried, StudyRecipe, optimise
 
 RECIPE = StudyRecipe(steps=8, batch=4, eval_every=3)
 IDENTITY = {"study": "tiny"}
+
+
+def test_no_two_seeds_draw_the_same_batch():
+    steps = (0, 1, 100_002, 100_003, 100_004, 200_006)
+    numbers = [generator_of(*each).initial_seed() for each in product(range(3), steps, (0, 1))]
+    assert len(set(numbers)) == len(numbers) == 36
+    # That of the results that are committed.
+    assert generator_of(1, 5).initial_seed() == 2 * 100_003 + 5
 
 
 class Run:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from gistkit import cli
 from gistkit.compress import Compressor, Dodo, Gist
 from gistkit.nn import Nuggets
+from gistkit_lab import digests
 from gistkit_lab.studies import greedy, registry
 from gistkit_lab.studies.greedy import STUDY, Recipe, Run, SwapSearch, improve, passages, study
 from gistkit_lab.studies.results import load
@@ -262,6 +263,15 @@ def test_the_command_is_the_python_api(folder, tmp_path, capsys):
     assert f"| Dodo 4x         | {summary['overlap']:.1%} (" in shown.out
     assert "| paper: Dodo 10x | 75.3% " in shown.out
     assert f"Written: {tmp_path / 'results.jsonl'}" in shown.out
+    # Another Dodo has that title too.
+    retrained = Dodo(small_llama(), ratio=4, layer=1, lora=2)
+    retrained.save_pretrained(tmp_path / "dodo")
+    words = ("--texts", folder / "texts", *sizes, "--passages", 3, "--out", tmp_path, "--resume")
+    for other in (folder / "dodo", tmp_path / "dodo"):
+        assert command(folder, *words, compressor=other) == 0
+    lines = load(tmp_path / "results.jsonl")
+    assert lines[0] == line and [one["run"]["title"] for one in lines[1:]] == ["Dodo 4x"]
+    assert lines[1]["run"]["digest"] == digests.of_compressor(retrained)
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,9 @@ def test_arms_of_each_kind_train(corpus, tmp_path, arm):
     assert (run.method, run.ratio) == (arm.method, arm.ratio)
     assert [step for step, *_ in run.curve] == [0, 2] and run.curve[1][1] < run.curve[0][1]
     assert len(run.examples) == 4 and all(one["question"].startswith("\n...") for one in run.examples)
+    # Of the ratio that is nearest to 5, and in full.
+    runs = [dataclasses.replace(run, ratio=1 if run.method == "no" else ratio) for ratio in (8, 20)]
+    assert STUDY.examples(runs).count(f"  {in_place.TITLES[run.method]:>14}  ") == 2
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ import make
 import manual_questions
 import measure
 import reader
+import refined
 import selection
 import text
 import texts
@@ -50,6 +51,15 @@ def corpus():
     words = "".join(SENTENCE.replace("task", f"task {number}") for number in range(200))
     ids = torch.tensor(byte_tokenizer()(words)["input_ids"], dtype=torch.int32)
     return Corpus("made up", ids[: len(ids) // 2], ids[len(ids) // 2 :], "0123", byte_tokenizer())
+
+
+def test_refined_goes_on_with_results_of_the_same_settings_alone(tmp_path):
+    settings = {"steps": 100, "documents": "ab", "machine": {"processor": "some"}}
+    assert refined.continued(tmp_path / "none.jsonl", settings) is None
+    path = Comparison(settings, ["dates"], [0], [8], []).save(tmp_path / "found.jsonl")
+    assert refined.continued(path, settings | {"machine": {}}).lengths == [8]
+    with pytest.raises(ValueError, match=r"--out: expected results with .*'steps': 50.*, got .*'steps': 100"):
+        refined.continued(path, settings | {"steps": 50})
 
 
 def test_a_page_is_its_own_text():
@@ -199,7 +209,7 @@ def weights(name):
     return {name: parameter.detach().clone() for name, parameter in compressor.trainable()}
 
 
-def test_sittings_go_on_and_cut_ones_end_as_whole_ones(place, gets):
+def test_sittings_go_on_and_cut_ones_end_as_whole_ones(place, gets, monkeypatch):
     first = make.sit("tiny", 3, 0)
     assert (first.first, first.last, first.until) == (0, 3, 3) and set(first.held_out) == {"loss", "ae"}
     gets(signal.SIGTERM, 2)
@@ -237,6 +247,12 @@ def test_sittings_go_on_and_cut_ones_end_as_whole_ones(place, gets):
     (place / "runs").rename(place / "elsewhere")
     found = make.sit("tiny", 1, 0)
     assert (found.first, found.last, found.until) == (3, 4, 4) and len(make.history(folder)) == 2
+    # What there was goes when all is written.
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    monkeypatch.setattr(make, "write_card", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        make.sit("tiny", 1, 0)
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.slow
@@ -468,6 +484,7 @@ def test_a_selection_has_the_adapter_of_a_trained_one_byte_for_byte(place, monke
     )
     page = (folder / "README.md").read_text()
     assert "# chosen\n" in page and "1/8 of the context's own keys" in page and "--compressor chosen" in page
+    assert "These weights have not been measured" in page and "51% exactly" not in page
 
 
 def test_a_reader_learns_from_what_a_selection_keeps_and_goes_on(place, corpus, monkeypatch):
@@ -588,4 +605,6 @@ def test_the_selections_in_models_are_those_that_are_made():
         assert one.settings.items() <= written["settings"].items() and written["languages"] == ["en"]
         for file in ("adapter_config.json", "adapter_model.safetensors"):
             assert (folder / "gistkit_0_text" / file).read_bytes() == (source / "gistkit_0_text" / file).read_bytes()
-        assert card.beside(one.adapter) in (folder / "README.md").read_text()
+        page = (folder / "README.md").read_text()
+        assert card.beside(one.adapter) in page and selection.digest(folder) == selection.MEASURED
+        assert selection.ABOUT in page

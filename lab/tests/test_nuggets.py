@@ -79,21 +79,23 @@ def test_the_arms_keep_about_as_many_states(corpus):
 
 @pytest.mark.parametrize("method", mostly_slow(["learned", "truncated", "compressive"], "learned"))
 def test_the_loss_is_that_of_the_asked_tokens(corpus, method):
-    arm = Arm("lm", method, RECIPE.ratio)
+    # A last block of three tokens.
+    recipe = dataclasses.replace(RECIPE, asked=2 * RECIPE.segment + 3)
+    arm = Arm("lm", method, recipe.ratio)
     torch.manual_seed(0)
-    compressor = nuggets.build_compressor(RECIPE, arm, nuggets.fresh_model(RECIPE, 0)).eval()
-    reader = nuggets.build_reader(RECIPE, arm, compressor)
+    compressor = nuggets.build_compressor(recipe, arm, nuggets.fresh_model(recipe, 0)).eval()
+    reader = nuggets.build_reader(recipe, arm, compressor)
     if method == "learned":
         reader.calibrate([corpus.passages([0, 500], 64)])
-    texts = nuggets.TextPassages(corpus, RECIPE.length, 3, 0, 4, RECIPE.asked).splits["test"]
-    found, _ = nuggets.continue_texts(reader, RECIPE, arm, texts, batch=3)
+    texts = nuggets.TextPassages(corpus, recipe.length, 3, 0, 4, recipe.asked).splits["test"]
+    found, _ = nuggets.continue_texts(reader, recipe, arm, texts, batch=3)
     nats = []
     with torch.no_grad():
         for row in texts:
-            for at in range(RECIPE.length - RECIPE.asked, RECIPE.length):
+            for at in range(recipe.length - recipe.asked, recipe.length):
                 # A text that is cut begins anew with every block of asked tokens.
-                block = (at - (RECIPE.length - RECIPE.asked)) // RECIPE.segment * RECIPE.segment
-                first = RECIPE.length - RECIPE.asked + block - (RECIPE.budget - RECIPE.segment // 2)
+                block = (at - (recipe.length - recipe.asked)) // recipe.segment * recipe.segment
+                first = recipe.length - recipe.asked + block - (recipe.budget - recipe.segment // 2)
                 rows = reader.rows(row[None, first if method == "truncated" else 0 : at])
                 logits = compressor.logits(reader.hidden(rows)[:, -1])
                 nats.append(cross_entropy(logits, row[at : at + 1]))

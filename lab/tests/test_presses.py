@@ -212,6 +212,21 @@ def test_what_was_measured_is_kept_and_goes_on(tmp_path):
     assert whole.settings == again.settings | {"earlier": [{"processor": "another"}]}
     with pytest.raises(ValueError, match="done: expected a comparison of the same model, questions"):
         against_presses(model, byte_tokenizer(), {"ferries": SETS["ferries"]}, done=again, **settings)
+    # Of one name, as every training's folder has, and yet another compressor.
+    rows, no_digests = [Entry("mine", NONE)], {key: again.settings[key] for key in again.settings if key != "digests"}
+    mine = against_presses(model, byte_tokenizer(), SETS, trained={"mine": adapted(model)}, rows=rows, **settings)
+    edited = SETS | {"ferries": [replace(SETS["ferries"][0], answers=["nine"])]}
+    for done, sets, trained, base, told in (
+        (mine, SETS, {"mine": adapted(model, 1)}, model, "rows of the same compressor mine"),
+        (again, edited, {}, model, "the same contexts, questions and answers"),
+        (again, SETS, {}, tiny_llama(initializer_range=0.03, **SIZES), "the same model's weights"),
+        (replace(again, settings=no_digests), SETS, {}, model, "with digests"),
+    ):
+        with pytest.raises(ValueError, match=f"done: expected .*{told}.*, got"):
+            against_presses(base, byte_tokenizer(), sets, trained=trained, done=done, **settings)
+    other = against_presses(model, byte_tokenizer(), SETS, rows=rows, trained={"other": adapted(model, 1)},
+                            done=mine, **settings)  # fmt: skip
+    assert {*other.settings["digests"]["compressors"]} == {"mine", "other"}
     (tmp_path / "other.jsonl").write_text('{"rows": 1}\n')
     with pytest.raises(ValueError, match=r"other\.jsonl: expected a comparison with presses"):
         Comparison.load(tmp_path / "other.jsonl")
@@ -223,7 +238,7 @@ def test_what_was_measured_is_kept_and_goes_on(tmp_path):
 def test_an_interval_covers_the_mean_as_often_as_it_says():
     draw = np.random.default_rng(1)
     values = draw.random(400) < 0.3
-    found, mean = interval(values), values.mean()
+    found, mean = interval(values, range(400)), values.mean()
     half = NormalDist().inv_cdf(0.975) * math.sqrt(mean * (1 - mean) / 400)
     assert found.mean == pytest.approx(mean)
     assert found.low == pytest.approx(mean - half, abs=0.006) and found.high == pytest.approx(mean + half, abs=0.006)
@@ -239,11 +254,12 @@ def test_an_interval_covers_the_mean_as_often_as_it_says():
 def test_questions_of_one_context_count_as_one_draw():
     values = [float(value) for value in np.random.default_rng(2).random(60) < 0.5]
     repeated, groups = [value for value in values for _ in range(9)], [n for n in range(60) for _ in range(9)]
-    alone, grouped, pretended = interval(values), interval(repeated, groups), interval(repeated)
+    alone, grouped = interval(values, range(60)), interval(repeated, groups)
+    pretended = interval(repeated, range(540))
     assert grouped == pytest.approx(alone)
     assert (grouped.high - grouped.low) / (pretended.high - pretended.low) == pytest.approx(3, abs=0.3)
     with pytest.raises(ValueError, match="values: expected at least one, with a group each, got 0"):
-        interval([])
+        interval([], [])
 
 
 def outcome(reader, memory, ratio, exact, aware=False, shares="equal"):
@@ -330,5 +346,11 @@ def test_figures_with_presses_are_lines_with_intervals(made_up):
     low, high = line[2][0].get_segments()[0][:, 1]
     assert (low, high) == (50, 100) and line[0].get_color() == "#D55E00"
     assert second.get_title(loc="left") == "the model as it is"
+    # Eight scores, with and without a fit and shared in two ways, are more than the styles of lines.
+    shares = {f"score {index}": [(0.5, 40.0, 30.0, 50.0)] for index in range(32)}
+    lines = [line[0] for line in draw_presses({"plain": shares}).axes[0].containers]
+    assert (
+        len({(line.get_color(), line.get_linestyle(), line.get_marker(), line.get_fillstyle()) for line in lines}) == 32
+    )
     with pytest.raises(ValueError, match="curves: expected at least one panel"):
         draw_presses({})

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict
@@ -49,6 +50,21 @@ COMMITTED: dict[str, set[str]] = {
     "voco-digits-quick": {"accuracy", "curves"},
     "greedy": set(),
 }
+
+
+def test_a_commit_is_marked_where_what_measures_differs_from_it(tmp_path) -> None:
+    git = lambda *words: subprocess.run(["git", "-C", tmp_path, *words], check=True, capture_output=True)  # noqa: E731
+    git("init", "-q")
+    own = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+    git(*own, "commit", "-q", "--allow-empty", "-m", "first")
+    for name, marked in (("docs/a.md", False), ("benchmarks/results/a.jsonl", False), ("benchmarks/a.py", True)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+        assert results.commit(tmp_path).endswith("+changes") == marked, name
+    (tmp_path / "benchmarks/a.py").unlink()
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab/study.py").touch()
+    assert results.commit(tmp_path).endswith("+changes")
 
 
 def committed(study: str) -> Path:
@@ -132,13 +148,18 @@ def test_a_line_says_all_of_its_run(tmp_path: Path) -> None:
     assert len(results.load(path)) == 1
 
 
-def test_attention_maps_stand_beside_in_steps_of_1e_5(tmp_path: Path) -> None:
+def test_attention_maps_stand_beside_in_steps_of_1e_5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.jsonl"
     maps = [[[[0.12345, 0.87655], [1.0, 0.0]]], [[[0.5, 0.5]]]]
     lines = [
         {"study": "epl", "machine": {}, "recipe": {}, "run": {"seed": i, "attention": m}} for i, m in enumerate(maps)
     ]
+    moved: list[str] = []
+    move = os.replace
+    monkeypatch.setattr(os, "replace", lambda old, new: (moved.append(Path(new).name), move(old, new)))
     results.write(path, lines[:1])
+    # An interruption leaves no line without its map.
+    assert moved == ["a.npz", "a.jsonl"]
     results.append(path, lines[1])
     results.append(path, {"study": "epl", "machine": {}, "recipe": {}, "run": {"seed": 2, "attention": []}})
     assert [line["run"]["attention"] for line in results.load(path)] == [*maps, []]

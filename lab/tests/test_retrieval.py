@@ -214,5 +214,10 @@ def test_documents_are_another_table_of_the_same_file(tmp_path, capsys, monkeypa
     )
     assert "1 steps of 5 x 48 bytes at most, after 3 of the language model" in page
     (tmp_path / "a.txt").write_text("text")
-    assert cli.main(["study", "retrieval", "--text", str(tmp_path / "a.txt"), "--out", str(tmp_path / "other")]) == 2
-    assert "--text: expected none but with --preset documents or seqpe-squad" in capsys.readouterr().err
+    for preset, option in (("quick", "text"), ("quick", "dataset"), ("documents", "tokenizer"), ("short", "questions")):
+        words = ["--preset", preset, f"--{option}", str(tmp_path / "a.txt"), "--out", str(tmp_path / "other")]
+        assert cli.main(["study", "retrieval", *words]) == 2
+        assert f"--{option}: expected none with --preset {preset}, got" in capsys.readouterr().err
+    words = ["--preset", "documents", "--dataset", "some/rows", "--text", str(tmp_path / "a.txt")]
+    assert cli.main(["study", "retrieval", *words]) == 2
+    assert "dataset: not allowed with a text, got 'some/rows'" in capsys.readouterr().err

@@ -203,6 +203,11 @@ def test_what_is_in_a_folder_is_not_overwritten_unasked(name, tmp_path, monkeypa
     with pytest.raises(SystemExit):
         cli.main([*words, "--resume", "--overwrite"])
     assert "not allowed with argument" in capsys.readouterr().err
-    # Committed runs are added to, and nothing in --out is asked.
+    # Committed runs are added to, and what is asked of --out is that it has no checkpoint of theirs.
+    words += ["--save", str(tmp_path / "kept")]
     with pytest.raises(pytest.fail.Exception, match="a run began"):
-        cli.main([*words, "--save", str(tmp_path / "kept")])
+        cli.main(words)
+    state = tmp_path / "dpl-0" / "checkpoint-1"
+    state.mkdir(parents=True)
+    assert cli.main(words) == 2 and state.exists()
+    assert f"got {state}, a checkpoint of a run; --resume keeps" in capsys.readouterr().err

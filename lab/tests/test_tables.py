@@ -1,6 +1,7 @@
 """The papers' tables: their figures and commands, estimates beside counted operations, and one made end to end."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -152,7 +153,9 @@ def test_a_table_goes_on_where_a_mistake_ended_it_and_shares_its_runs(folder, tm
     questions, out = tmp_path / "questions.jsonl", tmp_path / "out"
     rows = [{"context": f"It rained on day {n}. " * 3, "question": "When?", "answers": [f"day {n}"]} for n in range(6)]
     questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    small = ("--more", "train=--steps 2 --batch 2 --held-out 2 --lora 2", "--more", "answers=--max-new-tokens 4")
+    # Options of one stage add up.
+    small = ("--more", "train=--steps 2 --batch 2", "--more", "train=--held-out 2 --lora 2")
+    small += ("--more", "answers=--max-new-tokens 4")
     words = ("--model", folder, "--out", out, *small)
     one = ("gistpool-squad", *words, "--arms", "AvgPool 5x", *given(train=questions))
     assert call(*one) == 2
@@ -201,6 +204,10 @@ def test_rows_with_commas_are_chosen_and_epochs_have_hours(tmp_path, capsys):
     weights = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
     assert float(operations) == pytest.approx(16 * 185 * 6 * weights, rel=0.05)
     assert float(hours) == pytest.approx(10945 * 16 * 185 * 6 * weights / 400e12 / 3600, rel=0.02)
+    # Epochs of data whose size nobody knows have none.
+    assert call("epl-4", *words, "--arms", "500x(DPL)", "--more", "pretrain=--epochs 1") == 0
+    shown = capsys.readouterr().out
+    assert "\nat least " in shown and "rows their data has: 500x(DPL), pretrain." in shown
     # The options of a judge that the table names are those of all its sets.
     assert call("gistpool-6", *words, "--more", "answers=--judge http://x/v1 --judge-model y") == 0
     planned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("gistkit evaluate")]
@@ -272,3 +279,18 @@ def test_a_stage_that_was_interrupted_goes_on_from_its_checkpoint(tmp_path, monk
     (tmp_path / "stage" / "checkpoint-3").mkdir()
     paper_table._make(stage, None)
     assert seen == [stage.words, [*stage.words, "--resume"]]
+    # What starts from it is of this run, until it is made anew.
+    words, source = ["evaluate"], stage.folder
+    later = Run("ours", "answers", words, [], tmp_path / "later", tmp_path / "later/evaluation.json", [source])
+    paper_table._make(later, None)
+    later.result.touch()
+    paper_table._make(stage, None)
+    assert paper_table._make(later, None) == 0 and len(seen) == 4
+    shutil.rmtree(source)
+    paper_table._make(stage, None)
+    with pytest.raises(ValueError, match=f"got {later.folder}, made before {source} was made anew; remove it"):
+        paper_table._make(later, None)
+    # Earlier records have the words alone.
+    for folder, own in ((source, stage.words), (later.folder, words)):
+        (folder / "command.json").write_text(json.dumps(own))
+    assert paper_table._make(later, None) == 0 and len(seen) == 5

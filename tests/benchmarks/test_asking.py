@@ -75,6 +75,14 @@ def test_every_fact_stands_in_the_document_in_a_part_of_its_own(monkeypatch):
     assert len(ids) == 1000 and len({fact.question for fact in facts}) == 10
     places = [text.index(fact.sentence.removesuffix(".") + " .") / len(text) for fact in facts]
     assert places == pytest.approx([(index + 0.5) / 10 for index in range(10)], abs=0.02)
+    # Paragraphs that are longer than the distance of two facts, and than a short document.
+    monkeypatch.setattr(asking, "docstrings", lambda: f"{'Some text, some. ' * 60}\n\n" * 100)
+    for tokens in (1000, 500, 200):
+        ids, facts = asking.document(tokenizer, tokens, 10)
+        text = tokenizer.decode(ids)
+        assert len(ids) == tokens and all(fact.sentence.removesuffix(".") in text for fact in facts)
+    with pytest.raises(ValueError, match="tokens: expected enough for 10 facts, got 50"):
+        asking.document(tokenizer, 50, 10)
 
 
 def results(monkeypatch):

@@ -38,6 +38,7 @@ COMMANDS = [
 sys.path.insert(0, str(BENCHMARKS))
 
 import contenders  # noqa: E402
+import fitted  # noqa: E402
 import harness  # noqa: E402
 import masks  # noqa: E402
 import suites  # noqa: E402
@@ -269,6 +270,12 @@ def test_a_run_writes_json(tmp_path, capsys):
     suites.write(options.json, "some", content | {"machine": {"commit": "another"}})
     with pytest.raises(SystemExit, match=r"expected some in .* to be of this machine and commit, got"):
         harness.run("some", cases, options, seconds=0.01)
+
+
+def test_arms_of_other_trainings_are_not_added_to(tmp_path):
+    fitted.check_same(tmp_path, [{"steps": 2}], {"steps": 2})
+    with pytest.raises(SystemExit, match=r"expected arms of .*3.*, got .*2.*; use the same options"):
+        fitted.check_same(tmp_path, [{"steps": 3}, {"steps": 2}], {"steps": 3})
 
 
 def test_a_machine_s_file_keeps_each_suite_with_its_own_commit(tmp_path, monkeypatch):

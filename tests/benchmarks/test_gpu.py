@@ -125,8 +125,26 @@ def test_a_budget_ends_the_run(tmp_path: Path) -> None:
 
 def test_a_gpu_that_is_lost_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "_check", fails)
-    status, rows = measured(tmp_path / "rows", "--only", "attention, causal")
+    monkeypatch.setattr(gpu.harness, "ROOT", tmp_path)
+    status, rows = measured(tmp_path / "rows", "--save")
     assert status == 1 and rows[-1]["form"] == "SDPA, cuDNN"
+    # What there was stays.
+    assert not (tmp_path / "runs").exists()
+
+
+def test_all_rows_are_saved_when_they_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu.harness, "ROOT", tmp_path)
+    monkeypatch.setattr(gpu, "work", lambda *_: iter([(next(cases(512, TINY)), False)]))
+    rows = measured(tmp_path / "rows", "--save")[1]
+    (saved,) = tmp_path.glob("runs/benchmarks/*/gpu.jsonl")
+    assert rows and saved.read_text() == (tmp_path / "rows").read_text()
+    measured(tmp_path / "rows", "--save", "--budget", "0")
+    assert saved.read_text()
+    with pytest.raises(SystemExit):
+        measured(tmp_path / "rows", "--save", "--only", "rope")
+    assert "--only: expected none with --save" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ NONE: dict[str, Any] = {
     "method": None, "layout": None, "ratio": None, "chunk": None, "option": [], "documents": False,
     "images": None, "prompt": "plain", "tasks": None, "baselines": None, "tau": None, "segment": None,
     "excluded_words": None, "judge": None,
-    "keep_examples": False, "judge_model": None, "judge_prompt": None, "judge_concurrency": None,
+    "batch_size": 8, "keep_examples": False, "judge_model": None, "judge_prompt": None, "judge_concurrency": None,
 }  # fmt: skip
 
 
@@ -70,6 +70,12 @@ def run(arguments: argparse.Namespace) -> int:
         if getattr(arguments, name) != value:
             word = name.replace("_", "-")
             raise ValueError(f"--{word}: expected none with --against, got {getattr(arguments, name)}")
+    from gistkit.cli.evaluate import refuse
+
+    if arguments.questions is not None and arguments.text is None:
+        refuse(arguments, "--questions alone", context=None, continuation=None)
+    elif arguments.split == "train":
+        raise ValueError("--split: expected validation or test of a text, got train")
     from gistkit.common.trained import default_for
     from gistkit.evaluate.metrics import need
     from gistkit_lab import presses
@@ -109,9 +115,9 @@ def _sets(arguments: argparse.Namespace, tokenizer: Any, model: Any) -> dict[str
     """Questions of --questions by file, and facts by kind."""
     from itertools import islice
 
-    from gistkit import evaluate, train
+    from gistkit import evaluate
+    from gistkit.cli.evaluate import corpus_of
     from gistkit.formats import question_sets
-    from gistkit.train.data import CACHE
     from gistkit_lab.presses.facts import LENGTHS, fact_questions
 
     limit = arguments.examples
@@ -121,9 +127,7 @@ def _sets(arguments: argparse.Namespace, tokenizer: Any, model: Any) -> dict[str
     }
     if arguments.questions is not None and arguments.text is None:
         return sets
-    corpus = train.load_corpus(
-        arguments.text, tokenizer=tokenizer, cache=arguments.out.parent / CACHE, held_out_only=True, progress=True
-    )
+    corpus = corpus_of(arguments, tokenizer, held_out_only=True)
     # KVzip reads a text, and up to 2,048 tokens of it once more.
     most = getattr(model.config.get_text_config(), "max_position_embeddings", None) or max(LENGTHS) * 2
     lengths = {length: count for length, count in LENGTHS.items() if length <= most // 2}

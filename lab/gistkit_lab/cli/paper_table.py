@@ -7,6 +7,7 @@ import json
 import shlex
 import subprocess
 import tempfile
+import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,7 +120,10 @@ def _run(arguments: argparse.Namespace) -> int:
     for name, value in arguments.data:
         data.setdefault(name, []).append(value)
     out = arguments.out or Path("runs") / table.paper
-    choices = Choices(arguments.model, out, data, shared, dict(arguments.more))
+    more: dict[str, list[str]] = {}
+    for name, words in arguments.more:
+        more.setdefault(name, []).extend(words)
+    choices = Choices(arguments.model, out, data, shared, more)
     planned = list(runs(table, choices))
     print(table.about)
     needs_data = arguments.measure is not None or not arguments.dry_run
@@ -153,23 +157,38 @@ def _make(run: Run, launcher: Sequence[str] | None) -> int:
     """Runs a command whose result is not there yet; its status.
 
     Raises:
-        ValueError: if its folder has the result of another command.
+        ValueError: if its folder has the result of another command, or of an earlier one of what it starts from.
     """
-    record = run.folder / COMMAND
-    if record.exists() and (before := json.loads(record.read_text(encoding="utf-8"))) != list(run.words):
+    from gistkit.train import checkpoints
+
+    before, sources = _recorded(run.folder), [_recorded(folder).get("id") for folder in run.sources]
+    made_by = ""
+    if before and before["words"] != list(run.words):
+        made_by = f"by gistkit {shlex.join(before['words'])}"
+    elif before and (before["sources"] or [None] * len(sources)) != sources:
+        made_by = f"before {' and '.join(map(str, run.sources))} was made anew"
+    if made_by:
         raise ValueError(
-            f"--out: expected a folder of the same runs, got {run.folder}, made by gistkit {shlex.join(before)}; "
-            "remove it, or use another --out"
+            f"--out: expected a folder of the same runs, got {run.folder}, made {made_by}; remove it, or use another "
+            "--out"
         )
-    if run.result.exists() and record.exists():
+    if before and run.result.exists():
         print("is there already")
         return 0
     run.folder.mkdir(parents=True, exist_ok=True)
-    write_text(record, json.dumps(list(run.words)) + "\n")
-    from gistkit.train import checkpoints
-
-    words = [*run.words, "--resume"] if checkpoints.find(run.folder) else run.words
+    goes_on = checkpoints.find(run.folder)
+    made = {"words": list(run.words), "id": before["id"] if before and goes_on else uuid.uuid4().hex}
+    write_text(run.folder / COMMAND, json.dumps({**made, "sources": sources}) + "\n")
+    words = [*run.words, "--resume"] if goes_on else run.words
     return _call(words) if launcher is None else subprocess.run([*launcher, *words], check=False).returncode
+
+
+def _recorded(folder: Path) -> dict[str, Any]:
+    """The words that a folder's run was made with, its id, and those of the runs that it starts from; {}: unknown."""
+    path = folder / COMMAND
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    # Earlier files have the words alone.
+    return {"words": found, "id": None, "sources": None} if isinstance(found, list) else found
 
 
 def _call(words: Sequence[str]) -> int:
@@ -187,18 +206,22 @@ def _plan(planned: Iterable[Run], arguments: argparse.Namespace) -> str:
     """The runs with their commands, and the hours of each training and of all."""
     from gistkit.evaluate.report import format_table
 
-    lines, commands, total = [["run", "steps", "operations a step", "hours"]], [], 0.0
+    lines, commands, unknown, total = [["run", "steps", "operations a step", "hours"]], [], list[str](), 0.0
     for run in planned:
         steps = operations = shown = "-"
         if run.new:
             steps, operations, hours = _cost(run, arguments)
             shown = "-" if hours is None else f"{hours:.2f}"
             total += hours or 0.0
+            unknown += [run.title] if hours is None else []
         lines.append([run.title, steps, operations, shown])
         commands.append(f"# {run.title}\ngistkit {shlex.join(run.words)}")
     source = f"{arguments.tflops:g} TFLOP/s" if arguments.measure is None else f"{arguments.measure} steps of each"
-    note = f"{total:.1f} hours of training on one device, from {source}. Evaluations are not counted; epochs are of "
-    note += "the paper's data, and questions count as long as theirs on average, or else as the longest."
+    note = f"{'at least ' if unknown else ''}{total:.1f} hours of training on one device, from {source}. Evaluations "
+    note += "are not counted; epochs are of the paper's data, and questions count as long as theirs on average, or "
+    note += "else as the longest."
+    if unknown:
+        note += f" Left out, as nobody knows how many rows their data has: {'; '.join(unknown)}."
     return "\n\n".join(["", format_table(lines), note, *commands])
 
 

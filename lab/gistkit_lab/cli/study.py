@@ -17,7 +17,7 @@ from gistkit_lab.studies import registry
 
 if TYPE_CHECKING:
     from gistkit_lab.studies.results import Line
-    from gistkit_lab.studies.study import Study, StudyPlan
+    from gistkit_lab.studies.study import Job, Study, StudyPlan
 
 COMMITTED = Path("benchmarks/results")
 # Of runs, in a folder of results.
@@ -108,6 +108,8 @@ def run(options: argparse.Namespace) -> int:
         print(plan.about)
     other_lines = [line for line in saved_lines if line not in lines.values()]
     missing = [job for job in plan.jobs if job.name not in lines]
+    if options.save is not None and not (options.resume or options.overwrite):
+        check_unused(out, missing)
     # No process writes before all have read.
     processes.gathered(None)
     for job, run in run_jobs(
@@ -132,14 +134,21 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def check_unused(out: Path) -> None:
+def check_unused(out: Path, jobs: Sequence[Job] | None = None) -> None:
     """Refuses a folder with results or checkpoints of runs, which new runs would replace.
+
+    Args:
+        jobs: the new runs where they write no results there: checkpoints of theirs alone are refused.
 
     Raises:
         ValueError: saying what is there, and both ways on.
     """
     results, states = out / "results.jsonl", sorted(out.glob(CHECKPOINTS))
-    if results.exists():
+    if jobs is not None:
+        # Further stages of a run have its name, a hyphen and their own.
+        names = [f"{job.name}-" for job in jobs]
+        states = [state for state in states if f"{state.parent.name}-".startswith(tuple(names))]
+    if jobs is None and results.exists():
         found = f"{results} with results"
     elif states:
         found = f"{states[0]}, a checkpoint of a run"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,6 +70,22 @@ def image_conversations(path: Path, images: Path, extracted: Path) -> list[Conve
         found.append(Conversation((file,), (turn,), group=choice.group))
     if not found:
         raise ValueError(f"{path}: expected at least one question with an image, got none")
+    return found
+
+
+def first(conversations: Sequence[Conversation], count: int) -> list[Conversation]:
+    """The first so many questions, each with all orders of its options, of which it is right only if all are."""
+    found: list[Conversation] = []
+    groups: set[str] = set()
+    for each in conversations:
+        if each.group in groups:
+            found.append(each)
+        elif count:
+            turns = each.turns[:count]
+            # Other right answers are to the last question.
+            found.append(each if turns == each.turns else replace(each, turns=turns, others=()))
+            count -= len(turns)
+            groups |= {each.group} - {""}
     return found
 
 

@@ -211,7 +211,7 @@ def _about_images(arguments: argparse.Namespace, judge: Any) -> int:
         raise ValueError("--questions: expected files of questions about the images, got none")
 
     from gistkit import train
-    from gistkit_lab.evaluate.choices import image_conversations
+    from gistkit_lab.evaluate.choices import first, image_conversations
     from gistkit_lab.evaluate.images import evaluate_images
 
     processes = launched()
@@ -224,12 +224,11 @@ def _about_images(arguments: argparse.Namespace, judge: Any) -> int:
             name = file.name.partition(".")[0]
             if name in reports:
                 raise ValueError(f"--questions: expected files of different names, got {name} twice")
-            conversations = image_conversations(file, arguments.images, Path(extracted))
+            conversations = first(image_conversations(file, arguments.images, Path(extracted)), arguments.examples)
             reports[name] = evaluate_images(
                 compressor,
                 processor.tokenizer,
                 train.ConversationQuestions(conversations, compressor, processor),
-                limit=arguments.examples,
                 batch_size=arguments.batch_size,
                 max_new_tokens=arguments.max_new_tokens,
                 judge=judge,

@@ -52,7 +52,6 @@ def evaluate_images(
     tokenizer: Any,
     examples: Sequence[ImageExample],
     *,
-    limit: int | None = None,
     batch_size: int = 8,
     max_new_tokens: int | None = None,
     progress: bool = True,
@@ -70,7 +69,6 @@ def evaluate_images(
         tokenizer: of its model's processor.
         examples: questions, at least one, each with an answer. They may be made when they are asked for, as by
             `gistkit.train.ConversationQuestions`; each is asked for twice, and none is kept.
-        limit: the first so many of them; None: all.
         batch_size, max_new_tokens, progress, processes: as in `gistkit.evaluate.compare`.
         judge: as in `judged`; it sees no image.
 
@@ -83,8 +81,7 @@ def evaluate_images(
         need(module)
     stops = tuple(end_tokens(compressor.model, tokenizer))
     rows, groups = [], []
-    for number in range(min(len(examples), limit or len(examples))):
-        example = examples[number]
+    for number, example in enumerate(examples):
         if not example.answers:
             raise ValueError(f"examples[{number}]: expected at least one right answer, got none")
         # The end token is not asked for, as in other evaluations.

@@ -27,7 +27,9 @@ from gistkit.evaluate.data import Example, Prepared, prepare, words_of
 from gistkit.evaluate.evaluation import display_name
 from gistkit.evaluate.metrics import contains_answer, exact_match, token_f1
 from gistkit.evaluate.runner import end_tokens, evaluating, greedy_rows, prediction_of, scored_tokens
+from gistkit.hf import fingerprint
 from gistkit.info import machine
+from gistkit_lab import digests
 from gistkit_lab.presses.reader import PressReader, Text
 
 RATIOS = (2, 4, 8, 16)
@@ -98,7 +100,8 @@ class Comparison:
     """Outcomes about the same questions.
 
     Args:
-        settings: model, dtype, new tokens, machine, and those that measured some of the outcomes before.
+        settings: model, dtype, new tokens, machine, and those that measured some of the outcomes before; "digests" of
+            the model's weights, the questions, and the compressors by name. Without these none can be added.
         sets: the set of each question.
         contexts: the number of each question's context.
         lengths: tokens of each context.
@@ -231,6 +234,8 @@ def against_presses(
     asked = asked_of(sets, tokenizer)
     settings: dict[str, Any] = {"model": display_name(model), "dtype": str(model.dtype).removeprefix("torch.")}
     settings |= {"max_new_tokens": max_new_tokens, "machine": machine()}
+    own = {name: digests.of_compressor(one) for name, one in trained.items()}
+    settings["digests"] = {"weights": fingerprint(model), "questions": asked.digest(), "compressors": own}
     if done is not None:
         before = [*done.settings.get("earlier", []), done.settings["machine"]]
         settings["earlier"] = [each for each in before if each != settings["machine"]]
@@ -238,6 +243,7 @@ def against_presses(
     found = Comparison(settings, asked.sets, asked.owners, lengths, [] if done is None else list(done.outcomes))
     if done is not None:
         _check_same(done, found)
+        own.update(done.settings["digests"]["compressors"])
     have = {outcome.entry for outcome in found.outcomes}
     left = [entry for entry in rows or entries(trained, ratios=ratios, by=by, shares=shares, fit=fit)
             if entry not in have]  # fmt: skip
@@ -273,6 +279,15 @@ def _check_same(done: Comparison, now: Comparison) -> None:
         same &= done.settings.get(name) == now.settings[name]
     if not same:
         raise ValueError("done: expected a comparison of the same model, questions and lengths, got another one")
+    before, own = done.settings.get("digests"), now.settings["digests"]
+    if before is None:
+        raise ValueError("done: expected a comparison with digests of what was measured, got one without, only to show")
+    for name, part in (("weights", "model's weights"), ("questions", "contexts, questions and answers")):
+        if before[name] != own[name]:
+            raise ValueError(f"done: expected a comparison of the same {part}, {own[name]}, got {before[name]}")
+    for name, digest in own["compressors"].items():
+        if (other := before["compressors"].get(name, digest)) != digest:
+            raise ValueError(f"done: expected rows of the same compressor {name}, {digest}, got another's, {other}")
 
 
 @dataclass(frozen=True)
@@ -284,6 +299,11 @@ class Asked:
     answers: list[list[int]] = field(default_factory=list)
     sets: list[str] = field(default_factory=list)
     owners: list[int] = field(default_factory=list)
+
+    def digest(self) -> str:
+        """Of contexts with what follows them, and of questions with all answers."""
+        contexts = [(row.context, row.continuation) for row in self.contexts]
+        return digests.of_values([contexts, [(row.question, row.answers) for row in self.questions]])
 
 
 def asked_of(sets: Mapping[str, Sequence[Example]], tokenizer: Any) -> Asked:

@@ -18,7 +18,7 @@ class Interval(NamedTuple):
     high: float
 
 
-def interval(values: Sequence[float], groups: Sequence[int] | None = None) -> Interval:
+def interval(values: Sequence[float], groups: Sequence[int]) -> Interval:
     """The mean of values, with the interval of the percentile bootstrap over groups.
 
     Questions about one context are right or wrong together, as the memory is one: contexts are drawn, not questions.
@@ -26,13 +26,13 @@ def interval(values: Sequence[float], groups: Sequence[int] | None = None) -> In
 
     Args:
         values: one for each question.
-        groups: the number of each question's context; None: each has its own.
+        groups: the number of each question's context.
 
     Raises:
         ValueError: if there is no value, or not one group for each.
     """
     array = np.asarray(values, dtype=np.float64)
-    ids = np.arange(len(array)) if groups is None else np.asarray(groups)
+    ids = np.asarray(groups)
     if not len(array) or len(ids) != len(array):
         raise ValueError(f"values: expected at least one, with a group each, got {len(array)} and {len(ids)}")
     _, place = np.unique(ids, return_inverse=True)

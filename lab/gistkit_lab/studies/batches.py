@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from gistkit_lab.studies.draws import generator_of
 from gistkit_lab.studies.images import Files
 
 
@@ -110,13 +111,12 @@ class Draws(NamedTuple):
 
     def rows(self, step: int) -> tuple[Tensor, torch.Generator]:
         """The images of a step, int64 [batch], and what the rest of the step is drawn from."""
-        generator = torch.Generator().manual_seed(100_003 * (self.seed + 1) + step)
+        generator = generator_of(self.seed, step)
         return torch.randint(0, self.images, (self.batch,), generator=generator), generator
 
     def seeds(self, step: int) -> Tensor:
         """int64 [4, batch]: of each image's crop, of its operations, of what is erased of it, and of mixtures."""
-        generator = torch.Generator().manual_seed((1 << 40) + 100_003 * (self.seed + 1) + step)
-        return torch.randint(1 << 62, (4, self.batch), generator=generator)
+        return torch.randint(1 << 62, (4, self.batch), generator=generator_of(self.seed, step, 1))
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,8 @@ from torch import Tensor
 from gistkit.common.checks import IGNORE
 from gistkit.train.data import Corpus
 from gistkit_lab.studies import length as language_models
-from gistkit_lab.studies.filler import SPLITS, train_and_measure
+from gistkit_lab.studies.draws import SPLITS
+from gistkit_lab.studies.filler import train_and_measure
 from gistkit_lab.studies.fitting import Session, StudyRecipe
 from gistkit_lab.studies.positions import Run, Student
 

@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from gistkit.common.checks import IGNORE
+from gistkit_lab.studies.draws import SPLITS
 from gistkit_lab.studies.fitting import Session
 from gistkit_lab.studies.positions import Run, Sizes, Student, finished
-
-SPLITS = {"train": 0, "held_out": 1, "test": 2}
 
 
 @dataclass(frozen=True)

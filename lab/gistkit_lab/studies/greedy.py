@@ -7,11 +7,9 @@ memory stays (Dodo, Section 7.1 and Algorithm 1 of Appendix A).
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -31,6 +29,7 @@ from gistkit.options.arguments import device, positive, typed
 from gistkit.options.models import add_dtype, add_model_name, load_compressor, load_model, trained_folder
 from gistkit.options.texts import read_contents
 from gistkit.train.presets import find_preset
+from gistkit_lab import digests
 from gistkit_lab.studies.fitting import Session
 from gistkit_lab.studies.pages import machine_caption, runs
 from gistkit_lab.studies.rows import Rows
@@ -102,12 +101,14 @@ class Run:
         title, settings: of the compressor.
         texts: one each.
         training: how it was trained, where that is known.
+        digest: of the compressor, where that is known.
     """
 
     title: str
     settings: dict[str, Any]
     texts: list[SwapSearch]
     training: dict[str, Any] = field(default_factory=dict)
+    digest: str = ""
 
 
 def improve(
@@ -277,7 +278,7 @@ def _one_row(compressor: Dodo, name: str, ids: Any) -> TokenRows:
 
 
 class Search(NamedTuple):
-    """The arm: the title of a trained Dodo, and what `study` is called with."""
+    """The arm: the title and digest of a trained Dodo, and what `study` is called with."""
 
     name: str
     compressor: Dodo
@@ -352,18 +353,19 @@ class GreedyStudy(Study):
             f"{compressor.title}: {len(text_passages)} passages, {recipe.context} tokens compressed, "
             f"{recipe.read} read, {recipe.asked} asked"
         )
-        source = Passages(", ".join(options.texts), sha256(json.dumps(text_passages).encode()).hexdigest()[:12])
-        return StudyPlan(
-            recipe, [Job(Search(compressor.title, compressor, text_passages, options.batch_size), 0)], about, source
-        )
+        source = Passages(", ".join(options.texts), digests.of_values(text_passages))
+        name = f"{compressor.title} {digests.of_compressor(compressor)}"
+        search = Search(name, compressor, text_passages, options.batch_size)
+        return StudyPlan(recipe, [Job(search, 0)], about, source)
 
     def train(self, session: Session) -> Run:
         search: Search = session.arm
         results = list(study(search.compressor, search.texts, session.recipe, batch_size=search.batch_size))
-        return Run(search.name, search.compressor.settings, results)
+        digest = search.name.rpartition(" ")[2]
+        return Run(search.compressor.title, search.compressor.settings, results, digest=digest)
 
     def arm_name(self, run: Run) -> str:
-        return run.title
+        return f"{run.title} {run.digest}"
 
     def seed(self, run: Run) -> int:
         return 0

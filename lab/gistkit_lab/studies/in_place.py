@@ -26,6 +26,7 @@ from gistkit.train.batches import Batch
 from gistkit.train.recipe import adamw
 from gistkit_lab.studies import models
 from gistkit_lab.studies.answering import evaluate
+from gistkit_lab.studies.draws import generator_of
 from gistkit_lab.studies.fitting import Progress, Session, StudyRecipe
 from gistkit_lab.studies.needles import Needles, Question, as_batch
 from gistkit_lab.studies.pages import machine_caption, model_line
@@ -260,8 +261,8 @@ def _fit(session: Session, compressor: InPlace, data: Needles, base: bool = Fals
         batch = {name: tensor.to(device) for name, tensor in data(step).items()}
         total = compressor(**batch)["loss"]
         if base:
-            again = torch.Generator().manual_seed(100_003 * (seed + 1) + step)
-            total = total + language_loss(compressor, batch) + repetition_loss(compressor, batch, again)
+            total = total + language_loss(compressor, batch)
+            total = total + repetition_loss(compressor, batch, generator_of(seed, step))
         return total
 
     def figures() -> tuple[float, float]:
@@ -399,9 +400,11 @@ class InPlaceStudy(Study):
             return report
         return f"{report}\n\nHeld-out questions, as they were answered:\n{self.examples(runs)}"
 
-    def examples(self, runs: Sequence[Run], ratio: int = 5) -> str:
-        """The answers to one held-out question of each kind, as each method gives them at `ratio` (first seed)."""
-        first = {arm.method: arm_runs[0] for arm, arm_runs in self.by_arm(runs).items() if arm.ratio in (1, ratio)}
+    def examples(self, runs: Sequence[Run]) -> str:
+        """The answers to one held-out question of each kind, as each method gives them at about 5x (first seed)."""
+        arms = {arm: own[0] for arm, own in self.by_arm(runs).items() if own[0].examples}
+        nearest = min((arm.ratio for arm in arms if arm.ratio > 1), key=lambda ratio: abs(ratio - 5), default=1)
+        first = {arm.method: run for arm, run in arms.items() if arm.ratio in (1, nearest)}
         lines = []
         for index, example in enumerate(next(iter(first.values())).examples[:2]):
             lines.append(f"  {example['question'].strip()!r} -> {example['answer']!r}")

@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 from gistkit.common.files import write_picture
 from gistkit.train import checkpoints
 from gistkit.train.data import Corpus
+from gistkit_lab.studies.draws import generator_of
 from gistkit_lab.studies.fitting import Progress, Session
 from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.positions import (
@@ -110,8 +111,7 @@ class LengthTexts:
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
         """(input_ids, labels), int64 [batch, length] both, of step 0, 1, ..."""
-        generator = torch.Generator().manual_seed(100_003 * (self.seed + 1) + step)
-        rows = self.corpus.batch(self.recipe.batch, self.recipe.length + 1, generator)
+        rows = self.corpus.batch(self.recipe.batch, self.recipe.length + 1, generator_of(self.seed, step))
         return rows[:, :-1], rows[:, 1:]
 
 

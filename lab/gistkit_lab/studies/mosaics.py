@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gistkit_lab.studies.draws import SPLITS
 from gistkit_lab.studies.images import Images, resize
 
 # Kinds of questions: which item is at a cell, how many of an item, and which item is left of another.
 KINDS = ("at", "count", "left")
 # Tokens of a question, its answer the last.
 TURN = 4
-SPLITS = {"train": 0, "held_out": 1, "test": 2}
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,10 @@ import numpy as np
 from gistkit.compress.tokens import text_ids
 from gistkit.train.batches import Batch, Batches, check_size, collate
 from gistkit.train.data import Corpus
+from gistkit_lab.studies.draws import SPLITS
 
 # A code's name and its word come from so many frequent words of the text.
 WORDS = 256
-# Seeds of the splits: training questions, and the two held-out splits.
-SPLITS = {"train": 0, "held_out": 1, "test": 2}
 
 Ids = tuple[int, ...]
 

@@ -34,6 +34,7 @@ from gistkit.train.data import Corpus
 from gistkit.train.stages import Stage, growing, selecting_at
 from gistkit_lab.evaluate.reading import last_tokens
 from gistkit_lab.studies import models
+from gistkit_lab.studies.draws import generator_of
 from gistkit_lab.studies.fitting import Carried, Progress, Session, StudyRecipe, exclusively
 from gistkit_lab.studies.pages import machine_caption, model_line
 from gistkit_lab.studies.reconstruction import evaluate as reconstruct
@@ -238,21 +239,23 @@ class TextPassages:
 
     def __call__(self, step: int) -> Tensor:
         """int64 [rows, length], the passages of step 0, 1, ..."""
-        generator = torch.Generator().manual_seed(100_003 * (self.seed + 1) + step)
-        return self.corpus.batch(self.rows, self.length, generator)
+        return self.corpus.batch(self.rows, self.length, generator_of(self.seed, step))
 
 
 def continue_texts(
     reader: LanguageModel, recipe: Recipe, arm: Arm, texts: Tensor, batch: int = 8
 ) -> tuple[float, float]:
     """Loss of the last `asked` tokens of texts [n, length], and the mean number of states kept for each of them."""
-    asked = recipe.asked
-    if arm.method == "truncated":
-        # A text that is cut to its last tokens is read again for every block, so that no layer sees further.
-        before, asked = recipe.budget - recipe.segment // 2, recipe.segment
-        ends = range(recipe.length - recipe.asked + asked, recipe.length + 1, asked)
-        texts = torch.cat([texts[:, end - asked - before : end] for end in ends])
-    return last_tokens(reader, texts, asked, batch_size=batch)[:2]
+    if arm.method != "truncated":
+        return last_tokens(reader, texts, recipe.asked, batch_size=batch)[:2]
+    # A text that is cut to its last tokens is read again for every block, so that no layer sees further.
+    before = recipe.budget - recipe.segment // 2
+    loss = states = 0.0
+    for first in range(recipe.length - recipe.asked, recipe.length, recipe.segment):
+        count = min(recipe.segment, recipe.length - first)
+        block = last_tokens(reader, texts[:, first - before : first + count], count, batch_size=batch)
+        loss, states = loss + block[0] * count, states + block[1] * count
+    return loss / recipe.asked, states / recipe.asked
 
 
 def train(session: Session) -> Run:

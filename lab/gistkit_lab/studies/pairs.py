@@ -28,12 +28,12 @@ from gistkit.layouts import Plan
 from gistkit.train.recipe import adamw
 from gistkit.train.stages import Stage, selecting_at
 from gistkit_lab.studies import in_place
+from gistkit_lab.studies.draws import SPLITS
 from gistkit_lab.studies.fitting import Carried, FallingRecipe, Progress, Session
 from gistkit_lab.studies.in_place import Arm, Run, arm_compressor
 from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.study import Names, SavedRun
 
-SPLITS = {"train": 0, "held_out": 1, "test": 2}
 # Methods of the study `in-place` that run unless others are asked for.
 METHODS = ("no", "full", "gist", "sep-offset-gist", "avgpool", "gistpool")
 # Methods that came after the papers' and those that they are nearest to, read by the frozen decoder but for Dodo and

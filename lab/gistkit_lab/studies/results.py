@@ -13,7 +13,7 @@ import os
 import subprocess
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,7 +21,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from gistkit.common.files import Lines, replacing, write_picture, write_text
+from gistkit.common.files import Lines, replacing, write_picture
 from gistkit.common.messages import one_line
 
 if TYPE_CHECKING:
@@ -60,11 +60,12 @@ def write(path: Path, lines: Sequence[Line]) -> None:
     """Writes a file; the previous one stays until the new one is complete."""
     arrays: dict[str, Any] = {}
     texts = [_encode_line(line, arrays) for line in lines]
-    with ExitStack() as stack:
-        # Both are on the disk before one of them is in its place.
+    # Both are on the disk before one of them is in its place, first the arrays, which lines name.
+    with replacing(path) as partial:
+        partial.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
         if arrays:
-            np.savez_compressed(stack.enter_context(_open_arrays(path.with_suffix(".npz"))), **arrays)
-        write_text(path, "".join(f"{text}\n" for text in texts))
+            with _open_arrays(path.with_suffix(".npz")) as file:
+                np.savez_compressed(file, **arrays)
     if not arrays:
         path.with_suffix(".npz").unlink(missing_ok=True)
 
@@ -176,7 +177,8 @@ def commit(folder: Path) -> str:
             return ""
 
     root = git("rev-parse", "--show-toplevel")
-    changed = "+changes" if root and git("status", "--porcelain", "--", f"{root}/csrc", f"{root}/python") else ""
+    sources = [f"{root}/{name}" for name in ("csrc", "python", "lab", "benchmarks/*.py")]
+    changed = "+changes" if root and git("status", "--porcelain", "--", *sources) else ""
     return (git("rev-parse", "--short=10", "HEAD") or "unknown") + changed
 
 

@@ -36,6 +36,9 @@ PAPER = {
 }
 # The variants, by what is read.
 VARIANTS: Mapping[str, Any] = {"": filler, "documents": documents, "squad": squad}
+# Options that a variant has no use for.
+_OF_SQUAD = ("tokenizer", "questions", "test_questions")
+UNUSED: Mapping[str, Sequence[str]] = {"": ("text", "dataset", *_OF_SQUAD), "documents": _OF_SQUAD}
 
 
 class RetrievalStudy(PositionStudy):
@@ -67,13 +70,13 @@ class RetrievalStudy(PositionStudy):
 
     def load(self, options: argparse.Namespace, recipe: Any) -> Any:
         variant = self.variant(recipe)
+        for option in UNUSED.get(variant, ()):
+            if (value := getattr(options, option)) is not None:
+                word = option.replace("_", "-")
+                raise ValueError(f"--{word}: expected none with --preset {options.preset}, got {str(value)!r}")
         if variant == "documents":
-            return super().load(options, recipe)
+            return self.corpus(options)
         if not variant:
-            if options.text is not None:
-                raise ValueError(
-                    f"--text: expected none but with --preset documents or seqpe-squad, got {str(options.text)!r}"
-                )
             return None
         for option in ("questions", "test_questions"):
             if getattr(options, option) is None:

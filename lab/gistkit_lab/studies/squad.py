@@ -24,7 +24,7 @@ from gistkit.formats import Asked, read_questions
 from gistkit.nn import Learned
 from gistkit.train.data import Corpus
 from gistkit_lab.studies import length as language_models
-from gistkit_lab.studies.filler import SPLITS
+from gistkit_lab.studies.draws import SPLITS
 from gistkit_lab.studies.fitting import Session, StudyRecipe
 from gistkit_lab.studies.positions import Run, Student, finished
 

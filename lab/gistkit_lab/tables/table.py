@@ -213,6 +213,7 @@ class Run:
         new: the words of the same training with a new compressor, whose cost is estimated; of an evaluation none.
         folder: of its results.
         result: the file or folder that is there when it has ended.
+        sources: folders of the runs that it starts from or compares.
     """
 
     arm: str
@@ -221,6 +222,7 @@ class Run:
     new: Sequence[str]
     folder: Path
     result: Path
+    sources: Sequence[Path] = ()
 
     @property
     def title(self) -> str:
@@ -296,6 +298,7 @@ def runs(table: Table, choices: Choices) -> Iterator[Run]:
                 [] if report else [*begin, *new, *words, *more, *out],
                 folder,
                 folder / stage.result,
+                [choices.out / arm.folder_of(each) for each in (stage.start, *stage.reports) if each],
             )
 
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from numpy.typing import NDArray
+from matplotlib.figure import Figure
 
-from gistkit.viz.style import FigureOrAxes, axes_of, tidy
+from gistkit.viz.style import Picture, tidy
 from gistkit_lab.viz.lines import draw_bars, legend_beside, styles
 
 STYLE = styles(
@@ -28,25 +27,22 @@ STYLE = styles(
 STYLE["Full (truncated)"]["markerfacecolor"] = "white"
 
 
-def draw_bleu_by_length(series: Mapping[str, Mapping[int, Sequence[float]]], *, ax: Axes | None = None) -> FigureOrAxes:
-    """BLEU of reconstructed texts against their length, a line a method, with a band from lowest to highest over seeds.
+def draw_bleu_by_length(series: Mapping[str, Mapping[int, Sequence[float]]]) -> Figure:
+    """BLEU of reconstructed texts against their length, a line a method, bars from lowest to highest over seeds.
 
     Args:
         series: {method: {tokens of the text: BLEU of each seed, 0 to 100}}. A method whose name is not in `STYLE` gets
             an unused style; at most as many methods as styles.
-        ax: axes to draw into.
 
     Paper: Dodo, Figure 4.
     """
     style = _styles("draw_bleu_by_length", series)
-    result, axes = axes_of(ax, (6.8, 4.0))
-    lowest = 100.0
+    figure = Picture(figsize=(6.8, 4.0), layout="constrained", dpi=120)
+    axes, lowest = figure.subplots(), 100.0
     for method, lengths in series.items():
-        at = sorted(lengths)
-        means, lows, highs = _spread("draw_bleu_by_length", method, [lengths[length] for length in at])
-        axes.plot(at, means, label=method, markersize=5, linewidth=1.4, **style[method])
-        axes.fill_between(at, lows, highs, color=style[method]["color"], alpha=0.15, linewidth=0)
-        lowest = min(lowest, *lows)
+        _check("draw_bleu_by_length", method, list(lengths.values()))
+        draw_bars(axes, lengths, label=method, markersize=5, linewidth=1.4, **style[method])
+        lowest = min(lowest, *map(min, lengths.values()))
     floor = max(0.0, (lowest - 1) // 10 * 10)
     axes.set(xlabel="text length (tokens)", ylabel="BLEU")
     # Markers at either end stay whole.
@@ -54,29 +50,26 @@ def draw_bleu_by_length(series: Mapping[str, Mapping[int, Sequence[float]]], *, 
     axes.set_title("Reconstructing a text from its compressed form", loc="left")
     legend_beside(axes)
     tidy(axes)
-    return result
+    return figure
 
 
-def draw_perplexity(
-    series: Mapping[str, Sequence[tuple[float, Sequence[float]]]], *, title: str = "", ax: Axes | None = None
-) -> FigureOrAxes:
+def draw_perplexity(series: Mapping[str, Sequence[tuple[float, Sequence[float]]]], *, title: str = "") -> Figure:
     """Perplexity against the states a prediction attends to, a line an arm, bars from lowest to highest over seeds.
 
     Args:
         series: {arm: [(measured states, above 0; perplexity of each seed)]}, arms as in `STYLE`; others get an unused
             style; at most as many arms as styles.
         title: a heading.
-        ax: axes to draw into.
 
     Paper: Dodo, Table 1.
     """
     style = _styles("draw_perplexity", series)
-    result, axes = axes_of(ax, (7.4, 4.4))
-    measured: list[float] = []
+    figure = Picture(figsize=(7.4, 4.4), layout="constrained", dpi=120)
+    axes, measured = figure.subplots(), list[float]()
     for arm, points in series.items():
         points = sorted(points, key=lambda point: point[0])
         states = [states for states, _ in points]
-        _spread("draw_perplexity", arm, [values for _, values in points])
+        _check("draw_perplexity", arm, [values for _, values in points])
         if states[0] <= 0:
             raise ValueError(f"draw_perplexity: expected states above 0, got {states[0]:g} of {arm!r}")
         draw_bars(axes, dict(points), label=arm, markersize=6, linewidth=1.4, **style[arm])
@@ -92,7 +85,7 @@ def draw_perplexity(
     order = [arm for arm in STYLE if arm in series] + [arm for arm in series if arm not in STYLE]
     legend_beside(axes, [handles[arm] for arm in order], order)
     tidy(axes)
-    return result
+    return figure
 
 
 def _styles(function: str, series: Mapping[str, object]) -> dict[str, dict[str, Any]]:
@@ -103,8 +96,7 @@ def _styles(function: str, series: Mapping[str, object]) -> dict[str, dict[str, 
     return {name: STYLE[name] if name in STYLE else next(spare) for name in series}
 
 
-def _spread(function: str, name: str, points: Sequence[Sequence[float]]) -> list[NDArray[np.float64]]:
-    """Mean, lowest and highest value of each point."""
+def _check(function: str, name: str, points: Sequence[Sequence[float]]) -> None:
+    """Refuses points without values, or with others than numbers."""
     if not points or not all(len(seeds) and np.isfinite(seeds).all() for seeds in points):
         raise ValueError(f"{function}: expected points of finite values, at least one each, of {name!r}")
-    return [np.array([measure(seeds) for seeds in points]) for measure in (np.mean, np.min, np.max)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -10,61 +11,56 @@ from matplotlib.figure import Figure
 from gistkit.viz.style import COLOURS, Picture, tidy
 from gistkit_lab.viz.lines import legend_beside
 
-# In the order of first use.
+# In the order of first use; then with other markers.
 _STYLES: tuple[tuple[str, str, str], ...] = (
     ("blue", "-", "o"), ("orange", "-", "D"), ("green", "-", "s"), ("purple", "-", "^"), ("sky", "-", "v"),
     ("grey", "--", "P"), ("yellow", "--", "X"), ("black", ":", "h"), ("blue", ":", "*"), ("orange", ":", "p"),
     ("green", ":", "d"), ("purple", ":", "<"), ("sky", ":", ">"),
 )  # fmt: skip
+_FILLS = ("full", "none", "left", "right", "bottom", "top")
+# Memories that are drawn as lines across, with a band from low to high.
+_LEVELS = ("full context", "no context")
 
 
 def draw_presses(
-    curves: Mapping[str, Mapping[str, Sequence[tuple[float, float, float, float]]]],
-    *,
-    levels: Sequence[str] = ("full context", "no context"),
-    marked: Sequence[str] = (),
-    ylabel: str = "exact answers, %",
+    curves: Mapping[str, Mapping[str, Sequence[tuple[float, float, float, float]]]], *, marked: Sequence[str] = ()
 ) -> Figure:
     """A panel a reader of several memories: quality of each against the share of tokens that it keeps.
 
     Args:
-        curves: {panel: {memory: [(share kept, mean, low, high)]}}.
-        levels: memories that are drawn as lines across, with a band from low to high.
+        curves: {panel: {memory: [(share kept, mean, low, high)]}}; means are exact answers in percent.
         marked: memories that are drawn in red.
-        ylabel: what the mean is.
 
     Raises:
-        ValueError: if there is no panel, or more memories than styles.
+        ValueError: if there is no panel.
     """
-    curves = {title: lines for title, lines in curves.items() if lines.keys() - {*levels}} or curves
+    curves = {title: lines for title, lines in curves.items() if lines.keys() - {*_LEVELS}} or curves
+    if not curves:
+        raise ValueError("curves: expected at least one panel, got none")
     names = list(dict.fromkeys(name for lines in curves.values() for name in lines))
-    lines_of = [name for name in names if name not in (*levels, *marked)]
-    if not curves or len(lines_of) > len(_STYLES):
-        raise ValueError(
-            f"curves: expected at least one panel and at most {len(_STYLES)} memories, got {len(curves)} and "
-            f"{len(lines_of)}"
-        )
-    styles = dict(zip(lines_of, _STYLES, strict=False)) | dict.fromkeys(marked, ("red", "-", "o"))
+    lines_of = [name for name in names if name not in (*_LEVELS, *marked)]
+    looks = cycle((*style, fill) for fill in _FILLS for style in _STYLES)
+    styles = dict(zip(lines_of, looks, strict=False)) | dict.fromkeys(marked, ("red", "-", "o", "full"))
     figure = Picture(figsize=(4.4 * len(curves) + 2.4, 4.4), layout="constrained", dpi=120)
     panels: Any = figure.subplots(1, len(curves), squeeze=False, sharey=True)[0]
     shares = sorted({point[0] for lines in curves.values() for name in lines_of for point in lines.get(name, ())})
     for axes, (title, lines) in zip(panels, curves.items(), strict=True):
         for name in [name for name in names if name in lines]:
-            if name in levels:
+            if name in _LEVELS:
                 _, level, lowest, highest = lines[name][-1]
-                dashes = "-" if name == levels[0] else ":"
+                dashes = "-" if name == _LEVELS[0] else ":"
                 axes.axhline(level, color="0.35", linewidth=1, linestyle=dashes, label=name)
                 axes.axhspan(lowest, highest, color="0.5", alpha=0.12, linewidth=0)
                 continue
             share, mean, low, high = zip(*lines[name], strict=True)
-            colour, dashes, marker = styles[name]
+            colour, dashes, marker, fill = styles[name]
             # A little apart, so that intervals can be told apart.
             apart = 1.0 + 0.015 * (names.index(name) - len(names) / 2)
             ends = [[m - a for m, a in zip(mean, low, strict=True)], [b - m for m, b in zip(mean, high, strict=True)]]
             axes.errorbar(
                 [place * apart for place in share], mean, yerr=ends, color=COLOURS[colour], linestyle=dashes,
-                marker=marker, markersize=9 if name in marked else 5, linewidth=1.4, elinewidth=0.7, capsize=2,
-                label=name,
+                marker=marker, fillstyle=fill, markersize=9 if name in marked else 5, linewidth=1.4, elinewidth=0.7,
+                capsize=2, label=name,
             )  # fmt: skip
         axes.set_xscale("log", base=2)
         ticks = [1 / 16, 1 / 8, 1 / 4, 1 / 2]
@@ -77,7 +73,7 @@ def draw_presses(
         axes.set_title(title, loc="left", fontsize=10)
         tidy(axes)
     # Of all panels, after the last of them has its points.
-    panels[0].set(ylabel=ylabel, ylim=(0, None))
+    panels[0].set(ylabel="exact answers, %", ylim=(0, None))
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }

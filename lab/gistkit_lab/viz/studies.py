@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from gistkit.viz.style import OTHER_STYLES, FigureOrAxes, axes_of, tidy
+from gistkit.viz.style import OTHER_STYLES, Picture, tidy
 from gistkit_lab.viz.lines import LAYOUT_STYLE, draw_band
 
 
@@ -15,17 +15,16 @@ def draw_loss_curves(
     *,
     goal: float,
     legend: str = "position layout",
-    ax: Axes | None = None,
-) -> FigureOrAxes:
+) -> Figure:
     """Held-out loss against training steps, a line a layout, with a band from lowest to highest over seeds.
 
     Args:
         curves: for each layout, or other setting, its seeds' curves of (step, loss in nats a token, accuracy).
         goal: loss at which a thin line is drawn.
         legend: title of the legend.
-        ax: axes to draw into.
     """
-    result, axes = axes_of(ax, (6.4, 4.0))
+    figure = Picture(figsize=(6.4, 4.0), layout="constrained", dpi=120)
+    axes = figure.subplots()
     for index, (layout, seeds) in enumerate(curves.items()):
         style = LAYOUT_STYLE.get(layout, OTHER_STYLES[index % len(OTHER_STYLES)])
         name = layout.upper() if layout in LAYOUT_STYLE else layout
@@ -36,4 +35,4 @@ def draw_loss_curves(
     axes.set_title("Reconstructing a context from memory tokens", loc="left")
     axes.legend(frameon=False, title=legend)
     tidy(axes)
-    return result
+    return figure

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from gistkit_lab.evaluate.choices import ASKED, choices, image_conversations
+from gistkit.train.conversations import Conversation
+from gistkit_lab.evaluate.choices import ASKED, choices, first, image_conversations
 
 PROBLEMS = {
     "1": {"question": "Which?", "choices": ["cat", "dog"], "answer": 1, "hint": "", "image": "image.png",
@@ -61,6 +62,11 @@ def test_mmbenchs_questions_are_asked_in_every_order(tmp_path):
     made = image_conversations(tmp_path / "dev.tsv", tmp_path, tmp_path / "out")
     assert [each.images[0].read_bytes() for each in made] == [each.image for each in found]
     assert len(list((tmp_path / "out").iterdir())) == 2 and made[0].turns == ((found[0].question, "B"),)
+    # Some questions, each in all of its orders; of a conversation some turns.
+    assert [first(made, count) for count in (1, 2, 3)] == [made[:3], made, made]
+    talk = Conversation(made[0].images, (("Who?", "I"), ("Where?", "here")), others=("there",))
+    cut = Conversation(talk.images, talk.turns[:1])
+    assert [first([talk, talk], count) for count in (1, 3)] == [[cut], [talk, cut]]
     # The letter is always that of the same option.
     for each, option in zip(found, ["dog"] * 3 + ["I"] * 2, strict=True):
         assert f"\n{each.answer}. {option}\n" in each.question
