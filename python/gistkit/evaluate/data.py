@@ -21,7 +21,7 @@ Tokens = Sequence[int] | Tensor | str
 
 @dataclass(frozen=True)
 class Example:
-    """One context and its tasks. Token ids, or text if the evaluation has a tokenizer.
+    """One context and its tasks, as token ids, or as text if there is a tokenizer: names of special tokens are text.
 
     Args:
         context: the tokens to compress; at least one.
@@ -166,8 +166,8 @@ def load_questions(
     Args:
         path: the file, the folder of a data set, "hf:owner/name" of the Hugging Face hub, or rows such as a split of
             the package `datasets`; see `gistkit.formats.read_questions`.
-        template: text with {question} in it, put between context and answer. If it has {context} too, the text before
-            that precedes the context and is part of it.
+        template: text with {question} in it, put between context and answer, and perhaps names of special tokens. If
+            it has {context} too, the text before that precedes the context and is part of it.
         split: "train", "validation" or "test", of a folder or a name that has several; None: all of a folder, and
             "train" of a name.
 
