@@ -86,12 +86,13 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=2, help="contexts of a step (default: %(default)s)")
     parser.add_argument("--most", type=int, default=5, help="questions about each (default: %(default)s)")
     parser.add_argument("--rate", type=float, default=3e-4, help="of learning (default: %(default)s)")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="default: %(default)s")
     parser.add_argument("--out", type=Path, required=True, help="folder for the compressor, in OUT/adapter")
     options = parser.parse_args()
     torch.manual_seed(0)
     folder = folder_of(options.model, options.out)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, options.dtype))
     schedule = {"steps": options.steps, "size": options.size, "most": options.most, "rate": options.rate}
     known = [one for length in LENGTHS for one in by_hand(tokenizer, length)]
     train(model, tokenizer, known, **schedule).save_pretrained(options.out / "adapter")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from gistkit.ask import Conversation
 from gistkit.compress import AvgPool, Compressive, Dodo, FiveHundredX, GistPool, MixedResolution
@@ -13,6 +14,10 @@ from tests.helpers.models import TOLERANCE, tiny, tiny_llama, tokens
 from tests.helpers.tiers import slow
 
 BOS = 1
+
+
+class Own(torch.Tensor):
+    pass
 
 
 @pytest.fixture
@@ -222,3 +227,6 @@ def test_a_folded_weight_is_rounded_once():
         assert got.dtype == torch.bfloat16
         # Half a unit in the last place of 8 bits, and what float32's sum adds.
         assert ((got.double() - wanted).abs() <= wanted.abs() * (2**-8 + 1e-5) + 1e-6).all()
+    # A subclass, such as a quantised weight, has no sum to be rounded.
+    layers[0].base_layer.weight = nn.Parameter(base.detach().as_subclass(Own), requires_grad=False)
+    assert not foldable(layers[0], name)

@@ -8,6 +8,7 @@ from transformers import DynamicCache
 
 import gistkit
 from gistkit.hf import CACHE, KeptKeys, attach, cover_memory, memory_cache
+from gistkit.hf.cache import empty_cache
 from gistkit.inspect import AttentionRecorder
 from tests.helpers.models import FAMILIES, additive, checkpoint, double_angles, eager, tiny, tiny_llama
 from tests.helpers.tiers import slow, tiers
@@ -274,6 +275,31 @@ def test_what_was_appended_can_be_cropped():
     for wrong in (-9, 2):
         with pytest.raises(ValueError, match=f"tokens_to_remove: expected -8 to 0.*got {wrong}"):
             cache.crop(wrong)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(("memory", "runs"), [(1, (3, 1, 4, 1)), (2, (6, 2, 4)), (None, (3, 1))])
+def test_a_reset_cache_serves_any_number_of_rows(grad, memory, runs):
+    model = tiny_llama()
+    layers = memory_of(1, 0) if memory is None else memory_of(memory)
+    cache = empty_cache(2, 9) if memory is None else memory_cache(layers, 9)
+    cache.layers[0].crop(0)
+    for rows in runs:
+        cache.reset()
+        ids = tokens(rows, 6)
+        repeated = [[part.repeat_interleave(rows // (memory or 1), 0) for part in pair] for pair in layers]
+        expected = over_the_concatenation(model, repeated, ids, 9)
+        with torch.set_grad_enabled(grad), double_angles(model):
+            torch.testing.assert_close(decode(model, cache, ids, 9, [(0, 4), (4, 6)]), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_failed_update_counts_no_tokens(grad):
+    layer = memory_cache(memory_of(2), 3).layers[0]
+    new = torch.randn(3, 2, 1, 12).double()
+    with torch.set_grad_enabled(grad), pytest.raises(RuntimeError, match="must match"):
+        layer.update(new, new)
+    assert (layer.get_seq_length(), layer.num_keys) == (3, 3)
 
 
 def test_a_cache_of_inference_mode_goes_on_outside():

@@ -177,12 +177,17 @@ def test_attachs_arguments_pass_through(name: str) -> None:
         # As without the first token, at the positions of the others.
         rest = model(IDS[:, 1:], position_ids=torch.arange(1, 9)[None]).logits
         close(model(IDS, key_bias=hidden).logits[:, 1:], rest)
+        # A list has a bias of the first keys for each layer.
+        first = [hidden[..., :2]] * LAYERS
+        close(model(IDS, key_bias=first).logits[:, 1:], rest)
         keep = hf.KeptKeys(slice(None))
         model(IDS[:, :5], keep=keep, use_cache=False)
         options = {"memory": keep.layers, "position_ids": torch.arange(5, 9)[None], "use_cache": False}
         if name == "alibi":
             with pytest.raises(ValueError, match="memory: expected none with ALiBi"):
                 model(IDS[:, 5:], **options)
+            with pytest.raises(ValueError, match=f"{hf.CACHE}: expected a key of each token.*got 5 keys for 8 tokens"):
+                model(IDS[:, 5:], **{hf.CACHE: hf.memory_cache(keep.layers, 8)})
         else:
             close(model(IDS[:, 5:], **options).logits, whole[:, 5:])
 

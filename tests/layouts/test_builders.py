@@ -80,7 +80,9 @@ def test_avgpool_at_ratio_1_reads_what_full_context_does() -> None:
 
 def test_one_number_of_voco_is_that_of_all_images() -> None:
     one, all_ = layouts.voco(7, 3, 4, before=2, images=3), layouts.voco([7] * 3, [3] * 3, 4, before=2)
-    assert (one.roles == all_.roles).all() and (one.positions == all_.positions).all()
+    arrays = layouts.voco(np.array([7] * 3), np.array([3] * 3), 4, before=2)
+    for same in (one, arrays):
+        assert (same.roles == all_.roles).all() and (same.positions == all_.positions).all()
 
 
 def test_voco_ids_of_the_paper() -> None:

@@ -98,6 +98,19 @@ def test_tokens_after_a_cache_are_those_of_a_full_pass(name: str) -> None:
         assert len(cache) == LENGTH
 
 
+@pytest.mark.parametrize("held", [0, 4])
+def test_a_pass_that_fails_leaves_the_cache_as_it_was(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens, cache = gpt(encoding("alibi")), ids(2), KVCache()
+    if held:
+        model(tokens[:, :held], cache=cache)
+    with monkeypatch.context() as patch:
+        patch.setattr(model.blocks[1], "forward", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(ids(2 if held else 3)[:, held:], cache=cache)
+    assert len(cache) == held
+    close(model(tokens[:, held:], cache=cache), model(tokens)[:, held:])
+
+
 def test_positions_that_leap_are_kept_with_their_keys() -> None:
     positions = torch.tensor([[5, 9, 9, 2, 100, 3, 0, 1, 7, 50]])
     for name in TEXT_ENCODINGS:
@@ -247,11 +260,6 @@ def test_dropout_of_attention_s_weights_is_for_training_alone(name: str) -> None
     first = found[:, 0].unique(dim=0)
     assert len(first) <= 2 ** (LAYERS * HEADS)
     assert len(found[:, -1].unique(dim=0)) > len(first)
-
-
-def test_an_output_embedding_of_its_own() -> None:
-    tied, own = (GPT(VOCAB, DIM, 1, HEADS, NoPE(), tied=tied) for tied in (True, False))
-    assert tied.head.weight is tied.tokens.weight and own.head.weight is not own.tokens.weight
 
 
 @pytest.mark.slow

@@ -65,6 +65,23 @@ def test_the_threshold_that_one_in_ratio_scores_is_above(ratio):
     assert int(chosen.sum()) == max(1, round(700 / ratio))
 
 
+@pytest.mark.parametrize(
+    ("scores", "chosen"),
+    [
+        ((1, 1, 1, 0), 3),
+        ((1, 1, 1), 3),
+        ((1, 1, 0), 2),
+        ((3, 2, 2, 1, 0, 0), 3),
+        ((2, 1, 1, 1, 1, 1, 0, 0), 6),
+        ((3, 2, 1, 1, 1, 1, 1, 1), 2),
+    ],
+)
+def test_of_equal_scores_all_or_none_are_above_whichever_is_nearer_to_half(scores, chosen):
+    scores = torch.tensor([scores], dtype=torch.float32)
+    assert int(nuggets_above(scores, threshold_for(scores, 2)).sum()) == chosen
+    assert not nuggets_above(torch.ones(1, 9), threshold_for(torch.ones(9), 9)).any()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_threshold_lies_between_scores_that_are_neighbours(dtype):
     for low in (1.0, 1.0 + torch.finfo(dtype).eps, -3.0, 0.1):

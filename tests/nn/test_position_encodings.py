@@ -128,6 +128,7 @@ def test_alibi_is_minus_slope_times_distance(count: int) -> None:
     encoding, positions = ALiBi(count), torch.arange(1000, 1009)
     bias = encoding.key_bias(positions, torch.float64)
     close(encoding.slopes, torch.tensor(slopes(count)))
+    assert torch.equal(encoding.key_bias(positions + 10**7), bias.float())
     scores = torch.randn(count, 9, 9)
     distance = torch.tensor([[i - j for j in range(9)] for i in range(9)])
     paper = scores - torch.tensor(slopes(count))[:, None, None] * distance
@@ -162,9 +163,19 @@ def test_pope_is_the_papers_equation_and_learns_its_phases_within_a_turn() -> No
     weights = torch.randn_like(expected)
     (actual * weights).sum().backward()
     (expected * weights).sum().backward()
-    # Beyond the turn a phase stands still.
-    wanted, phase.grad[0, 0] = phase.grad, 0.0  # type: ignore[index]
-    close(encoding.phases.grad[1, :, 0], wanted)  # type: ignore[arg-type, index]
+    # A phase beyond the turn counts as 0, and is led back.
+    close(encoding.phases.grad[1, :, 0], phase.grad)  # type: ignore[arg-type, index]
+
+
+def test_pope_rounds_keys_of_bfloat16_once() -> None:
+    encoding, (_, k) = PoPE(HEADS, DIM, 1, spread=2 * math.pi), heads(5)
+    encoding, k = encoding.float(), 3 * k.bfloat16()
+    phases = encoding.phases.detach().double()[0]
+    exact = torch.cat([F.softplus(k.double()) * phases.cos(), F.softplus(k.double()) * phases.sin()], -1)
+    # At 0 nothing is rotated.
+    _, found = encoding(k, k, encoding.prepare(torch.zeros(5, dtype=torch.int64)), 0)
+    assert found.dtype == torch.bfloat16
+    assert ((found.double() - exact).abs() <= exact.abs() * (2**-8 + 2**-20) + 1e-6).all()
 
 
 def test_rope2d_leaves_cls() -> None:
@@ -201,6 +212,11 @@ def test_learned_stretches_each_row_for_itself_or_to_a_fixed_extent() -> None:
     encoding.extent = 5
     shrunk = F.interpolate(encoding.table.T[None], size=5, mode="linear", align_corners=True)[0].T
     close(encoding.embed(torch.zeros(1, 5, 4), ROWS[0])[0], shrunk)
+
+
+def test_learned_takes_no_positions_at_all() -> None:
+    for encoding, none in ((Learned(8, 4), (0,)), (Learned(8, 4, extent=9), (2, 0)), (Learned2D((2, 3), 4), (0, 2))):
+        assert encoding.embed(torch.zeros(2, 0, 4), torch.zeros(none, dtype=torch.int64)).shape == (2, 0, 4)
 
 
 @pytest.mark.parametrize("size", [(4, 5), (6, 5), (12, 15), (7, 11)])
@@ -352,6 +368,25 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         "positions: expected one for each of 6 tokens, got 5",
     ),
+    "width embedded": (
+        lambda: Learned(9, 1).embed(torch.zeros(1, 5, 4), ROWS[0]),
+        ValueError,
+        "dim: expected that of the hidden states, 4, got 1",
+    ),
+    "rows embedded": (
+        lambda: Learned(9, 4).embed(torch.zeros(1, 5, 4), ROWS),
+        ValueError,
+        "positions: expected 1 or 1 rows, got 2",
+    ),
+    "narrow": (
+        lambda: logits(RoPE(4), *heads(5), TEXT),
+        ValueError,
+        r"query: expected \[B, H, N, 4\], as head_dim of RoPE says, got shape \(2, 3, 5, 8\)",
+    ),
+    "narrow axial": (lambda: logits(RoPE2D(4), *heads(6), GRID), ValueError, r"query: expected \[B, H, N, 4\]"),
+    "slopes": (lambda: logits(ALiBi(1), *heads(5), TEXT), ValueError, r"query: expected 1 heads, .* \(2, 3, 5, 8\)"),
+    "wide": (lambda: PoPE(2, 256, 1), ValueError, "head_dim: expected 1 to 128, as .* twice as wide .* got 256"),
+    "wide bias": (lambda: SeqPEPositions(ENCODER, 2, 192), ValueError, "head_dim: expected 1 to 128, .* got 192"),
 }
 
 

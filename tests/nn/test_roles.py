@@ -141,6 +141,46 @@ def test_adapters_of_a_frozen_map_are_what_modules_would_be():
     assert base.bias.grad is not None and calls
 
 
+@pytest.mark.parametrize("rows", [{"text": slice(0, ROWS)}, SLICES, {"memory": slice(2, 5)}])
+@pytest.mark.parametrize("kinds", [{"text": "adapter", "memory": "adapter"}, {"text": "adapter", "memory": "copy"}])
+def test_transforms_of_torch_func_pass_through(kinds, rows):
+    base, roles = make(kinds)
+    module, x = RoleLinear(base.requires_grad_(False), roles), torch.randn(3, ROWS, IN, dtype=torch.float64)
+    expected = torch.autograd.grad(module(x.requires_grad_(), rows).square().sum(), x)[0]
+
+    def loss(x):
+        return module(x, rows).square().sum()
+
+    x, along = x.detach(), torch.randn_like(x)
+    for found in (torch.func.grad(loss)(x), torch.func.vmap(torch.func.grad(loss))(x)):
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.func.jvp(loss, (x,), (along,))[1], (expected * along).sum())
+
+
+class Quantised(torch.Tensor):
+    """Refuses whatever a linear map does not need."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        assert function not in (torch.mm, torch.addmm)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_a_weight_of_another_kind_is_left_to_its_map():
+    base, roles = make({"text": "adapter"})
+    base.weight = nn.Parameter(base.weight.detach().as_subclass(Quantised), requires_grad=False)
+    x = torch.randn(2, ROWS, IN, dtype=torch.float64)
+    out = RoleLinear(base.requires_grad_(False), roles).all_rows(x, "text")
+    torch.testing.assert_close(out.as_subclass(torch.Tensor), base(x).as_subclass(torch.Tensor) + roles["text"](x))
+
+
+def test_under_autocast_roles_have_the_dtype_of_their_maps():
+    base, roles = make({"text": "adapter", "memory": "copy"})
+    module, x = RoleLinear(base, roles).float(), torch.randn(2, ROWS, IN)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert module(x, SLICES).dtype == module.all_rows(x, "text").dtype == torch.bfloat16
+
+
 def test_slices_may_be_empty_or_missing():
     base, roles = make({"text": "adapter", "memory": "copy"})
     module, x = RoleLinear(base, roles), torch.randn(ROWS, IN, dtype=torch.float64)
@@ -188,5 +228,6 @@ def test_each_row_of_a_batch_of_its_own_role():
     out.sum().backward()
     assert x.grad.abs().sum((1, 2)).gt(0).all()
     torch.testing.assert_close(layer.of_rows(x[:2], ("whole", "whole")), whole(x[:2]))
+    assert layer.of_rows(x[:0], ()).shape == (0, 3, 4)
     with pytest.raises(ValueError, match="roles: expected 5, one for each row, got 2"):
         layer.of_rows(x, ("whole", "none"))

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -14,10 +15,17 @@ from gistkit.nn import (
     GPT,
     IMAGE_ENCODINGS,
     TEXT_ENCODINGS,
+    ALiBi,
+    Learned,
+    Learned2D,
+    PoPE,
     PositionEncoding,
     RoPE,
+    RoPE2D,
+    RoPE2DMix,
     SeqPE,
     SeqPEPositions,
+    Sinusoidal,
     load_position,
     position_encoding,
     save_position,
@@ -135,3 +143,13 @@ def test_every_encoding_can_be_saved() -> None:
         for name in IMAGE_ENCODINGS
     ]
     assert {type(each) for each in made} == set(_KINDS.values())
+
+
+def test_settings_may_be_large_or_numpy_s(tmp_path: Path) -> None:
+    two = np.int64(2)
+    for position in (
+        RoPE(4, base=10**8), RoPE2D(4, base=10**8), RoPE2DMix(2, 4, 2, base=10**8), Sinusoidal(4, base=10**8),
+        Learned(two, 2, extent=10**8), Learned2D((two, 3), 2), ALiBi(two), PoPE(two, 4, 2, spread=np.float32(0.5)),
+    ):  # fmt: skip
+        save_position(position, tmp_path)
+        assert getattr(load_position(tmp_path), "base", 0) == getattr(position, "base", 0)

@@ -512,3 +512,6 @@ def test_a_trie_may_be_planned_ahead():
     positions = torch.tensor([[4, 9], [4, 300]])
     trie = DigitTrie.of(positions, digits=3)
     assert torch.equal(model(trie), model(positions))
+    for code in ({"digits": 5}, {"base": 11, "digits": 3}, {"digits": 3, "axes": 2}):
+        with pytest.raises(ValueError, match=r"trie: expected one of axes, base and digits .* got \(1, 10, 3\)"):
+            encoder(**code)(trie)

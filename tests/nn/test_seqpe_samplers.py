@@ -201,6 +201,11 @@ def test_sequences_are_shifted_at_their_rate_one_by_one():
         (lambda: WindowSampler(1, 5, [4], 100), r"positions: expected 2 to 4, all of training's range, got 5"),
         (lambda: WindowSampler(1, 2, [4, 0], 100), r"shape: expected a whole number >= 1, got 0"),
         (lambda: WindowSampler(1, 2, [4], 4), r"max_position: expected more than training's 4 positions, got 4"),
+        (
+            lambda: StartSampler([4], 2**31 + 1),
+            r"max_position: expected at most 2147483648 on 1 axes, .*, got 2147483649",
+        ),
+        (lambda: StartSampler([4] * 8, 225), r"max_position: expected at most 215 on 8 axes, .*, got 225"),
         (lambda: StartSampler([4], 100, rate=2), r"rate: expected 0 to 1, got 2"),
         (lambda: StartSampler([4], 100).seek(-1), r"step: expected a whole number >= 0, got -1"),
         (lambda: StartSampler([4], 100).draw(0), r"batch_size: expected a whole number >= 1, got 0"),

@@ -140,11 +140,6 @@ def test_errors_of_several_axes():
         DigitTrie.of(torch.tensor([[1, 2], [9, 1]]), axes=2, base=2, digits=3)
 
 
-def test_the_highest_coordinates():
-    assert DigitTrie.check(torch.tensor([[3, 1], [2, 7]]), axes=2) == (3, 7)
-    assert DigitTrie.check(torch.empty(0, dtype=torch.int64)) == (-1,)
-
-
 def test_the_planner_checks_what_it_is_given():
     import numpy as np
 

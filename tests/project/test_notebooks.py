@@ -36,6 +36,15 @@ def test_what_names_a_notebook_names_one_that_is_there():
         assert not unknown, path.name
 
 
+def test_the_speeds_shown_are_of_the_committed_suites():
+    commits = set()
+    for path in (ROOT / "benchmarks" / "results").glob("*/suites.json"):
+        commits |= {suite["machine"]["commit"] for suite in json.loads(path.read_text()).values()}
+    outputs = [output for cell in cells(ROOT / "notebooks" / "07_speed.ipynb", "code") for output in cell["outputs"]]
+    named = set(re.findall(r"\b([0-9a-f]{10}) \(", "".join(text(output.get("text", "")) for output in outputs)))
+    assert named and named <= commits, "run: make notebooks ARGS=notebooks/07_speed.ipynb"
+
+
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_a_notebook_is_committed_as_one_run_left_it(path):
     code = cells(path, "code")

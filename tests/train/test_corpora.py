@@ -129,6 +129,17 @@ def test_a_test_split_is_held_out_whole(tmp_path):
         load_corpus(dataset=named, split="test")
 
 
+def test_texts_of_a_folder_may_be_compressed(tmp_path):
+    for index, text in enumerate(DOCUMENTS):
+        (tmp_path / f"{index}.txt").write_text(text)
+    for name in ("0.txt", "1.txt"):
+        (tmp_path / name).write_bytes(gzip.compress((tmp_path / name).read_bytes()))
+        (tmp_path / name).rename(tmp_path / f"{name}.gz")
+    corpus = load_corpus(tmp_path)
+    text = text_of(corpus.train) + text_of(corpus.held_out)
+    assert all(document in text for document in DOCUMENTS)
+
+
 def test_texts_have_the_splits_that_their_names_show(tmp_path):
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text(f"{split} text")

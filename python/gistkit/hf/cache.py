@@ -56,6 +56,7 @@ class MemoryLayer(CacheLayerMixin):
         if key is not None and value is not None:
             self.keys: Tensor = key
             self.values: Tensor = value
+        self._memory = key, value
         self._start = int(logical_length)
         self._capacity = int(capacity)
         self._added = 0
@@ -86,18 +87,18 @@ class MemoryLayer(CacheLayerMixin):
             # Beams, or several sequences, of each row.
             self.batch_repeat_interleave(copies)
         count, used = key_states.shape[2], self.num_keys
-        self._added += count
         if torch.is_grad_enabled():
             # What autograd saved must not be written to.
             rows = key_states.shape[0]
-            self.keys = torch.cat([self.keys.expand(rows, -1, -1, -1), key_states.to(self.keys)], 2)
-            self.values = torch.cat([self.values.expand(rows, -1, -1, -1), value_states.to(self.values)], 2)
-            self._blocks = None
-            return self.keys, self.values
-        keys, values = self._room(used + count, key_states.shape[0])
-        keys[:, :, used : used + count] = key_states
-        values[:, :, used : used + count] = value_states
-        self.keys, self.values = keys[:, :, : used + count], values[:, :, : used + count]
+            keys = torch.cat([self.keys.expand(rows, -1, -1, -1), key_states.to(self.keys)], 2)
+            values = torch.cat([self.values.expand(rows, -1, -1, -1), value_states.to(self.values)], 2)
+            self._replace(keys, values)
+        else:
+            keys, values = self._room(used + count, key_states.shape[0])
+            keys[:, :, used : used + count] = key_states
+            values[:, :, used : used + count] = value_states
+            self.keys, self.values = keys[:, :, : used + count], values[:, :, : used + count]
+        self._added += count
         return self.keys, self.values
 
     def _room(self, length: int, rows: int) -> tuple[Tensor, Tensor]:
@@ -107,8 +108,8 @@ class MemoryLayer(CacheLayerMixin):
             writable = torch.is_inference_mode_enabled() or not self._blocks[0].is_inference()
             if writable:
                 return self._blocks
-        memory = length - self._added
-        room = memory + max(self._capacity, 2 * self._added, LEAST_ROOM)
+        memory = self.num_keys - self._added
+        room = memory + max(self._capacity, 2 * (length - memory), LEAST_ROOM)
         blocks = self._make(rows, room, self.keys, self.values)
         for block, tensor in zip(blocks, (self.keys, self.values), strict=True):
             block[:, :, : tensor.shape[2]] = tensor
@@ -138,16 +139,23 @@ class MemoryLayer(CacheLayerMixin):
         return -1
 
     def reset(self) -> None:
-        """Drops the tokens and keeps the memory."""
-        self.crop(-self._added)
+        """Drops the tokens and keeps the memory, with the rows that it was given with."""
+        self._added, self.is_initialized = 0, self._memory[0] is not None
+        # What is left of the keys would have the rows of the last run.
+        self._replace(*cast("tuple[Tensor, Tensor]", self._memory))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Drops the last tokens, as a negative number; a ValueError for more than were added or a positive number."""
+        """Drops the last tokens, as a negative number; a ValueError for more than were added or a positive number.
+
+        The rows stay those of the tokens, even if none are left.
+        """
         if not -self._added <= tokens_to_remove <= 0:
             raise ValueError(
                 f"tokens_to_remove: expected -{self._added} to 0, as {self._added} tokens were added to the memory, "
                 f"got {tokens_to_remove}"
             )
+        if not tokens_to_remove:
+            return
         length = self.num_keys + tokens_to_remove
         self._added += tokens_to_remove
         self.keys, self.values = self.keys[:, :, :length], self.values[:, :, :length]

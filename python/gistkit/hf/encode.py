@@ -14,6 +14,7 @@ from types import MethodType
 from typing import Any, TypeVar, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, GenerationMixin, PreTrainedModel
 
@@ -299,9 +300,13 @@ def _prepare(position: PositionEncoding) -> Callable[..., tuple[Any, dict[str, A
                     f"memory: expected none with {type(position).__name__}, whose bias needs the positions of all "
                     "keys, got one"
                 )
+            if cache is not None and (before := int(cache.get_seq_length())) + count != keys:
+                raise ValueError(
+                    f"{CACHE}: expected a key of each token with {type(position).__name__}, whose bias needs the "
+                    f"positions of all keys, got {keys - count} keys for {before} tokens"
+                )
             bias = cast(Tensor, position.key_bias(_key_positions(position_ids, keys), dtype))
-            key_bias = kwargs.get("key_bias")
-            new_kwargs["key_bias"] = bias if key_bias is None else bias + key_bias
+            new_kwargs["key_bias"] = _added_bias(bias, kwargs.get("key_bias"))
         return args, new_kwargs
 
     return hook
@@ -399,6 +404,14 @@ def _padded_plan(mask: Tensor, batch: int, count: int, keys: int) -> Plan:
     valid_queries = valid[:, keys - count :]
     spans = torch.stack([first.expand(-1, count) * valid_queries, (queries + 1) * valid_queries], -1)
     return Plan(spans[:, :, None].to(torch.int32).contiguous(), keys)
+
+
+def _added_bias(bias: Tensor, own: Tensor | Sequence[Tensor] | None) -> Tensor | Sequence[Tensor]:
+    """An encoding's bias [B or 1, H, keys] with what the caller adds, in one of `attach`'s two forms."""
+    if own is None or isinstance(own, Tensor):
+        return bias if own is None else bias + own
+    heads, keys = bias.shape[1:]
+    return [bias + F.pad(part.repeat_interleave(heads // part.shape[1], 1), (0, keys - part.shape[2])) for part in own]
 
 
 def _key_positions(position_ids: Tensor, keys: int) -> Tensor:

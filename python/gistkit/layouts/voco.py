@@ -60,7 +60,7 @@ def voco(
     Papers: VoCo-LLaMA; positions: Position IDs Matter (EPL).
     """
     if images is None:
-        images = next((len(given) for given in (vision, memory) if isinstance(given, Sequence)), 1)
+        images = next((len(given) for given in (vision, memory) if isinstance(given, Sequence | np.ndarray)), 1)
     images = at_least("voco", "images", images, 1)
     patches = _of_each("vision", vision, images, 1)
     memories = _of_each("memory", memory, images, 1)

@@ -32,7 +32,7 @@ class Sinusoidal(PositionEncoding):
         super().__init__(axes, extra_tokens)
         if dim < 1 or dim % (2 * axes):
             raise ValueError(f"dim: expected a multiple of {2 * axes} for {axes} axes, got {dim}")
-        self.dim, self.base, self.scale = dim, base, scale
+        self.dim, self.base, self.scale = dim, float(base), scale
 
     def embed(self, hidden: Tensor, positions: Tensor) -> Tensor:
         points = rows_of(positions, self.axes).to(hidden.device, torch.float64)
@@ -137,6 +137,8 @@ class Learned2D(PositionEncoding):
 
 def _extent(points: Tensor, sizes: Sequence[int], fixed: Sequence[int] | None) -> Tensor:
     """float64 [B, 1, axes]: the size that the table is stretched to in each row. `points`: [B, N, axes]."""
+    # Position 0 is in every table; without positions, it is the highest.
+    points = F.pad(points, (0, 0, 1, 0))
     if fixed is None:
         highest = points.amax(1, keepdim=True).double() + 1
         return torch.maximum(highest, highest.new_tensor(sizes))
@@ -168,6 +170,10 @@ def _add(hidden: Tensor, rows: Tensor, extra_tokens: int, extra: Tensor | None =
         raise ValueError(
             f"positions: expected one for each of {hidden.shape[1] - extra_tokens} tokens, got {rows.shape[1]}"
         )
+    if hidden.shape[-1] != rows.shape[-1]:
+        raise ValueError(f"dim: expected that of the hidden states, {hidden.shape[-1]}, got {rows.shape[-1]}")
+    if rows.shape[0] not in (1, hidden.shape[0]):
+        raise ValueError(f"positions: expected 1 or {hidden.shape[0]} rows, got {rows.shape[0]}")
     if extra_tokens:
         extra = rows.new_zeros(extra_tokens, rows.shape[-1]) if extra is None else extra
         rows = torch.cat([extra.expand(rows.shape[0], -1, -1), rows], 1)

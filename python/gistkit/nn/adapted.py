@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from gistkit.ops._private import levels, transforms
+
 
 class Factors(NamedTuple):
     """A LoRA adapter of some rows: scale up down (LoRA, arXiv 2106.09685, eq. 3).
@@ -45,7 +47,7 @@ def adapted_linear(x: Tensor, base: nn.Linear, adapters: Sequence[Factors]) -> T
 def fits(x: Tensor, base: Any, down: Any, up: Any, dropout: nn.Module) -> bool:
     """Whether `adapted_linear` can run these modules: plain, frozen, no dropout, hooks, autocast or compilation."""
     return (
-        type(base) is type(down) is type(up) is nn.Linear
+        all(map(plain, (base, down, up)))
         and x.dtype == base.weight.dtype
         and not base.weight.requires_grad
         and (base.bias is None or not base.bias.requires_grad)
@@ -57,7 +59,18 @@ def fits(x: Tensor, base: Any, down: Any, up: Any, dropout: nn.Module) -> bool:
         and not any(map(watched, (base, down, up)))
         and not torch.is_autocast_enabled(x.device.type)
         and not torch.compiler.is_compiling()
+        and not transformed()
     )
+
+
+def plain(module: Any) -> bool:
+    """Whether the module is a linear map whose weight is a torch tensor, and no quantised or distributed subclass."""
+    return type(module) is nn.Linear and type(module.weight) in (Tensor, nn.Parameter)
+
+
+def transformed() -> bool:
+    """Whether torch.func or forward-mode differentiation may be active, which this package's functions do not know."""
+    return transforms() or levels._current_level >= 0
 
 
 def watched(module: Any) -> bool:

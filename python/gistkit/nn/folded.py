@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from gistkit.nn.adapted import watched
+from gistkit.nn.adapted import plain, watched
 
 
 class FoldedMap:
@@ -49,10 +49,11 @@ def fold(layer: Any, adapter: str) -> Tensor:
 def foldable(layer: Any, adapter: str) -> bool:
     """Whether PEFT's layer is plain LoRA on an `nn.Linear` with this adapter."""
     return (
-        type(getattr(layer, "base_layer", None)) is nn.Linear
+        plain(getattr(layer, "base_layer", None))
         and adapter in getattr(layer, "lora_A", ())
         and adapter not in layer.lora_variant
-        and type(layer.lora_A[adapter]) is type(layer.lora_B[adapter]) is nn.Linear
+        and plain(layer.lora_A[adapter])
+        and plain(layer.lora_B[adapter])
         and layer.lora_B[adapter].bias is None
         and not layer.merged
     )

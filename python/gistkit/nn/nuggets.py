@@ -106,9 +106,13 @@ def threshold_for(scores: Tensor, ratio: float) -> float:
         raise ValueError("scores: expected numbers, got NaN")
     ranked = scores.detach().flatten().sort(descending=True).values
     nuggets = max(1, round(len(ranked) / ratio))
-    if nuggets == len(ranked):
-        return -math.inf
-    # Between two scores, so that rounding of either decides nothing; equal ones are on one side together.
+    # Equal scores are on one side together: on that which makes the number nearer to what is asked for.
+    last = ranked[nuggets - 1]
+    fewer, more = int((ranked > last).sum()), int((ranked >= last).sum())
+    nuggets = fewer if nuggets - fewer < more - nuggets else more
+    if nuggets in (0, len(ranked)):
+        return -math.inf if nuggets else float(last)
+    # Between two scores, so that rounding of either decides nothing.
     limits = torch.finfo(scores.dtype)
     above, below = ranked[nuggets - 1 : nuggets + 1].double().clamp(limits.min, limits.max).tolist()
     middle = above / 2 + below / 2

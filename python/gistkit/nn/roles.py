@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gistkit.nn.adapted import Factors, adapted_linear, fits
+from gistkit.nn.adapted import Factors, adapted_linear, fits, transformed
 
 
 class LowRank(nn.Module):
@@ -118,9 +118,7 @@ class RoleLinear(nn.Module):
             return role_map(x)  # type: ignore[no-any-return]
         if self._fits(x, role):
             return self._adapted(x, [(role, slice(0, x.shape[-2]))])
-        out: Tensor = self.base(x)
-        # Under autocast the two may have different dtypes.
-        return (out + role_map(x)).to(out.dtype)
+        return self._beside(x, role_map)
 
     def of_rows(self, x: Tensor, roles: Sequence[str]) -> Tensor:
         """The map of x [B, N, in] in which each row of the batch is of one role, as in decoding token by token.
@@ -133,8 +131,8 @@ class RoleLinear(nn.Module):
             raise ValueError(f"roles: expected {x.shape[0]}, one for each row, got {len(roles)}")
         distinct = sorted(set(roles))
         slices = {role: {role: slice(0, x.shape[-2])} if role in self.roles else {} for role in distinct}
-        if len(distinct) == 1:
-            return self(x, slices[distinct[0]])  # type: ignore[no-any-return]
+        if len(distinct) <= 1:
+            return self(x, slices[distinct[0]] if distinct else {})  # type: ignore[no-any-return]
         rows, order = _rows_by_role(tuple(roles), str(x.device))
         parts = [self(x[index], slices[role]) for role, index in zip(distinct, rows, strict=True)]
         return torch.cat(parts)[order]
@@ -152,6 +150,11 @@ class RoleLinear(nn.Module):
         ]
         return adapted_linear(x, cast(nn.Linear, self.base), adapters)
 
+    def _beside(self, x: Tensor, adapter: nn.Module) -> Tensor:
+        out: Tensor = self.base(x)
+        # Under autocast the two may have different dtypes.
+        return (out + adapter(x)).to(out.dtype)
+
     def _joined(self, x: Tensor, parts: list[tuple[str, slice]]) -> Tensor:
         """Each row through one map: those of a role that has a whole one do not pass through the base."""
         pieces, at = [], 0
@@ -160,7 +163,7 @@ class RoleLinear(nn.Module):
                 pieces.append(self.base(x[..., at : rows.start, :]))
             if name is not None:
                 part, role_map = x[..., rows, :], self.roles[name]
-                pieces.append(self.base(part) + role_map(part) if isinstance(role_map, LowRank) else role_map(part))
+                pieces.append(self._beside(part, role_map) if isinstance(role_map, LowRank) else role_map(part))
                 at = rows.stop
         return torch.cat(pieces, -2)
 
@@ -212,4 +215,6 @@ def _add_rows(out: Tensor, added: Tensor, rows: slice) -> Tensor:
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         out[..., rows, :] += added
         return out
+    if transformed():
+        return out + F.pad(added, (0, 0, rows.start, out.shape[-2] - rows.stop)).to(out.dtype)
     return _AddRows.apply(out, added, rows.start, rows.stop)  # type: ignore[no-any-return]

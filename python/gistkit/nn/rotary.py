@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gistkit import ops
 from gistkit.nn.positions import PositionEncoding, rows_of
+from gistkit.ops.attention import MAX_HEAD_DIM
 
 Rotation = tuple[Tensor, Tensor]
 
@@ -18,6 +19,7 @@ class Rotary(PositionEncoding):
     """Rotates queries and keys by position times `frequencies`; tokens without a position are not rotated."""
 
     axes: int
+    head_dim: int
 
     def prepare(self, positions: Tensor, embeddings: Tensor | None = None) -> Rotation:
         """(positions [axes, B or 1, extra + N], frequencies) as `gistkit.rope` takes them."""
@@ -37,6 +39,12 @@ class Rotary(PositionEncoding):
 
     def forward(self, query: Tensor, key: Tensor, prepared: Rotation, layer: int) -> tuple[Tensor, Tensor]:
         positions, frequencies = prepared
+        for name, given in (("query", query), ("key", key)):
+            if given.shape[-1] != self.head_dim:
+                raise ValueError(
+                    f"{name}: expected [B, H, N, {self.head_dim}], as head_dim of {type(self).__name__} says, got "
+                    f"shape {tuple(given.shape)}"
+                )
         return ops.rope(query, key, positions, self.layer_frequencies(frequencies, layer))
 
 
@@ -53,7 +61,7 @@ class RoPE(Rotary):
         _check_base(base)
         if head_dim < 2 or head_dim % 2:
             raise ValueError(f"head_dim: expected an even number, got {head_dim}")
-        self.head_dim, self.base = head_dim, base
+        self.head_dim, self.base = head_dim, float(base)
         # Whole numbers follow the model to its device, and not to a dtype that would round frequencies.
         self.register_buffer("channels", torch.arange(0, head_dim, 2), persistent=False)
 
@@ -72,8 +80,9 @@ class PoPE(RoPE):
 
     Args:
         heads: of queries.
-        head_dim: D.
-        layers: layers of the model, each with its own phases [Hk, D], which are learned within [-2 pi, 0].
+        head_dim: D, at most 128.
+        layers: layers of the model, each with its own phases [Hk, D], which are learned. Beyond [-2 pi, 0] a phase
+            counts as the nearer end, and its gradient, which is that of this end, can lead it back.
         key_heads: Hk, heads of keys, where queries share them; None: heads.
         base: of the wavelengths.
         spread: phases begin evenly distributed in [-spread, 0], 0 .. 2 pi; at 0 texts may be longer than in training.
@@ -94,6 +103,7 @@ class PoPE(RoPE):
         super().__init__(2 * head_dim, base=base, extra_tokens=extra_tokens)
         if not 0 <= spread <= 2 * math.pi:
             raise ValueError(f"spread: expected 0 to 2 pi, got {spread}")
+        check_doubled(head_dim)
         key_heads = heads if key_heads is None else key_heads
         if key_heads < 1 or heads % key_heads:
             raise ValueError(f"key_heads: expected a divisor of {heads} heads, got {key_heads}")
@@ -106,10 +116,13 @@ class PoPE(RoPE):
             if (given.shape[1], given.shape[3]) != (heads, self.head_dim):
                 size = f"[B, {heads}, {given.shape[2]}, {self.head_dim}]"
                 raise ValueError(f"{name}: expected {size}, got shape {tuple(given.shape)}")
-        phases, lengths = self.phases[layer].clamp(-2 * math.pi, 0).to(key.dtype), F.softplus(key)
-        query = F.pad(F.softplus(query), (0, query.shape[-1]))
-        key = torch.cat([lengths * phases.cos(), lengths * phases.sin()], -1)
-        return super().forward(query, key, prepared, layer)
+        phases = self.phases[layer]
+        phases = phases + (phases.clamp(-2 * math.pi, 0) - phases).detach()
+        # Sines and cosines of rounded phases would be far off.
+        phases = phases.to(torch.promote_types(key.dtype, torch.float32))
+        lengths = F.softplus(key.to(phases.dtype))
+        turned = torch.cat([lengths * phases.cos(), lengths * phases.sin()], -1).to(key.dtype)
+        return ops.rope(F.pad(F.softplus(query).to(query.dtype), (0, self.head_dim)), turned, *prepared)
 
 
 class RoPE2D(Rotary):
@@ -126,7 +139,7 @@ class RoPE2D(Rotary):
         _check_base(base)
         if head_dim < 4 or head_dim % 4:
             raise ValueError(f"head_dim: expected a multiple of 4, got {head_dim}")
-        self.head_dim, self.base = head_dim, base
+        self.head_dim, self.base = head_dim, float(base)
         self.register_buffer("channels", torch.arange(0, head_dim // 2, 2), persistent=False)
 
     channels: Tensor
@@ -154,7 +167,7 @@ class RoPE2DMix(Rotary):
         _check_base(base)
         if head_dim < 4 or head_dim % 4:
             raise ValueError(f"head_dim: expected a multiple of 4, got {head_dim}")
-        self.heads, self.head_dim, self.layers, self.base = heads, head_dim, layers, base
+        self.heads, self.head_dim, self.layers, self.base = heads, head_dim, layers, float(base)
         self.own_layers = layers
         sizes = base ** (-torch.arange(0, head_dim, 4) / head_dim)
         directions = 2 * math.pi * torch.rand(layers, heads, 1)
@@ -168,6 +181,15 @@ class RoPE2DMix(Rotary):
 
     def layer_frequencies(self, frequencies: Tensor, layer: int) -> Tensor:
         return frequencies[layer]
+
+
+def check_doubled(head_dim: int) -> None:
+    """Refuses heads that are too wide for attention once queries and keys are twice as wide."""
+    if not 1 <= head_dim <= MAX_HEAD_DIM // 2:
+        raise ValueError(
+            f"head_dim: expected 1 to {MAX_HEAD_DIM // 2}, as queries and keys become twice as wide and attention "
+            f"takes {MAX_HEAD_DIM}, got {head_dim}"
+        )
 
 
 def _check_base(base: float) -> None:

@@ -57,13 +57,12 @@ def file_documents(path: Path, enough: Enough, *, streaming: bool = False, split
         raise FileNotFoundError(f"text: expected a file or a folder, got {path}, which does not exist")
     chosen = files_in(path) if path.is_dir() else [path]
     key, sizes = _key(path, chosen), [file.stat().st_size for file in chosen]
-    size: int | None = sum(sizes)
+    packed = any(file.suffix == parquet.SUFFIX or files.is_compressed(file) for file in chosen)
+    size = None if packed else sum(sizes)
     splits = _splits(path, chosen, split)
     if files.suffix_of(chosen[0]) in ROWS:
         rows = {name: file_rows(each) for name, each in splits.items()}
         documents = row_documents(path.name, rows, enough, streaming=streaming, split=split)
-        if any(file.suffix == parquet.SUFFIX or files.is_compressed(file) for file in chosen):
-            size = None
     elif official := official_splits(path.name, splits, split):
         texts = {name: ((str(file), _mapped(file)) for file in each) for name, each in splits.items()}
         documents = split_documents(texts, official, enough)
@@ -78,7 +77,7 @@ def file_documents(path: Path, enough: Enough, *, streaming: bool = False, split
 def files_in(folder: Path) -> list[Path]:
     every = sorted(file for file in folder.rglob("*") if file.is_file())
     rows = [file for file in every if files.suffix_of(file) in ROWS and files.suffix_of(file) != JSON]
-    texts = [file for file in every if file.suffix in SUFFIXES and not (rows and _ABOUT.match(file.name))]
+    texts = [file for file in every if files.suffix_of(file) in SUFFIXES and not (rows and _ABOUT.match(file.name))]
     if rows and texts:
         raise ValueError(f"text: expected texts or rows in {folder}, got both, {texts[0].name} and {rows[0].name}")
     rows = rows or ([] if texts else [file for file in every if files.suffix_of(file) == JSON])

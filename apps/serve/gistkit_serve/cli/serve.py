@@ -23,7 +23,7 @@ from gistkit.options.models import (
 
 KEY = "GISTKIT_API_KEY"
 # Of a shorter one too little is kept to answer from.
-EXAMPLE = "The office opens at 8. The gate code is 4471. Olga Singh keeps the key."
+EXAMPLE = "The office opens at 8:30. The gate code is 4471. Olga Singh: 0171 293488."
 EXAMPLES = """\
 example: gistkit serve
 example: gistkit serve --model ./llama --compressor runs/x500 --memories memories/ --port 8080

@@ -11,7 +11,8 @@ class KVCache:
 
     def __init__(self) -> None:
         self.positions: Tensor | None = None
-        self._layers: list[tuple[Tensor, Tensor]] = []
+        # Of a pass that failed, too; those of the first `len(self)` tokens are held.
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __len__(self) -> int:
         """Tokens held."""
@@ -24,24 +25,25 @@ class KVCache:
 
     def check_batch(self, batch: int) -> None:
         """Raises a ValueError if the cache holds another number of rows."""
-        if self._layers and self._layers[0][0].shape[0] != batch:
+        if len(self) and self._layers[0][0].shape[0] != batch:
             raise ValueError(f"cache: expected a batch of {self._layers[0][0].shape[0]} as it holds, got {batch}")
 
-    def extend(self, positions: Tensor) -> Tensor:
+    def followed_by(self, positions: Tensor) -> Tensor:
         """All positions [1 or B, K + N]: the cached ones, then those of new tokens [N] or [B, N]."""
         new = positions if positions.dim() == 2 else positions[None]
         if self.positions is not None:
             rows = max(new.shape[0], self.positions.shape[0])
             held = self.positions.to(new.device)
             new = torch.cat([held.expand(rows, -1), new.expand(rows, -1)], 1)
-        self.positions = new
         return new
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys [B, H, K + N, D] and values of a layer: cached ones, then new ones. Call layers in order."""
-        if layer == len(self._layers):
-            self._layers.append((key, value))
-        else:
-            keys, values = self._layers[layer]
-            self._layers[layer] = torch.cat([keys, key], 2), torch.cat([values, value], 2)
-        return self._layers[layer]
+        """All keys [B, H, K + N, D] and values of a layer: cached ones, then new ones.
+
+        The new ones count once their `positions` are set, after the last layer.
+        """
+        if held := len(self):
+            keys, values = (part[:, :, :held] for part in self._layers[layer])
+            key, value = torch.cat([keys, key], 2), torch.cat([values, value], 2)
+        self._layers[layer] = key, value
+        return key, value

@@ -15,7 +15,7 @@ from gistkit.nn.positions import PositionEncoding
 
 
 class GPT(nn.Module):
-    """A decoder-only language model on gistkit's attention.
+    """A decoder-only language model on gistkit's attention, whose output embedding is the input embedding.
 
     Args:
         vocab_size: tokens.
@@ -26,7 +26,6 @@ class GPT(nn.Module):
         hidden_dim: of the feed-forward networks; see `Block`.
         dropout: of embeddings, and of what attention and feed-forward networks add.
         attention_dropout: of attention's weights; see `Block`.
-        tied: the output embedding is the input embedding.
         style: of the layers; see `Block`.
         std: standard deviation of the initial weights.
     """
@@ -42,7 +41,6 @@ class GPT(nn.Module):
         hidden_dim: int | None = None,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
-        tied: bool = True,
         style: Style = "llama",
         std: float = 0.02,
     ) -> None:
@@ -59,8 +57,7 @@ class GPT(nn.Module):
         )  # fmt: skip
         self.norm = make_norm(style, dim)
         self.head = nn.Linear(dim, vocab_size, bias=False)
-        if tied:
-            self.head.weight = self.tokens.weight
+        self.head.weight = self.tokens.weight
         self._reset_parameters(layers, std)
         self.position = position
 
@@ -114,11 +111,14 @@ class GPT(nn.Module):
             self.position.check_cached(positions)
         hidden = self.dropout(self.position.embed(self.tokens(input_ids), positions))
         prepared = self.position.prepare(positions, embeddings)
-        key_bias = self.position.key_bias(positions if cache is None else cache.extend(positions), bias_dtype(hidden))
+        seen = positions if cache is None else cache.followed_by(positions)
+        key_bias = self.position.key_bias(seen, bias_dtype(hidden))
         plan = causal_plan(count, held + count, device) if plan is None else plan
         shared = Pass(self.position, prepared, plan, key_bias, cache)
         for block in self.blocks:
             hidden = block(hidden, shared)
+        if cache is not None:
+            cache.positions = seen
         return cast(Tensor, self.norm(hidden))
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ from gistkit.common.checks import at_least
 from gistkit.nn.seqpe.kept import KeptEmbeddings
 from gistkit.nn.seqpe.layers import DigitLayer, encode, encode_dropped
 from gistkit.nn.seqpe.samplers import as_number, as_position
-from gistkit.nn.seqpe.trie import DigitTrie
+from gistkit.nn.seqpe.trie import DigitTrie, shape_of
 from gistkit.ops._private import uncompiled
 
 
@@ -117,8 +117,8 @@ class SeqPE(nn.Module):
 
         Raises:
             TypeError: positions that are not whole numbers.
-            ValueError: a coordinate outside [0, base^digits), a last dimension that is not `axes`, or positions on a
-                GPU in training without `wait`.
+            ValueError: a coordinate outside [0, base^digits), a last dimension that is not `axes`, a trie of another
+                code, or positions on a GPU in training without `wait`.
         """
         if isinstance(positions, DigitTrie):
             return self.encode(positions)
@@ -168,6 +168,9 @@ class SeqPE(nn.Module):
 
     def encode(self, trie: DigitTrie) -> Tensor:
         """Embeddings [..., out_dim] of the positions of a trie; in training with dropout, of each distinct one."""
+        code = self.axes, self.base, self.digits
+        if trie.code != code:
+            raise ValueError(f"trie: expected one of axes, base and digits {code} as the encoder has, got {trie.code}")
         if trie.nodes == 0:
             return self.out.bias.expand(*trie.shape, self.out_dim)
         symbols = F.embedding(trie.symbols, self._symbols())
@@ -195,7 +198,7 @@ class SeqPE(nn.Module):
 
         In training with dropout, equal positions have different masks too.
         """
-        return self.read(self.symbols(positions)).view(*self._shape(positions), self.out_dim)
+        return self.read(self.symbols(positions)).view(*shape_of(positions, self.axes), self.out_dim)
 
     def symbols(self, positions: Tensor) -> Tensor:
         """The (place x base + digit) of each digit, [P, axes x digits], on the encoder's device."""
@@ -245,10 +248,7 @@ class SeqPE(nn.Module):
         DigitTrie.check(positions, axes=self.axes, base=self.base, digits=self.digits)
         numbers = as_number(positions.reshape(-1, self.axes).long(), self.limit)
         found = kept.look_up(numbers)
-        return None if found is None else found.view(*self._shape(positions), self.out_dim)
-
-    def _shape(self, positions: Tensor) -> torch.Size:
-        return positions.shape if self.axes == 1 else positions.shape[:-1]
+        return None if found is None else found.view(*shape_of(positions, self.axes), self.out_dim)
 
     def _symbols(self) -> Tensor:
         """Embeddings [axes x digits x base + 1, dim] of every digit at every place, and of [CLS]."""

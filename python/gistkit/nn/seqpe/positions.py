@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gistkit.nn.positions import PositionEncoding
+from gistkit.nn.rotary import check_doubled
 from gistkit.nn.seqpe.encoder import SeqPE
 
 Integration = Literal["sum", "mul", "bias"]
@@ -27,7 +28,7 @@ class SeqPEPositions(PositionEncoding):
     Args:
         encoder: positions to embeddings [.., out_dim].
         heads: H of queries.
-        head_dim: D.
+        head_dim: D, at most 128 for "bias".
         key_heads: Hk, heads of keys, where queries share them; None: heads.
         layers: layers of the model; only for projection "layer".
         integration: see above.
@@ -62,6 +63,8 @@ class SeqPEPositions(PositionEncoding):
             raise ValueError(f"projection: expected {', '.join(get_args(Projection))}, got {projection!r}")
         if mul_start and integration != "mul":
             raise ValueError(f"mul_start: expected 0 for integration {integration!r}, got {mul_start}")
+        if integration == "bias":
+            check_doubled(head_dim)
         key_heads = heads if key_heads is None else key_heads
         if key_heads < 1 or heads % key_heads or (projection == "none" and key_heads != heads):
             allowed = f"{heads} for projection 'none'" if projection == "none" else f"a divisor of {heads} heads"

@@ -134,8 +134,9 @@ class SeqPERegularizer:
                 next draw.
         """
         if step is not None:
-            for sampler in self._samplers().values():
-                sampler.seek(step)
+            for sampler in (self.starts, self.contrastive, self.windows):
+                if sampler is not None:
+                    sampler.seek(step)
         starts, shifted = self.starts.draw(batch_size)
         any_shifted = bool(shifted.any())
         uses = {"main": self._grid + starts[:, None] if any_shifted else self._grid}
@@ -167,7 +168,3 @@ class SeqPERegularizer:
         if step.teacher is not None and step.student is not None:
             ood = ood_loss(step.embeddings(encoded, step.teacher), step.embeddings(encoded, step.student), self.heads)
         return SeqPELosses(contrastive, ood, self.contrastive_weight * contrastive + self.ood_weight * ood)
-
-    def _samplers(self) -> dict[str, ContrastiveSampler | StartSampler | WindowSampler]:
-        samplers = {"starts": self.starts, "contrastive": self.contrastive, "windows": self.windows}
-        return {name: sampler for name, sampler in samplers.items() if sampler is not None}

@@ -21,6 +21,11 @@ class Sampler:
     def __init__(self, axes: int, max_position: int, seed: int) -> None:
         check_int("axes", axes, 1)
         check_int("max_position", max_position, 2)
+        if max_position ** max(axes, 2) > 2**62:
+            raise ValueError(
+                f"max_position: expected at most {int(2 ** (62 / max(axes, 2)))} on {axes} axes, as positions are "
+                f"numbered and their distances squared in int64, got {max_position}"
+            )
         self.axes, self.max_position, self.seed = axes, max_position, seed
         self._generator = torch.Generator().manual_seed(seed)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ class DigitTrie:
     distinct positions, which stands for the encoder's [CLS].
 
     Args:
+        code: axes, base, digits.
         shape: of the positions it was made from, without their axes.
         levels: the first node of each level, and N; axes x digits + 2 numbers.
         symbols: int64 [R], the table rows (place x base + digit) that occur, ascending, and the leaves' own,
@@ -33,6 +34,7 @@ class DigitTrie:
         inverse: int64 [P], the distinct position that each position is; None where all are distinct and ascending.
     """
 
+    code: tuple[int, int, int]
     shape: torch.Size
     levels: tuple[int, ...]
     symbols: Tensor
@@ -60,7 +62,8 @@ class DigitTrie:
         ordered = bool((inverse == np.arange(len(inverse))).all())
         first_leaf, nodes = levels[-2:].tolist()
         return cls(
-            shape=positions.shape if axes == 1 else positions.shape[:-1],
+            code=(axes, base, digits),
+            shape=shape_of(positions, axes),
             levels=tuple(levels.tolist()),
             symbols=torch.from_numpy(symbols),
             paths=Links.grouped(paths, len(symbols)),
@@ -71,21 +74,16 @@ class DigitTrie:
         )
 
     @staticmethod
-    def check(positions: Tensor, *, axes: int = 1, base: int = 10, digits: int = 5) -> tuple[int, ...]:
-        """Raises what `of` would; returns the highest coordinate of each axis, -1 where there are no positions."""
+    def check(positions: Tensor, *, axes: int = 1, base: int = 10, digits: int = 5) -> None:
+        """Raises what `of` would."""
         _check_code(axes, base, digits)
         rows = _rows(positions, axes)
-        if not rows.numel():
-            return (-1,) * axes
-        ends = [column.aminmax() for column in rows.unbind(1)]
-        lowest, highest = [int(low) for low, _ in ends], [int(high) for _, high in ends]
-        for outside in (min(lowest), max(highest)):
+        for outside in map(int, rows.aminmax() if rows.numel() else ()):
             if not 0 <= outside < base**digits:
                 raise ValueError(
                     f"positions: expected 0 <= position < {base**digits} ({digits} digits of base {base}), "
                     f"got {outside}"
                 )
-        return tuple(highest)
 
     @property
     def nodes(self) -> int:
@@ -104,9 +102,8 @@ class DigitTrie:
         def moved_links(links: Links) -> Links:
             return Links(*map(moved, links))
 
-        return DigitTrie(
-            shape=self.shape,
-            levels=self.levels,
+        return replace(
+            self,
             symbols=moved(self.symbols),
             paths=moved_links(self.paths),
             leaf_paths=moved_links(self.leaf_paths),
@@ -114,6 +111,11 @@ class DigitTrie:
             leaf_ancestors=moved_links(self.leaf_ancestors),
             inverse=None if self.inverse is None else moved(self.inverse),
         )
+
+
+def shape_of(positions: Tensor, axes: int) -> torch.Size:
+    """The shape of positions, without their axes."""
+    return positions.shape if axes == 1 else positions.shape[:-1]
 
 
 def _check_code(axes: int, base: int, digits: int) -> None:
