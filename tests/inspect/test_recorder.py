@@ -81,16 +81,16 @@ def test_a_call_with_lists_of_tiles_is_recorded_too():
 
 
 @pytest.mark.parametrize("reduce", ["none", "mean"])
-def test_chosen_sequences_heads_and_rows_are_those_of_the_whole(reduce, monkeypatch):
+def test_chosen_heads_and_rows_are_those_of_the_whole(reduce, monkeypatch):
     monkeypatch.setattr("gistkit.inspect.recorder.CHUNK", 200)
     plan, mask = ragged()
     query, key, value = tensors(plan)
-    with AttentionRecorder(heads=[3, 1], rows=slice(4, None, 2), batch=[1, 0], reduce=reduce) as recorder:
+    with AttentionRecorder(heads=[3, 1], rows=slice(4, None, 2), reduce=reduce) as recorder:
         gk.attention(query, key, value, plan)
-    found, expected = recorder[0], softmax_weights(query, key, mask, 8**-0.5)[[1, 0]][:, [3, 1], 4::2]
+    found, expected = recorder[0], softmax_weights(query, key, mask, 8**-0.5)[:, [3, 1], 4::2]
     expected = expected.mean(1, keepdim=True) if reduce == "mean" else expected
     torch.testing.assert_close(found.weights, expected, **CLOSE)
-    assert (found.heads, found.batch) == ((3, 1), (1, 0))
+    assert found.heads == (3, 1)
     assert torch.equal(found.rows, torch.arange(plan.num_queries)[4::2])
 
 
@@ -252,7 +252,6 @@ def test_compiled_functions_are_recorded_in_training_too(backend):
         ({"heads": [1, 1]}, ValueError, r"heads: expected at least one number and each once, got \[1, 1\]"),
         ({"heads": [0.5]}, ValueError, r"heads: expected a whole number >= 0, got 0\.5"),
         ({"rows": "all"}, TypeError, "rows: expected several ints, such as"),
-        ({"batch": [-2]}, ValueError, "batch: expected a whole number >= 0, got -2"),
         ({"reduce": "sum"}, ValueError, "reduce: expected one of none, mean, got 'sum'"),
     ],
 )
@@ -261,7 +260,7 @@ def test_errors_name_the_argument_and_what_came(arguments, error, message):
         AttentionRecorder(**arguments)
 
 
-@pytest.mark.parametrize(("name", "size"), [("heads", 4), ("rows", 5), ("batch", 2)])
+@pytest.mark.parametrize(("name", "size"), [("heads", 4), ("rows", 5)])
 def test_what_a_call_does_not_have_is_refused(name, size):
     plan = causal_plan(5, 5, "cpu", None)
     query, key, value = tensors(plan)

@@ -27,11 +27,10 @@ class AttentionMap:
     """The attention weights of one call of `gistkit.attention`, on the CPU.
 
     Args:
-        weights: [B, H, rows, keys], float32 (float64 for float64 inputs), for the chosen sequences, heads (H is 1 for
-            their mean) and query rows. Each row of a head adds up to 1, or is 0 where the query sees no key.
+        weights: [B, H, rows, keys], float32 (float64 for float64 inputs), for the chosen heads (H is 1 for their mean)
+            and query rows. Each row of a head adds up to 1, or is 0 where the query sees no key.
         lse: [B, heads, rows], natural logarithm of the softmax's denominator, of every chosen head and row.
         layer: number of the call since the recorder was entered, see `AttentionRecorder`.
-        batch: numbers of the chosen sequences.
         heads: numbers of the chosen query heads.
         rows: int64 [rows], numbers of the chosen query rows.
     """
@@ -39,7 +38,6 @@ class AttentionMap:
     weights: Tensor
     lse: Tensor
     layer: int
-    batch: tuple[int, ...]
     heads: tuple[int, ...]
     rows: Tensor
 
@@ -65,12 +63,11 @@ class AttentionRecorder(TorchDispatchMode):
         heads: query heads to record, as numbers or a slice; None is all of them.
         rows: query rows to record, as numbers or a slice such as slice(-8, None); None is all of them. Under a
             compiled layout rows and keys are in its plan's physical order.
-        batch: sequences to record, as numbers or a slice; None is all of them.
         reduce: "none", or "mean" over the recorded heads.
 
     Raises:
-        TypeError, ValueError: an argument is none of these; from a recorded call, if it lacks a chosen head, row or
-            sequence, or if its map would have more than 2^28 weights.
+        TypeError, ValueError: an argument is none of these; from a recorded call, if it lacks a chosen head or row,
+            or if its map would have more than 2^28 weights.
         RuntimeError: entered while it is already recording.
     """
 
@@ -80,7 +77,6 @@ class AttentionRecorder(TorchDispatchMode):
         *,
         heads: Choice = None,
         rows: Choice = None,
-        batch: Choice = None,
         reduce: str = "none",
     ) -> None:
         super().__init__()
@@ -90,7 +86,7 @@ class AttentionRecorder(TorchDispatchMode):
         self.reduce = reduce
         self._chosen = {
             name: choice if choice is None or isinstance(choice, slice) else _numbers(name, choice)
-            for name, choice in (("heads", heads), ("rows", rows), ("batch", batch))
+            for name, choice in (("heads", heads), ("rows", rows))
         }
         self.calls = 0
         self.maps: list[AttentionMap] = []
@@ -142,23 +138,23 @@ class AttentionRecorder(TorchDispatchMode):
         softcap: float,
         lse: Tensor,
     ) -> AttentionMap:
-        sizes = {"batch": query.shape[0], "heads": query.shape[1], "rows": query.shape[2]}
-        batch, heads, rows = (_choose(name, self._chosen[name], size) for name, size in sizes.items())
-        shape = (len(batch), 1 if self.reduce == "mean" else len(heads), len(rows), key.shape[2])
+        sizes = {"heads": query.shape[1], "rows": query.shape[2]}
+        heads, rows = (_choose(name, self._chosen[name], size) for name, size in sizes.items())
+        shape = (len(query), 1 if self.reduce == "mean" else len(heads), len(rows), key.shape[2])
         if shape[0] * shape[1] * shape[2] * shape[3] > LARGEST_MAP:
             raise ValueError(
                 f"rows: expected a map of at most 2^28 weights, got {list(shape)} for sequences, heads, rows and keys; "
-                "choose fewer with reduce, heads, rows or batch"
+                "choose fewer with reduce, heads or rows"
             )
         device, group = query.device, query.shape[1] // key.shape[1]
         index = torch.tensor(rows, dtype=torch.int64, device=device)
-        lse = lse[batch][:, heads][:, :, index]
+        lse = lse[:, heads][:, :, index]
         weights = torch.zeros(shape, dtype=lse.dtype, device=device)
         step = max(1, CHUNK // max(1, key.shape[2]))
-        for b, sequence in enumerate(batch):
+        for b in range(len(query)):
             for first in range(0, len(rows), step):
                 part = slice(first, first + step)
-                row_spans = spans[0 if len(spans) == 1 else sequence, index[part]]
+                row_spans = spans[0 if len(spans) == 1 else b, index[part]]
                 low, high = _reach(row_spans)
                 if low >= high:
                     continue
@@ -166,14 +162,14 @@ class AttentionRecorder(TorchDispatchMode):
                 for h, head in enumerate(heads):
                     bias = None
                     if key_bias is not None:
-                        bias = key_bias[sequence if len(key_bias) > 1 else 0, head if key_bias.shape[1] > 1 else 0]
+                        bias = key_bias[b if len(key_bias) > 1 else 0, head if key_bias.shape[1] > 1 else 0]
                         bias = bias[low:high]
-                    q, k = query[sequence, head, index[part]], key[sequence, head // group, low:high]
+                    q, k = query[b, head, index[part]], key[b, head // group, low:high]
                     share = _weights(q, k, bias, hidden, scale, softcap, lse.dtype)
                     weights[b, 0 if self.reduce == "mean" else h, part, low:high] += share
         if self.reduce == "mean":
             weights /= max(1, len(heads))
-        return AttentionMap(weights.cpu(), lse.cpu(), self.calls, tuple(batch), tuple(heads), index.cpu())
+        return AttentionMap(weights.cpu(), lse.cpu(), self.calls, tuple(heads), index.cpu())
 
 
 def _numbers(name: str, values: Any) -> list[int]:

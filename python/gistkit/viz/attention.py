@@ -24,31 +24,29 @@ def draw_attention(
     recorded: AttentionMap,
     *,
     head: int | None = None,
-    sequence: int | None = None,
     key_roles: Sequence[int] | ArrayLike | None = None,
     ax: Axes | None = None,
 ) -> FigureOrAxes:
-    """Draws one attention map, one row per query; hidden keys are white.
+    """Draws the first sequence of an attention map, one row per query; hidden keys are white.
 
     The darkest colour starts at the 98% quantile of the weights above 0.
 
     Args:
         recorded: a map of `AttentionRecorder`.
         head: one of `recorded.heads`; None is the first, or the mean of all if that was recorded.
-        sequence: one of `recorded.batch`; None is the first.
         key_roles: `Role` of each key, in physical order as the map's; drawn as a strip below the map. None: no strip.
         ax: axes to draw into.
 
     Raises:
-        ValueError: if the map lacks the head or sequence, or is empty, or the number of roles differs from the tokens'.
+        ValueError: if the map lacks the head, or is empty, or the number of roles differs from the tokens'.
     """
     mean = recorded.weights.shape[1] == 1 < len(recorded.heads)
     if mean and head is not None:
         raise ValueError(f"head: expected None for a map that is a mean over heads, got {head}")
-    h = 0 if mean else _place("head", head, recorded.heads)
-    weights = recorded.weights[_place("sequence", sequence, recorded.batch), h].double().numpy()
-    if not weights.size:
-        raise ValueError(f"recorded: expected a map with queries and keys, got {list(weights.shape)}")
+    h = 0 if mean else _place(head, recorded.heads)
+    if not recorded.weights.numel():
+        raise ValueError(f"recorded: expected a map with queries and keys, got {list(recorded.weights.shape)}")
+    weights = recorded.weights[0, h].double().numpy()
     rows, keys = weights.shape
     result, ax = axes_of(ax, (6.2, 5.2))
     visible = np.ma.masked_equal(weights, 0)
@@ -159,13 +157,13 @@ def _tokens(slope: float) -> str:
     return f"{round(slope, 1) + 0.0:.1f}"
 
 
-def _place(name: str, number: int | None, numbers: Sequence[int]) -> int:
-    """The index of `number` among the recorded numbers; None is the first."""
-    if number is None and numbers:
+def _place(head: int | None, heads: Sequence[int]) -> int:
+    """The index of a head among the recorded ones; None is the first."""
+    if head is None and heads:
         return 0
-    if number not in numbers:
-        raise ValueError(f"{name}: expected one of the recorded {', '.join(map(str, numbers)) or 'none'}, got {number}")
-    return numbers.index(number)
+    if head not in heads:
+        raise ValueError(f"head: expected one of the recorded {', '.join(map(str, heads)) or 'none'}, got {head}")
+    return heads.index(head)
 
 
 def _norm(visible: Any) -> tuple[Normalize, str]:
