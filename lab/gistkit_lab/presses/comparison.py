@@ -234,8 +234,8 @@ def against_presses(
     asked = asked_of(sets, tokenizer)
     settings: dict[str, Any] = {"model": display_name(model), "dtype": str(model.dtype).removeprefix("torch.")}
     settings |= {"max_new_tokens": max_new_tokens, "machine": machine()}
-    own = {name: digests.of_compressor(one) for name, one in trained.items()}
-    settings["digests"] = {"weights": fingerprint(model), "questions": asked.digest(), "compressors": own}
+    known = {name: digests.of_compressor(one) for name, one in trained.items()}
+    settings["digests"] = {"weights": fingerprint(model), "questions": asked.digest(), "compressors": known}
     if done is not None:
         before = [*done.settings.get("earlier", []), done.settings["machine"]]
         settings["earlier"] = [each for each in before if each != settings["machine"]]
@@ -243,7 +243,7 @@ def against_presses(
     found = Comparison(settings, asked.sets, asked.owners, lengths, [] if done is None else list(done.outcomes))
     if done is not None:
         _check_same(done, found)
-        own.update(done.settings["digests"]["compressors"])
+        known.update(done.settings["digests"]["compressors"])
     have = {outcome.entry for outcome in found.outcomes}
     left = [entry for entry in rows or entries(trained, ratios=ratios, by=by, shares=shares, fit=fit)
             if entry not in have]  # fmt: skip

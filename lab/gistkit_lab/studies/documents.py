@@ -8,7 +8,7 @@ before its digit, are not learned in as many steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from gistkit.train.data import Corpus
 from gistkit_lab.studies import length as language_models
 from gistkit_lab.studies.draws import SPLITS
 from gistkit_lab.studies.filler import train_and_measure
-from gistkit_lab.studies.fitting import Session, StudyRecipe
+from gistkit_lab.studies.fitting import Session
 from gistkit_lab.studies.positions import Run, Student
 
 LETTERS, DIGITS = (np.frombuffer(text, np.uint8) for text in (b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"0123456789"))
@@ -30,13 +30,12 @@ ASCII = 128
 
 
 @dataclass(frozen=True)
-class Recipe(StudyRecipe):
+class Recipe(language_models.TunedRecipe):
     """Everything that determines a run except its arm, its seed and the text.
 
     Args:
-        model: of the language model, before its fine-tuning.
+        model, longest: as of `TunedRecipe`.
         shortest: training sequences have this many bytes or more, up to those of `model`; short ones are learned first.
-        longest: tests have as many bytes as the longest in training, twice as many, ..., up to this many times.
         letters: that facts are about.
         facts: of a document in tests, each about another letter; in training from 1 to so many, by chance.
         questions: at the end of a sequence, each about another fact; fewer where there are fewer facts.
@@ -44,9 +43,7 @@ class Recipe(StudyRecipe):
         test_rows: sequences of each split and length at the end.
     """
 
-    model: language_models.Recipe = field(default_factory=language_models.Recipe)
     shortest: int = 24
-    longest: int = 8
     letters: int = 8
     facts: int = 6
     questions: int = 4
@@ -66,27 +63,6 @@ class Recipe(StudyRecipe):
                 f"shortest: expected room for a fact, and for {self.facts} in the {self.length} bytes of model, got "
                 f"{self.shortest}"
             )
-
-    @property
-    def schedule(self) -> language_models.Recipe:
-        """The recipe of `model`, with the steps of its fine-tuning."""
-        tuning = {name: getattr(self, name) for name in StudyRecipe.__dataclass_fields__}
-        return replace(self.model, longest=self.longest, **tuning)
-
-    @property
-    def dim(self) -> int:
-        """Width of the model."""
-        return self.model.dim
-
-    @property
-    def length(self) -> int:
-        """Bytes of the longest sequences in training."""
-        return self.model.length
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Bytes of the sequences in tests."""
-        return self.schedule.lengths
 
     @property
     def values(self) -> int:

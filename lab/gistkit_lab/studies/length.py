@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from gistkit.common.files import write_picture
 from gistkit.train import checkpoints
 from gistkit.train.data import Corpus
 from gistkit_lab.studies.draws import generator_of
-from gistkit_lab.studies.fitting import Progress, Session
+from gistkit_lab.studies.fitting import Progress, Session, StudyRecipe
 from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.positions import (
     Panel,
@@ -87,6 +87,40 @@ NOTES = {
         "global or local with equal chance (the code: 40% global; 16 pivots and windows)."
     )
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TunedRecipe(StudyRecipe):
+    """The fine-tuning of such a language model.
+
+    Args:
+        model: of the language model, before.
+        longest: tests are as long as the longest sequences in training, twice as long, ..., up to this many times.
+    """
+
+    model: Recipe = field(default_factory=Recipe)
+    longest: int = 8
+
+    @property
+    def length(self) -> int:
+        """Of the longest sequences in training."""
+        return self.model.length
+
+    @property
+    def schedule(self) -> Recipe:
+        """The recipe of `model`, with the lengths and the steps of the fine-tuning."""
+        tuning = {name: getattr(self, name) for name in StudyRecipe.__dataclass_fields__}
+        return replace(self.model, length=self.length, longest=self.longest, **tuning)
+
+    @property
+    def dim(self) -> int:
+        """Width of the model."""
+        return self.model.dim
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Of the sequences in tests, at most."""
+        return self.schedule.lengths
 
 
 class LengthTexts:

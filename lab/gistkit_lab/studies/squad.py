@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from gistkit.nn import Learned
 from gistkit.train.data import Corpus
 from gistkit_lab.studies import length as language_models
 from gistkit_lab.studies.draws import SPLITS
-from gistkit_lab.studies.fitting import Session, StudyRecipe
+from gistkit_lab.studies.fitting import Session
 from gistkit_lab.studies.positions import Run, Student, finished
 
 # SeqPE, Figure 4; ANSWER stands behind the last colon and a space.
@@ -48,21 +48,18 @@ TRIES = 1000
 
 
 @dataclass(frozen=True)
-class Recipe(StudyRecipe):
+class Recipe(language_models.TunedRecipe):
     """Everything that determines a run except its arm, its seed, the text and the questions.
 
     Args:
-        model: of the language model, before its fine-tuning.
+        model, longest: as of `TunedRecipe`.
         length: tokens of a training sequence, at most: prompt and answer without the end behind it.
-        longest: tests have as many tokens, twice as many, ..., up to this many times.
         new_tokens: of a greedy answer.
         eval_rows: held-out questions at every evaluation; the model with their lowest loss is the one that is tested.
         test_rows: questions of each split and length at the end.
     """
 
-    model: language_models.Recipe = field(default_factory=language_models.Recipe)
     length: int = 1024
-    longest: int = 8
     new_tokens: int = 16
     eval_rows: int = 200
     test_rows: int = 500
@@ -73,22 +70,6 @@ class Recipe(StudyRecipe):
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
         # Checks length and longest.
         _ = self.schedule
-
-    @property
-    def schedule(self) -> language_models.Recipe:
-        """The recipe of `model`, with the length and the steps of its fine-tuning."""
-        tuning = {name: getattr(self, name) for name in StudyRecipe.__dataclass_fields__}
-        return replace(self.model, length=self.length, longest=self.longest, **tuning)
-
-    @property
-    def dim(self) -> int:
-        """Width of the model."""
-        return self.model.dim
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Tokens of the sequences in tests, at most."""
-        return self.schedule.lengths
 
 
 PRESETS = {
