@@ -657,7 +657,6 @@ def test_untrained_methods_that_compress_in_place(run, tmp_path):
             ["train", "--compressor", "{tmp}", "--chunk", "9"],
             "--chunk: not allowed with --compressor, which has its own",
         ),
-        (["train", "--compressor", "{tmp}", "--train-norms"], "--train-norms: not allowed with --compressor"),
         (["train", "--preset", "x"], "preset: expected one of epl-pretrain, "),
         (["evaluate", "--split", "train"], "--split: expected validation or test without --questions"),
         (["train", "--text", "{tmp}/none"], "none"),
@@ -668,6 +667,7 @@ def test_untrained_methods_that_compress_in_place(run, tmp_path):
         (["train", "--questions", "{tmp}", "--limit", "9"], "--limit: not allowed with questions, got 9"),
         (["train", "--device", "tpu"], "--device: expected cpu or cuda, got 'tpu'"),
         (["evaluate", "--questions", "{tmp}", "--context", "9"], "--context: not allowed with --questions, got 9"),
+        (["train", "--compressor", "{tmp}", "--train-norms"], "--train-norms: not allowed with --compressor"),
         (["evaluate", "--questions", "{tmp}/none"], "none"),
         pytest.param(
             ["evaluate", "--context", "900000"],

@@ -82,7 +82,7 @@ def draw_attention(
     ax.figure.colorbar(image, ax=ax, label="attention weight", extend=extend)
     head_name = f"mean of {len(recorded.heads)} heads" if mean else f"head {recorded.heads[h]}"
     heading = f"Layer {recorded.layer}, {head_name}" if title is None else title
-    ax.set_title(heading, loc="left", pad=22 if present else None, parse_math=False)
+    ax.set_title(heading, loc="left", pad=22 if present else None)
     return result
 
 
