@@ -9,9 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from gistkit import cli
+from gistkit import cli, compress
 from gistkit.common.signals import Interrupted, deferred_signals, terminable
-from gistkit.compress import Memory
 from gistkit.train import checkpoints
 from gistkit.train.trainer import Trainer
 from tests.cli.test_cli import small_llama
@@ -91,7 +90,7 @@ def test_an_interrupted_compress_says_what_it_has_written(count, model, tmp_path
     paths = [tmp_path / name for name in ("a.txt", "b.txt")]
     for path in paths:
         path.write_text("Memory tokens stand for a text.")
-    saved, save = [], Memory.save
+    saved, save = [], compress.Memory.save
 
     def signalled(memory, path):
         if len(saved) == count:
@@ -99,7 +98,7 @@ def test_an_interrupted_compress_says_what_it_has_written(count, model, tmp_path
         saved.append(path)
         save(memory, path)
 
-    monkeypatch.setattr(Memory, "save", signalled)
+    monkeypatch.setattr(compress.Memory, "save", signalled)
     assert cli.main([str(word) for word in ("compress", *paths, "--model", model, "--option", "by=key_norm")]) == 130
     told = f"written: {saved[0]}" if saved else "nothing is written yet"
     assert last_line(capsys) == f"gistkit: interrupted; {told}" and sorted(tmp_path.glob("*.gist")) == saved

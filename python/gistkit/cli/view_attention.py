@@ -153,8 +153,8 @@ def _record(
     from gistkit.inspect import AttentionRecorder
 
     # A mean beside some heads needs them all, of which only it is kept.
-    own = AttentionRecorder(heads=[head for head in heads if head != MEAN] or None, batch=[0])
-    recorders = (AttentionRecorder(reduce="mean", batch=[0]), own)
+    own = AttentionRecorder(heads=[head for head in heads if head != MEAN] or None)
+    recorders = (AttentionRecorder(reduce="mean"), own)
     plan: Plan | None = None
     shown: tuple[list[int], list[Any]] = [], []
     passes: list[tuple[int, ...]] = []
@@ -168,8 +168,12 @@ def _record(
         if inputs.get("memory") is not None or inputs.get(CACHE) is not None:
             return
         size = tuple((args[0] if args else inputs["inputs_embeds"]).shape[:2])
-        shown = shown if size in passes else fitting(size[1])
+        known = size in passes
         passes.append(size)
+        if size[0] > 1:
+            # Parts side by side, which are refused.
+            return
+        shown = shown if known else fitting(size[1])
         plan = inputs.get("plan")
         for recorder, wanted in zip(recorders, (MEAN in shown[1], shown[1] != [MEAN]), strict=True):
             recorder.maps.clear()
