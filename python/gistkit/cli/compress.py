@@ -151,7 +151,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
         rows = [array("i", text_ids(text, tokenizer)) for text in texts]
         _check_lengths(sources, rows, compressor)
-        memories = _text_memories(rows, compressor, arguments.batch_tokens)
+        memories = text_memories(rows, compressor, arguments.batch_tokens)
     start = time.perf_counter()
     lines = [""] * len(sources)
     home = compressor._home
@@ -194,20 +194,21 @@ def _documents(arguments: argparse.Namespace) -> dict[str, Path] | None:
     return None if any(is_picture(path) for path in documents.values()) else documents
 
 
-def _text_memories(
-    rows: Sequence[array[int]], compressor: Compressor, batch_tokens: int
+def text_memories(
+    rows: Sequence[Sequence[int]], compressor: Compressor, batch_tokens: int, **options: Any
 ) -> Generator[tuple[int, int, Memory]]:
-    """(index, number of tokens, memory) of each text, those of similar lengths together."""
+    """(index, number of tokens, memory) of each text, those of similar lengths together; `options` of the bar."""
     import torch
     from tqdm import tqdm
 
     from gistkit.compress.tokens import batches
 
-    with torch.no_grad(), tqdm(total=sum(map(len, rows)), desc="compress", unit="token", unit_scale=True) as bar:
+    total = sum(map(len, rows))
+    with torch.no_grad(), tqdm(total=total, desc="compress", unit="token", unit_scale=True, **options) as bar:
         for batch in batches([len(row) for row in rows], batch_tokens):
             done = bar.n + sum(len(rows[index]) for index in batch)
             with passes(compressor, bar):
-                memory = compressor.encode([rows[index].tolist() for index in batch])
+                memory = compressor.encode([list(rows[index]) for index in batch])
             # Some tokens may be kept as they are.
             bar.update(done - bar.n)
             for place, index in enumerate(batch):

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.cli.compress import passes, warn_of_few
+from gistkit.cli.compress import text_memories, warn_of_few
 from gistkit.options.texts import is_memory, read_text
 
 if TYPE_CHECKING:
@@ -61,9 +61,6 @@ def compressed(read: dict[Path, Memory | str], compressor: Compressor, tokenizer
     Raises:
         ValueError: if a text cannot be compressed.
     """
-    import torch
-    from tqdm import tqdm
-
     from gistkit.compress.tokens import text_ids
 
     memories = {}
@@ -73,12 +70,7 @@ def compressed(read: dict[Path, Memory | str], compressor: Compressor, tokenizer
             continue
         ids = text_ids(content, tokenizer)
         try:
-            with (
-                torch.no_grad(),
-                tqdm(total=len(ids), desc="compress", unit="token", leave=False, disable=None) as bar,
-                passes(compressor, bar),
-            ):
-                memory = compressor.encode([ids])
+            ((_, _, memory),) = text_memories([ids], compressor, len(ids), leave=False, disable=None)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         print(
