@@ -12,13 +12,9 @@ from gistkit.hf.cache import empty_cache
 from gistkit.inspect import AttentionRecorder
 from tests.helpers.models import FAMILIES, additive, checkpoint, double_angles, eager, tiny, tiny_llama
 from tests.helpers.tiers import slow, tiers
+from tests.hf.test_families import TOLERANCE, tokens
 
-TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 ROWS = torch.tensor([1, 4, 6])
-
-
-def tokens(batch, length):
-    return torch.randint(0, 50, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
 def two_passes(model, rows, batch=2):

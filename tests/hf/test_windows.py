@@ -12,16 +12,12 @@ from gistkit.hf import CACHE, attach, sliding_windows
 from gistkit.layouts import compile_batch
 from tests.helpers.models import OTHERS, double_angles, masked_logits, tiny
 from tests.helpers.tiers import tiers
+from tests.hf.test_families import TOLERANCE, tokens
 
-TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 SLIDING = {"mistral": 6, "qwen2": 5, "gemma2": 5, "gemma3": 4} | dict.fromkeys(OTHERS, 6)
 # A window in all layers, in some, and beside another RoPE.
 SOME = pytest.mark.parametrize("family", tiers(SLIDING, ["mistral", "gemma3"]))
 GISTPOOL = gistkit.layouts.gistpool(12, 3, 6, windows=2)
-
-
-def tokens(batch, length):
-    return torch.randint(0, 50, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", *SLIDING])
