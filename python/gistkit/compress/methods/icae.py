@@ -19,7 +19,6 @@ from gistkit.common.checks import check_float
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import Config, draw_like, matched_to, register, setting
 from gistkit.compress.memory import Memory, Task
-from gistkit.compress.method import check_one_ratio
 from gistkit.compress.plans import encoder_parts, encoder_pass
 from gistkit.compress.tokens import Rows, room
 from gistkit.hf.keep import Layers
@@ -173,8 +172,7 @@ class ChunkCompressor(Compressor):
         return -(-context // self.chunk) * self.memory_tokens
 
     def check_documents(self, memories: Sequence[Memory]) -> None:
-        """Refuses several ratios, and a model whose keys cannot be moved where they are, or differ by document."""
-        check_one_ratio(memories)
+        """Refuses a model whose keys cannot be moved, where they are, or have frequencies of their documents."""
         if self.carrier == "kv" and (self.lm.changing_rope or memories[0].source.numbered_through):
             hf.check_moves(self.model)
 
