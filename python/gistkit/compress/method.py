@@ -275,9 +275,3 @@ class Method(ABC):
     def of_gists(self, name: str) -> bool:
         """Whether the parameter of this name is used only for gists."""
         return False
-
-
-def check_one_ratio(memories: Sequence[Memory]) -> None:
-    """Refuses memories of different ratios, for methods in which the places of compressed tokens follow from one."""
-    if len(ratios := list(dict.fromkeys(memory.source.chunk for memory in memories))) > 1:
-        raise ValueError(f"memories: expected the same ratio in each, got {' and '.join(map(str, ratios))}")

@@ -16,7 +16,6 @@ from gistkit import hf
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import RatioConfig, draw_like, setting
 from gistkit.compress.memory import Memory, Task
-from gistkit.compress.method import check_one_ratio
 from gistkit.compress.parts import equal_ends, moves
 from gistkit.compress.plans import InPlacePass, check_text, in_place_pass
 from gistkit.compress.tokens import Rows, join_rows
@@ -36,8 +35,7 @@ class InPlaceConfig(RatioConfig):
             model's own weights train, and with `separate` a copy of its linear maps.
         embedding_lora, train_norms: as in `Config`, for each role that has adapters.
         part: tokens of a longer context that one pass of `encode` reads: as few parts as there can be, of equal sizes,
-            each by itself from position 0 on. `join` then moves them behind the parts before, and says what predicts
-            the first token of a text. None: the trained length,
+            each by itself from position 0 on. `join` then moves them behind the parts before. None: the trained length,
             if that is known. 0: one pass reads all, as in `forward` and in training. No part is shorter than a chunk.
         bos_token: id of the first token, which all others see; None: the BOS token, or else the end token, of the
             model's configuration. It is not added to a context that already begins with it.
@@ -85,10 +83,9 @@ class InPlace(Compressor):
 
     The model reads BOS and the context once, and the memory holds keys and values of that pass. The text follows
     directly, at the position IDs that it has after the whole context; a learned [AE] token precedes it only for a
-    reconstruction. Without that token, and if no tokens follow the window, the encoder's last state, which has read the
-    whole context (of a context in parts the last part, of joined memories the last document), predicts the text's first
-    token. The papers predict only what follows a prompt or that token;
-    `evaluate` leaves such a first token out.
+    reconstruction. Without that token, and if no tokens follow the window, the encoder's last state predicts the text's
+    first token. It has read the whole context, but of one in parts only the last part, as of joined documents the last.
+    The papers predict only what follows a prompt or that token; `evaluate` leaves such a first token out.
 
     Args:
         model: a transformers causal language model; one copy of its weights reads context and text.
@@ -293,7 +290,8 @@ class OnePass(InPlace):
 
     def check_documents(self, memories: Sequence[Memory]) -> None:
         """Also refuses memories of different ratios, as the places of compressed tokens follow from one."""
-        check_one_ratio(memories)
+        if len(ratios := list(dict.fromkeys(memory.source.chunk for memory in memories))) > 1:
+            raise ValueError(f"memories: expected the same ratio in each, got {' and '.join(map(str, ratios))}")
         super().check_documents(memories)
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
