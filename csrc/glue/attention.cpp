@@ -48,7 +48,8 @@ Tensor empty_gradient(const Tensor& of) {
 void check_rows(const Tensor& t, const char* name, const Tensor& query) {
   STD_TORCH_CHECK(same_device(t, query) && t.dim() == 4 && t.scalar_type() == query.scalar_type(), "attention: ", name,
                   " must be a 4-dimensional tensor of the query's dtype and device");
-  STD_TORCH_CHECK(t.size(3) <= 1 || t.stride(3) == 1, "attention: ", name, " must have a contiguous last dimension");
+  STD_TORCH_CHECK(t.size(3) <= 1 || t.stride(3) == 1 || t.numel() == 0, "attention: ", name,
+                  " must have a contiguous last dimension");
 }
 
 void check_shape(const Tensor& t, const char* name, int64_t batch, int64_t heads, int64_t rows, int64_t dim) {
@@ -89,8 +90,14 @@ void fill_problem(AttentionProblem& p, const Tensor& query, const Tensor& key, c
   STD_TORCH_CHECK((p.key_heads == 0) == (p.query_heads == 0) && (p.key_heads == 0 || p.query_heads % p.key_heads == 0),
                   "attention: query heads must be a multiple of key heads");
   check_lengths(p.num_queries, p.num_keys);
-  STD_TORCH_CHECK(std::isfinite(scale) && std::isfinite(softcap) && softcap >= 0,
-                  "attention: scale and softcap must be finite, softcap not negative");
+  // Kernels hold them in powers of two or of e.
+  const double most =
+      (dtype == ScalarType::Double ? std::numeric_limits<double>::max() : double{std::numeric_limits<float>::max()}) /
+      1.4426950408889634;
+  STD_TORCH_CHECK(
+      std::abs(scale) <= most && softcap >= 0 && softcap <= most && (softcap == 0 || std::abs(scale / softcap) <= most),
+      "attention: scale, softcap and scale / softcap must be finite in the accumulation dtype, softcap not "
+      "negative");
   p.dim_qk = static_cast<int>(dim_qk);
   p.dim_v = static_cast<int>(dim_v);
   p.scale = scale;

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "common/attention.h"
 #include "common/tile_runs.h"
 
 namespace gistkit::planner {
@@ -39,26 +40,14 @@ void transpose(TileLists& lists, int64_t batch, int64_t query_tiles, int64_t key
 
 // Calls run(list, begin, end, full) for the runs of key tiles that each query tile sees, list by list.
 template <class Run>
-void sweep(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, int64_t num_keys, TileShape shape,
-           const Run& run) {
-  const int64_t query_tiles = tiles_of(rows, shape.queries), key_tiles = tiles_of(num_keys, shape.keys);
+void sweep(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, int64_t num_keys, const Run& run) {
+  const int64_t query_tiles = tiles_of(rows, kListQueries), key_tiles = tiles_of(num_keys, kListKeys);
   std::vector<TileChange> changes(static_cast<size_t>(key_tiles + 1), TileChange{0, 0, false});
-  std::vector<int32_t> places(static_cast<size_t>(key_tiles + 1)), block;
+  std::vector<int32_t> places(static_cast<size_t>(key_tiles + 1));
   for (int64_t list = 0; list < batch * query_tiles; ++list) {
-    const int64_t row = list / query_tiles * rows + list % query_tiles * shape.queries;
-    const int64_t height = std::min(shape.queries, rows - list % query_tiles * shape.queries);
-    block.assign(spans + row * width * 2, spans + (row + height) * width * 2);
-    for (int64_t i = 0; i < height; ++i) {
-      int32_t seen = 0;
-      for (int64_t s = 0; s < width; ++s) {
-        int32_t* span = block.data() + (i * width + s) * 2;
-        span[0] = std::max(seen, span[0]);
-        span[1] = static_cast<int32_t>(std::min<int64_t>(num_keys, span[1]));
-        if (span[0] >= span[1]) continue;
-        seen = span[1];
-      }
-    }
-    for_each_run(block.data(), height, width, static_cast<int32_t>(shape.keys), static_cast<int32_t>(key_tiles),
+    const int64_t row = list / query_tiles * rows + list % query_tiles * kListQueries;
+    const int64_t height = std::min<int64_t>(kListQueries, rows - list % query_tiles * kListQueries);
+    for_each_run(spans + row * width * 2, height, width, kListKeys, static_cast<int32_t>(key_tiles),
                  static_cast<int32_t>(num_keys), changes.data(), places.data(),
                  [&](int32_t begin, int32_t end, bool full) { run(list, begin, end, full); });
   }
@@ -66,19 +55,18 @@ void sweep(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, int
 
 }  // namespace
 
-TileLists tile_lists(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, int64_t num_keys,
-                     TileShape shape) {
-  const int64_t query_tiles = tiles_of(rows, shape.queries);
-  const int64_t key_tiles = tiles_of(num_keys, shape.keys);
+TileLists tile_lists(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, int64_t num_keys) {
+  const int64_t query_tiles = tiles_of(rows, kListQueries);
+  const int64_t key_tiles = tiles_of(num_keys, kListKeys);
   TileLists lists;
   lists.key_offsets.assign(static_cast<size_t>(batch * query_tiles + 1), 0);
   // First their lengths, so that no more is allocated than there is.
-  sweep(spans, batch, rows, width, num_keys, shape,
+  sweep(spans, batch, rows, width, num_keys,
         [&](int64_t list, int64_t begin, int64_t end, bool) { lists.key_offsets[list + 1] += end - begin; });
   std::partial_sum(lists.key_offsets.begin(), lists.key_offsets.end(), lists.key_offsets.begin());
   lists.key_entries.resize(static_cast<size_t>(lists.key_offsets.back()));
   int32_t* out = lists.key_entries.data();
-  sweep(spans, batch, rows, width, num_keys, shape, [&](int64_t, int64_t begin, int64_t end, bool full) {
+  sweep(spans, batch, rows, width, num_keys, [&](int64_t, int64_t begin, int64_t end, bool full) {
     for (int64_t tile = begin; tile < end; ++tile) *out++ = static_cast<int32_t>(tile * 2 + !full);
   });
   transpose(lists, batch, query_tiles, key_tiles);

@@ -5,11 +5,6 @@
 
 namespace gistkit::planner {
 
-struct TileShape {
-  int64_t queries;
-  int64_t keys;
-};
-
 // Tile lists for every row of a batch. The entries of list i lie in [offsets[i], offsets[i + 1]) and are tile * 2 + 1
 // where the tile is partial (some pairs masked) and tile * 2 where it is full; tiles with no visible pair are absent.
 struct TileLists {
@@ -19,10 +14,9 @@ struct TileLists {
   std::vector<int32_t> query_entries;
 };
 
-// spans [batch, rows, width, 2], ascending and disjoint in each row. Values outside [0, num_keys] are clamped.
-// Work follows the rows and the tiles of a list.
-TileLists tile_lists(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, int64_t num_keys,
-                     TileShape shape);
+// spans [batch, rows, width, 2], normalized; tiles are kListQueries by kListKeys. Work follows the rows and the tiles
+// of a list.
+TileLists tile_lists(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, int64_t num_keys);
 
 // One direction of the lists as kernels read them: offsets (int64), counts, order by falling count, and entries, behind
 // which there are as many more as a list may have. `tiles`: of the other side.

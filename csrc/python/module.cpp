@@ -142,7 +142,7 @@ py::tuple lists(const Array<int32_t>& spans, int64_t num_keys) {
   {
     py::gil_scoped_release release;
     gistkit::normalize_spans(given, batch * rows, static_cast<int>(width), static_cast<int32_t>(num_keys), ordered);
-    found = planner::tile_lists(ordered, batch, rows, width, num_keys, {gistkit::kListQueries, gistkit::kListKeys});
+    found = planner::tile_lists(ordered, batch, rows, width, num_keys);
     key_offsets = at_least_one(std::move(found.key_offsets), batch);
     query_offsets = at_least_one(std::move(found.query_offsets), batch);
     query_tiles = batch ? static_cast<int64_t>(key_offsets.size() - 1) / batch : 1;

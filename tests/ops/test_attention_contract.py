@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -123,8 +124,16 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]
         r"plan.spans: expected.*\(18,\)",
     ),
     "spans": ((Q, K, V, Plan(PLAN.spans.long(), 9)), {}, ValueError, "plan.spans: expected.*int32.*got torch.int64"),
-    "softcap": ((Q, K, V, PLAN), {"softcap": 0.0}, ValueError, "softcap: expected a positive number or None, got 0.0"),
-    "scale": ((Q, K, V, PLAN), {"scale": float("nan")}, ValueError, "scale: expected a finite number, got nan"),
+    **{
+        f"{name} {value}": (
+            (Q, K, V, PLAN),
+            {name: value},
+            ValueError,
+            f"{name}: expected .*, got {re.escape(str(value))}",
+        )
+        for name, values in {"softcap": (0.0, 1e39, 3e38, 1e-45), "scale": (float("nan"), 1e300)}.items()
+        for value in values
+    },
     "bias shape": (
         (Q, K, V, PLAN),
         {"key_bias": torch.zeros(2, 3, 9)},

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 import torch
 from torch import Tensor
 
-from gistkit import Plan, window_pool
+import gistkit
+from gistkit import Plan, layouts, window_pool
 from gistkit.nn import DigitTrie
 from gistkit.ops import ancestor_attention, trie_mix
 from tests.helpers.isas import BEYOND, ISAS
@@ -81,6 +83,24 @@ def test_the_gradient_of_a_bias_of_zeros(dtype: torch.dtype) -> None:
         inputs[3].zero_()
         got = run(inputs, grad_out, grad_lse, plan)
         check(got, gathered_attention(inputs, grad_out, grad_lse, plan), dtype, what)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_one_bad_number_from_above_costs_little(dtype: torch.dtype, one_thread: None) -> None:
+    length = 1024
+    plan = layouts.causal(length).compile()
+    inputs = [torch.randn(1, 1, length, 64).to(dtype).requires_grad_() for _ in range(3)]
+    out, took = gistkit.attention(*inputs, plan), {}
+    for bad in (0.0, math.nan, math.inf):
+        upstream = torch.randn(out.shape).to(dtype)
+        upstream[0, 0, length // 2, 3] = bad
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            torch.autograd.grad(out, inputs, upstream, retain_graph=True)
+            times.append(time.perf_counter() - start)
+        took[bad] = min(times)
+    assert max(took.values()) < 5 * took[0.0], took
 
 
 def finite_rows(t: Tensor) -> Tensor:

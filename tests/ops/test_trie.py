@@ -186,8 +186,8 @@ def test_gelu(shape, scaled, isa):
 
 
 def test_gelu_far_out(isa):
-    x = torch.tensor([[-1e30, -300.0, -20.0, 0.0, 20.0, 1e30]])
-    torch.testing.assert_close(bias_gelu(x, torch.zeros(6)), torch.tensor([[0, 0, 0, 0, 20.0, 1e30]]))
+    x = torch.tensor([[-math.inf, -3e38, -1e30, -300.0, -20.0, 0.0, 20.0, 1e30]])
+    torch.testing.assert_close(bias_gelu(x, torch.zeros(8)), torch.tensor([[0, 0, 0, 0, 0, 0, 20.0, 1e30]]))
     for far in (-1e30, -300.0, 300.0):
         out, grad_x, _ = with_gradients(bias_gelu, torch.full((1, 3), far), torch.zeros(3), dtype=torch.float32)
         assert out.isfinite().all()

@@ -3,7 +3,6 @@
 #pragma once
 #include "cpu/attention/backward_schedule.h"
 #include "cpu/attention/pairwise.h"
-#include "cpu/attention/softmax.h"
 
 namespace gistkit {
 namespace {
@@ -20,7 +19,7 @@ void weigh_row(T cap, const T* bias, T lse, T lse_rest, int begin, int end, T* s
       x = S::mul(S::set(cap), t);
     }
     if (bias) {
-      x = S::sub(S::add(x, S::load(bias + c)), S::set(lse));
+      x = S::sub(S::sub(S::add(x, S::load(bias + c)), S::set(lse)), S::set(lse_rest));
       S::store(scores + c, exp2<T>(S::mul(x, S::set(static_cast<T>(kLog2E)))));
     } else {
       S::store(scores + c, exp2_difference<T>(x, S::set(lse), S::set(lse_rest)));
@@ -33,19 +32,18 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
   using S = Simd<T>;
   using X = Tile<T>;
   static constexpr int kRows = X::kRows, kPanel = X::kPanel, kQueries = X::kBackQueries, kKeys = X::kBackKeys,
-                       kWidth = X::kWidth, kFewQueries = X::kFewQueries, kGroups = kQueries / kRows,
-                       kBlocks = kKeys / kRows;
+                       kWidth = X::kWidth, kGroups = kQueries / kRows, kBlocks = kKeys / kRows;
   using Schedule = BackwardSchedule<BackwardKernel, T, kQueries, kKeys>;
   friend Schedule;
-  using Schedule::p_, Schedule::padded_queries_, Schedule::pool_, Schedule::query_tiles_, Schedule::setup_,
-      Schedule::slot, Schedule::splits_, Schedule::touched, Schedule::worker;
+  using Schedule::p_, Schedule::padded_queries_, Schedule::pool_, Schedule::query_tiles_, Schedule::refined_,
+      Schedule::setup_, Schedule::slot, Schedule::splits_, Schedule::touched, Schedule::worker;
 
  public:
   BackwardKernel(const AttentionBackward& problem, const Parallel& pool) : Schedule(problem, pool) {
     qk_pad_ = padded_dim<T>(p_.dim_qk);
     v_pad_ = padded_dim<T>(p_.dim_v);
     few_ = few_queries<T>(p_);
-    this->plan();
+    this->plan(few_);
   }
 
  private:
@@ -57,7 +55,7 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
   struct Slot {
     T *query_panels, *grad_panels, *lse, *lse_rest, *delta, *grad_query;
     T *grad_keys, *grad_values;
-    T *maximum, *total;  // of few queries, for each split
+    T *maximum, *total;
   };
   struct Worker {
     T *rows, *others, *weights, *grads, *slope;
@@ -87,8 +85,8 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
     const int64_t shared = setup_.group > 1 ? setup_.padded_keys : 0;
     s.grad_keys = arena.take<T>(shared * qk_pad_);
     s.grad_values = arena.take<T>(shared * v_pad_);
-    s.maximum = arena.take<T>(few_ ? splits_ * kFewQueries : 0);
-    s.total = arena.take<T>(few_ ? splits_ * kFewQueries : 0);
+    s.maximum = arena.take<T>(splits_ * refined_);
+    s.total = arena.take<T>(splits_ * refined_);
     return s;
   }
 
@@ -151,84 +149,23 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
     return S::horizontal_sum(sum);
   }
 
-  // The lse of few queries again, from the scores as they are here: rounded to T it would be an error of the row's
-  // weights, as large as the error of one score, which these sums over lanes have less of.
-  void prepare(int64_t first, int64_t count, int64_t member) {
-    if (!few_) return;
-    for_each(pool_, count * splits_,
-             [&](int64_t item, int index) { sum_weights(first, item % count, member, item / count, index); });
-    for (int64_t index = 0; index < count; ++index) {
-      const Slot s = slot(index);
-      for (int64_t r = 0; r < p_.num_queries; ++r) {
-        if (s.lse[r] == kInfinity<T>) continue;
-        T maximum = -kInfinity<T>;
-        for (int64_t split = 0; split < splits_; ++split) maximum = max(maximum, s.maximum[split * kFewQueries + r]);
-        double total = 0;
-        const double unit = setup_.natural ? 1 : kLog2E;
-        for (int64_t split = 0; split < splits_; ++split) {
-          const T part = s.total[split * kFewQueries + r];
-          if (part != 0)
-            total += part * __builtin_exp2((s.maximum[split * kFewQueries + r] - maximum) * (kLog2E / unit));
-        }
-        const double exact = maximum + __builtin_log(total) * unit;
-        s.lse[r] = static_cast<T>(exact);
-        s.lse_rest[r] = static_cast<T>(exact - s.lse[r]);
-      }
-    }
-  }
-
-  // Maxima and totals of the weights of few queries over a split's keys.
-  void sum_weights(int64_t first, int64_t index, int64_t member, int64_t split, int worker_index) {
-    const Slot s = slot(index);
-    const Worker w = worker(worker_index);
-    const int64_t b = (first + index) / p_.key_heads, key_head = (first + index) % p_.key_heads;
-    const int rows = static_cast<int>(p_.num_queries);
-    T *maximum = s.maximum + split * kFewQueries, *total = s.total + split * kFewQueries;
-    for (int r = 0; r < rows; ++r) {
-      maximum[r] = -kInfinity<T>;
-      total[r] = 0;
-    }
-    const T* bias = setup_.bias_row(b, key_head * setup_.group + member);
-    const int32_t* spans = setup_.row_spans(b, 0);
-    this->for_each_pair_of(b, split, [&](int32_t tile, int64_t, bool partial) {
-      const int32_t start = tile * kKeys;
-      const KeyRange seen = setup_.visible_keys(b);
-      const int64_t begin = max<int64_t>(seen.begin, start), end = min<int64_t>(seen.end, start + kKeys);
-      for (int64_t j = begin / kPanel * kPanel; j < end; j += kPanel)
-        read_keys(w.keys, w, b, key_head, start, j, begin, end);
-      const Ranges ranges = this->ranges(spans, rows, start, partial);
-      score_few(s, w.keys, w, ranges, 0, rows);
-      for (int r = 0; r < rows; ++r) {
-        const int from = ranges.begin[r / kRows], to = ranges.end[r / kRows];
-        if (from >= to) continue;
-        T* scores = w.weights + r * kKeys;
-        if (setup_.cap > 0 || bias) cap_and_bias(setup_.cap, bias ? bias + start : nullptr, from, to, scores);
-        fill_gaps(spans + int64_t{r} * p_.num_spans * 2, p_.num_spans, start, from, to, -kInfinity<T>, scores);
-        softmax_row(setup_.natural, scores, from, to, maximum + r, total + r);
-      }
-    });
-  }
-
-  // Keys [j, j + kPanel), of which those within [begin, end) are there, as they are and as panels.
-  void read_keys(const Keys& to, const Worker& w, int64_t b, int64_t h, int64_t start, int64_t j, int64_t begin,
-                 int64_t end) const {
-    for (int i = 0; i < kPanel; ++i) {
-      T* row = w.rows + i * qk_pad_;
-      read_row(p_.dtype, p_.key.at(b, h, j + i), j + i >= begin && j + i < end ? p_.dim_qk : 0, T(1), row, qk_pad_);
-      scatter_row(row, p_.dim_qk, to.key_panels + (j - start + i) * kPanel, kKeys * kPanel);
-    }
-  }
-
-  void pack_keys(const Keys& to, const Worker& w, int64_t b, int64_t h, int32_t tile) {
+  // `values`: not only what scores are made of.
+  void pack_keys(const Keys& to, const Worker& w, int64_t b, int64_t h, int32_t tile, bool values) {
     const int64_t start = int64_t{tile} * kKeys;
     const KeyRange visible = setup_.visible_keys(b);
     const int64_t begin = max<int64_t>(visible.begin, start), end = min<int64_t>(visible.end, start + kKeys);
+    const auto read = [&](const ConstRows& from, int64_t j, int dim, T* row, int padded) {
+      read_row(p_.dtype, from.at(b, h, j), j >= begin && j < end ? dim : 0, T(1), row, padded);
+    };
     for (int64_t j = begin / kPanel * kPanel; j < end; j += kPanel) {
-      read_keys(to, w, b, h, start, j, begin, end);
-      transpose_panel(w.rows, qk_pad_, p_.dim_qk, to.key_columns + (j - start) * qk_pad_);
-      for (int i = 0; i < kPanel; ++i)
-        read_row(p_.dtype, p_.value.at(b, h, j + i), j + i >= begin && j + i < end ? p_.dim_v : 0, T(1),
-                 w.rows + i * v_pad_, v_pad_);
+      for (int i = 0; i < kPanel; ++i) {
+        T* row = w.rows + i * qk_pad_;
+        read(p_.key, j + i, p_.dim_qk, row, qk_pad_);
+        scatter_row(row, p_.dim_qk, to.key_panels + (j - start + i) * kPanel, kKeys * kPanel);
+      }
+      if (!few_) transpose_panel(w.rows, qk_pad_, p_.dim_qk, to.key_columns + (j - start) * qk_pad_);
+      if (!values) continue;
+      for (int i = 0; i < kPanel; ++i) read(p_.value, j + i, p_.dim_v, w.rows + i * v_pad_, v_pad_);
       transpose_panel(w.rows, v_pad_, p_.dim_v, to.value_columns + (j - start) * v_pad_);
     }
   }
@@ -271,6 +208,25 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
     return r;
   }
 
+  // One step of the maxima and totals of rows, over a pair of tiles.
+  void sum_pair(const Slot& s, const Worker& w, int64_t b, int64_t query_tile, int32_t tile, bool partial,
+                const T* bias, T* maximum, T* total) {
+    const int64_t row = query_tile * kQueries;
+    const int rows = static_cast<int>(min<int64_t>(kQueries, p_.num_queries - row));
+    const int32_t start = tile * kKeys;
+    const int32_t* spans = setup_.row_spans(b, row);
+    const Ranges ranges = this->ranges(spans, rows, start, partial);
+    score_rows(s, w.keys, w, ranges, row, rows);
+    for (int r = 0; r < rows; ++r) {
+      const int from = ranges.begin[r / kRows], to = ranges.end[r / kRows];
+      if (from >= to) continue;
+      T* scores = w.weights + r * kKeys;
+      if (setup_.cap > 0 || bias) cap_and_bias(setup_.cap, bias, from, to, scores);
+      fill_gaps(spans + int64_t{r} * p_.num_spans * 2, p_.num_spans, start, from, to, -kInfinity<T>, scores);
+      softmax_row(setup_.natural, scores, from, to, maximum + row + r, total + row + r);
+    }
+  }
+
   void pair(const Slot& s, const Keys& keys, const Worker& w, int64_t b, int64_t query_tile, int32_t tile, bool partial,
             const T* bias, T* grad_query, T* grad_bias) {
     const int64_t row = query_tile * kQueries;
@@ -278,11 +234,13 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
     const int32_t start = tile * kKeys;
     const int32_t* spans = setup_.row_spans(b, row);
     const Ranges ranges = this->ranges(spans, rows, start, partial);
-    if (few_) {
-      score_few(s, keys, w, ranges, row, rows);
-      weigh_rows(s, w, ranges, row, bias);
+    if (!few_ && !bias && !(setup_.cap > 0)) {
+      score(s, keys, ranges, row, w.weights,
+            [lse = s.lse + row, rest = s.lse_rest + row](auto x, int r)
+                __attribute__((always_inline)) { return exp2_difference<T>(x, S::set(lse[r]), S::set(rest[r])); });
     } else {
-      weigh(s, keys, w, ranges, row, bias);
+      score_rows(s, keys, w, ranges, row, rows);
+      weigh_rows(s, w, ranges, row, bias);
     }
     if (partial) mask(w, ranges, spans, rows, start);
     differentiate(s, keys, w, ranges, row);
@@ -316,27 +274,24 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
     }
   }
 
-  void weigh(const Slot& s, const Keys& keys, const Worker& w, const Ranges& ranges, int64_t row, const T* bias) {
-    const bool plain = !bias && !(setup_.cap > 0);
+  // to = scores, of which `finish` makes what is held: finish(vector of scores, row).
+  template <class Finish>
+  void score(const Slot& s, const Keys& keys, const Ranges& ranges, int64_t row, T* to, const Finish& finish) {
     const int64_t panel = padded_queries_ * kPanel;
     for (int at = 0; at < kKeys; at += kPanel)
       for (int g = 0; g < kGroups; ++g)
         panel_part<T>(at, ranges.begin[g], ranges.end[g], [&]<int kV>(int c) __attribute__((always_inline)) {
-          const T *queries = s.query_panels + (row + g * kRows) * kPanel,
-                  *columns = column_at(keys.key_columns, qk_pad_, c);
-          const T *lse = s.lse + row + g * kRows, *rest = s.lse_rest + row + g * kRows;
-          T* weights = w.weights + g * kRows * kKeys + c;
-          if (plain) {
-            auto weigh = [lse, rest](typename S::V x, int i, int) __attribute__((always_inline)) {
-              return exp2_difference<T>(x, S::set(lse[i]), S::set(rest[i]));
-            };
-            panel_score_product<T, kV, kKeys>(queries, panel, columns, weights, p_.dim_qk, weigh);
-          } else {
-            auto keep = [](typename S::V x, int, int) __attribute__((always_inline)) { return x; };
-            panel_score_product<T, kV, kKeys>(queries, panel, columns, weights, p_.dim_qk, keep);
-          }
+          auto held = [&finish, g](typename S::V x, int i, int)
+                          __attribute__((always_inline)) { return finish(x, g * kRows + i); };
+          panel_score_product<T, kV, kKeys>(s.query_panels + (row + g * kRows) * kPanel, panel,
+                                            column_at(keys.key_columns, qk_pad_, c), to + g * kRows * kKeys + c,
+                                            p_.dim_qk, held);
         });
-    if (!plain) weigh_rows(s, w, ranges, row, bias);
+  }
+
+  void score_rows(const Slot& s, const Keys& keys, const Worker& w, const Ranges& ranges, int64_t row, int rows) {
+    if (few_) return score_few(s, keys, w, ranges, row, rows);
+    score(s, keys, ranges, row, w.weights, [](auto x, int) __attribute__((always_inline)) { return x; });
   }
 
   // Scores of few queries, summed as in their forward.

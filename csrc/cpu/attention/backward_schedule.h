@@ -6,13 +6,14 @@
 
 #include "common/tile_runs.h"
 #include "cpu/attention/pairwise.h"
+#include "cpu/attention/softmax.h"
 
 namespace gistkit {
 namespace {
 
-// Kernel has qk_pad_, v_pad_, carve_slot, carve_worker, pack_queries, pack_keys, pair, write_queries and write_keys;
-// its slots have grad_query, grad_keys and grad_values, its workers `keys` with grad_key and grad_value, and room
-// `pairwise`. T is the type of sums.
+// Kernel has qk_pad_, v_pad_, carve_slot, carve_worker, pack_queries, pack_keys, sum_pair, pair, write_queries and
+// write_keys; its slots have lse, lse_rest, maximum, total, grad_query, grad_keys and grad_values, its workers `keys`
+// with grad_key and grad_value, and room `pairwise`. T is the type of sums.
 template <class Kernel, class T, int kQueries, int kKeys>
 class BackwardSchedule {
   // Items of work that a call is cut into where it has few heads.
@@ -36,7 +37,7 @@ class BackwardSchedule {
         for_each(pool_, count * query_tiles_, [&](int64_t item, int worker) {
           self().pack_queries(first, item / query_tiles_, member, item % query_tiles_, worker);
         });
-        self().prepare(first, count, member);
+        refine_lse(first, count, member);
         for_each(pool_, count * splits_,
                  [&](int64_t item, int worker) { attend(first, item % count, member, item / count, worker); });
         for_each(pool_, count * query_tiles_, [&](int64_t item, int worker) {
@@ -54,8 +55,9 @@ class BackwardSchedule {
     padded_queries_ = query_tiles_ * kQueries;
   }
 
-  // To be called once the kernel knows its paddings.
-  void plan() {
+  // To be called once the kernel knows its paddings; `few`: its scores of few queries are better than their lse.
+  void plan(bool few) {
+    refined_ = few ? p_.num_queries : large_lse() ? padded_queries_ : 0;
     const int64_t heads = p_.batch * p_.key_heads;
     const int64_t part_bytes = padded_queries_ * self().qk_pad_ * static_cast<int64_t>(sizeof(T));
     splits_ = min(divide_up(kItems, heads), max<int64_t>(2, kPartBytes / max<int64_t>(part_bytes, 1)));
@@ -66,9 +68,6 @@ class BackwardSchedule {
     int64_t affordable = kPackedBytes / max<int64_t>(slot_bytes_, 1);
     in_flight_ = min(heads, max(affordable, divide_up<int64_t>(pool_.num_threads, splits_)));
   }
-
-  // What a kernel does between packing and attending.
-  void prepare(int64_t, int64_t, int64_t) {}
 
   // Calls run(tile, query tile, partial) for the pairs of tiles of a split, which is its batch's number `split`.
   template <class Run>
@@ -97,6 +96,7 @@ class BackwardSchedule {
   Setup<T> setup_;
   int32_t key_tiles_;
   int64_t query_tiles_, padded_queries_, splits_ = 1;
+  int64_t refined_ = 0;  // rows, counted from the first, whose lse is summed again, with a maximum and a total a split
 
  private:
   Kernel& self() { return static_cast<Kernel&>(*this); }
@@ -116,6 +116,61 @@ class BackwardSchedule {
     self().carve_worker(one);
     worker_bytes_ = static_cast<int64_t>(one.used());
     workers_ = arena.take<char>(pool_.num_threads * worker_bytes_);
+  }
+
+  // Of a large lse, as large biases make it, T keeps too little of the sum of weights.
+  bool large_lse() const {
+    constexpr T kLarge = 512;
+    const T* lse = static_cast<const T*>(p_.lse);
+    for (int64_t i = 0; setup_.natural && i < p_.batch * p_.query_heads * p_.num_queries; ++i)
+      if ((lse[i] > kLarge || lse[i] < -kLarge) && lse[i] - lse[i] == 0) return true;
+    return false;
+  }
+
+  // The lse of rows again, in two parts and from the scores as they are here: rounded to T it would be an error of all
+  // of a row's weights.
+  void refine_lse(int64_t first, int64_t count, int64_t member) {
+    if (refined_ == 0) return;
+    for_each(pool_, count * splits_,
+             [&](int64_t item, int worker) { sum_weights(first, item % count, member, item / count, worker); });
+    const double unit = setup_.natural ? 1 : kLog2E;
+    for (int64_t index = 0; index < count; ++index) {
+      const auto s = slot(index);
+      for (int64_t r = 0; r < p_.num_queries; ++r) {
+        if (s.lse[r] == kInfinity<T>) continue;
+        T maximum = -kInfinity<T>;
+        for (int64_t split = 0; split < splits_; ++split) maximum = max(maximum, s.maximum[split * refined_ + r]);
+        double total = 0;
+        for (int64_t split = 0; split < splits_; ++split) {
+          const T part = s.total[split * refined_ + r];
+          if (part != 0) total += part * __builtin_exp2((s.maximum[split * refined_ + r] - maximum) * (kLog2E / unit));
+        }
+        const double sum = __builtin_log(total) * unit;
+        s.lse[r] = static_cast<T>(maximum + sum);
+        // In this order: a large maximum leaves nothing of the sum, in double either.
+        s.lse_rest[r] = static_cast<T>(double{maximum} - s.lse[r] + sum);
+      }
+    }
+  }
+
+  // Maxima and totals of the weights over a split's keys.
+  void sum_weights(int64_t first, int64_t index, int64_t member, int64_t split, int worker_index) {
+    const auto s = slot(index);
+    const auto w = worker(worker_index);
+    const int64_t b = (first + index) / p_.key_heads, key_head = (first + index) % p_.key_heads;
+    T *maximum = s.maximum + split * refined_, *total = s.total + split * refined_;
+    for (int64_t r = 0; r < refined_; ++r) {
+      maximum[r] = -kInfinity<T>;
+      total[r] = 0;
+    }
+    const T* bias = setup_.bias_row(b, key_head * setup_.group + member);
+    int32_t packed = -1;
+    for_each_pair_of(b, split, [&](int32_t tile, int64_t query_tile, bool partial) {
+      if (tile != packed) self().pack_keys(w.keys, w, b, key_head, tile, false);
+      packed = tile;
+      self().sum_pair(s, w, b, query_tile, tile, partial, bias ? bias + int64_t{tile} * kKeys : nullptr, maximum,
+                      total);
+    });
   }
 
   // Calls run(query tile, first key tile, end of key tiles, partial) for the pairs of tiles of a span batch that meet.
@@ -224,7 +279,7 @@ class BackwardSchedule {
         std::memset(keys.grad_value, 0, sizeof(T) * kKeys * self().v_pad_);
       }
       const int64_t* list = offsets_ + (p_.spans_shared ? 0 : b) * key_tiles_ + tile;
-      if (list[0] < list[1]) self().pack_keys(keys, w, b, key_head, tile);
+      if (list[0] < list[1]) self().pack_keys(keys, w, b, key_head, tile, true);
       const T* bias = setup_.bias_row(b, h);
       T* grad_bias = nullptr;
       if (p_.grad_key_bias) {

@@ -23,14 +23,14 @@ class Bf16BackwardKernel : public BackwardSchedule<Bf16BackwardKernel, float, kB
 
  public:
   static bool suits(const AttentionBackward& p) {
-    if (p.dtype != DType::kBF16 || p.batch * p.key_heads == 0) return false;
+    if (p.batch * p.key_heads == 0) return false;
     return kPadsFewRows || p.num_queries * (p.query_heads / p.key_heads) > kTileRows;
   }
 
   Bf16BackwardKernel(const AttentionBackward& problem, const Parallel& pool) : Schedule(problem, pool) {
     qk_pad_ = round_up(p_.dim_qk, kDeep);
     v_pad_ = round_up(p_.dim_v, kDeep);
-    plan();
+    plan(false);
   }
 
  private:
@@ -43,7 +43,7 @@ class Bf16BackwardKernel : public BackwardSchedule<Bf16BackwardKernel, float, kB
   // gradients too if several query heads add to them.
   struct Slot {
     BFloat16 *queries, *grads, *query_columns, *grad_columns;
-    float *lse, *delta, *grad_query, *grad_keys, *grad_values;
+    float *lse, *lse_rest, *delta, *grad_query, *grad_keys, *grad_values, *maximum, *total;
   };
   // Gradients of scores are held as rows and, as weights are, as pairs along queries.
   struct Worker {
@@ -71,11 +71,14 @@ class Bf16BackwardKernel : public BackwardSchedule<Bf16BackwardKernel, float, kB
     s.query_columns = arena.take<BFloat16>(q * qk_pad_);
     s.grad_columns = arena.take<BFloat16>(q * v_pad_);
     s.lse = arena.take<float>(q);
+    s.lse_rest = arena.take<float>(q);
     s.delta = arena.take<float>(q);
     s.grad_query = arena.take<float>(splits_ * q * qk_pad_);
     const int64_t shared = setup_.group > 1 ? setup_.padded_keys : 0;
     s.grad_keys = arena.take<float>(shared * qk_pad_);
     s.grad_values = arena.take<float>(shared * v_pad_);
+    s.maximum = arena.take<float>(splits_ * refined_);
+    s.total = arena.take<float>(splits_ * refined_);
     return s;
   }
 
@@ -111,7 +114,7 @@ class Bf16BackwardKernel : public BackwardSchedule<Bf16BackwardKernel, float, kB
         BFloat16* grad = s.grads + row * v_pad_;
         copy_row(alive ? p_.grad_out.at(b, h, row) : nullptr, alive, p_.dim_v, v_pad_, grad);
         s.lse[row] = !alive ? kInfinity<float> : setup_.natural ? lse : static_cast<float>(lse * kLog2E);
-        s.delta[row] = 0;
+        s.lse_rest[row] = s.delta[row] = 0;
         if (!alive) continue;
         copy_row(p_.out.at(b, h, row), true, p_.dim_v, v_pad_, w.others);
         s.delta[row] = dot(grad, w.others);
@@ -141,7 +144,8 @@ class Bf16BackwardKernel : public BackwardSchedule<Bf16BackwardKernel, float, kB
     }
   }
 
-  void pack_keys(const Keys& to, const Worker& w, int64_t b, int64_t h, int32_t tile) {
+  // `values`: not only what scores are made of.
+  void pack_keys(const Keys& to, const Worker& w, int64_t b, int64_t h, int32_t tile, bool values) {
     const int64_t start = int64_t{tile} * kKeys;
     const KeyRange visible = setup_.visible_keys(b);
     const int64_t begin = max<int64_t>(visible.begin, start), end = min<int64_t>(visible.end, start + kKeys);
@@ -151,10 +155,41 @@ class Bf16BackwardKernel : public BackwardSchedule<Bf16BackwardKernel, float, kB
         copy_row(seen(j + i) ? p_.key.at(b, h, j + i) : nullptr, seen(j + i), p_.dim_qk, qk_pad_, w.rows + i * qk_pad_);
       const int64_t at = j - start;
       pack_along_dims(w.rows, qk_pad_, to.key_columns + at * qk_pad_);
+      if (!values) continue;
       pack_along_rows(w.rows, qk_pad_, to.key_pairs + at * qk_pad_);
       for (int i = 0; i < kDeep; ++i)
         copy_row(seen(j + i) ? p_.value.at(b, h, j + i) : nullptr, seen(j + i), p_.dim_v, v_pad_, w.rows + i * v_pad_);
       pack_along_dims(w.rows, v_pad_, to.value_columns + at * v_pad_);
+    }
+  }
+
+  // The columns of a tile, to whole groups, that some of `count` rows sees.
+  KeyRange columns_of(const int32_t* spans, int count, int32_t start, bool partial) const {
+    KeyRange range{start, partial ? start : start + kKeys};
+    if (partial && count > 0) range = visible_range(spans, count, p_.num_spans, start, start + kKeys);
+    if (range.empty()) return {0, 0};
+    return {(range.begin - start) / kDeep * kDeep, round_up(range.end - start, kDeep)};
+  }
+
+  // One step of the maxima and totals of rows, over a pair of tiles.
+  void sum_pair(const Slot& s, const Worker& w, int64_t b, int64_t query_tile, int32_t tile, bool partial,
+                const float* bias, float* maximum, float* total) {
+    const BlockRegisters registers;
+    const int32_t start = tile * kKeys;
+    const V factor = S::set(setup_.query_factor);
+    const int64_t stop = min((query_tile + 1) * kQueries, p_.num_queries);
+    for (int64_t row = query_tile * kQueries; row < stop; row += kDeep) {
+      const int count = static_cast<int>(min<int64_t>(kDeep, stop - row));
+      const int32_t* spans = setup_.row_spans(b, row);
+      const auto [begin, end] = columns_of(spans, count, start, partial);
+      tile_products<kKeys>(s.queries + row * qk_pad_, qk_pad_, w.keys.key_columns, begin, end, w.weights);
+      for (int r = 0; r < count && begin < end; ++r) {
+        float* scores = w.weights + r * kKeys;
+        for (int c = begin; c < end; c += S::kWidth) S::store(scores + c, S::mul(factor, S::load(scores + c)));
+        cap_and_bias(setup_.cap, bias, begin, end, scores);
+        fill_gaps(spans + int64_t{r} * p_.num_spans * 2, p_.num_spans, start, begin, end, -kInfinity<float>, scores);
+        softmax_row(setup_.natural, scores, begin, end, maximum + row + r, total + row + r);
+      }
     }
   }
 
@@ -171,12 +206,10 @@ class Bf16BackwardKernel : public BackwardSchedule<Bf16BackwardKernel, float, kB
     for (int g = 0; g < kGroups; ++g) {
       const int first = g * kDeep, count = min(kDeep, rows - first);
       const int32_t* its = spans + int64_t{first} * p_.num_spans * 2;
-      KeyRange range{start, partial ? start : start + kKeys};
-      if (partial && count > 0) range = visible_range(its, count, p_.num_spans, start, start + kKeys);
-      begin[g] = end[g] = 0;
-      if (range.empty()) continue;
-      begin[g] = (range.begin - start) / kDeep * kDeep;
-      end[g] = round_up(range.end - start, kDeep);
+      const KeyRange columns = columns_of(its, count, start, partial);
+      begin[g] = columns.begin;
+      end[g] = columns.end;
+      if (columns.empty()) continue;
       tile_products<kKeys>(s.queries + (row + first) * qk_pad_, qk_pad_, keys.key_columns, begin[g], end[g], w.weights);
       tile_products<kKeys>(s.grads + (row + first) * v_pad_, v_pad_, keys.value_columns, begin[g], end[g], w.grads);
       for (int r = 0; r < kDeep; ++r)
@@ -198,7 +231,8 @@ class Bf16BackwardKernel : public BackwardSchedule<Bf16BackwardKernel, float, kB
   void differentiate(const Slot& s, const Worker& w, int64_t row, int r, const int32_t* spans, int32_t start, int begin,
                      int end, const float* bias, float* grad_bias) const {
     float *weights = w.weights + r * kKeys, *grads = w.grads + r * kKeys;
-    const V factor = S::set(setup_.query_factor), lse = S::set(s.lse[row + r]), delta = S::set(s.delta[row + r]);
+    const V factor = S::set(setup_.query_factor), lse = S::set(s.lse[row + r]), rest = S::set(s.lse_rest[row + r]),
+            delta = S::set(s.delta[row + r]);
     const bool capped = setup_.cap > 0;
     if (capped || bias) {
       for (int c = begin; c < end; c += S::kWidth) {
@@ -209,7 +243,7 @@ class Bf16BackwardKernel : public BackwardSchedule<Bf16BackwardKernel, float, kB
           x = S::mul(S::set(setup_.cap), t);
         }
         if (bias) x = S::add(x, S::load(bias + c));
-        x = S::sub(x, lse);
+        x = S::sub(S::sub(x, lse), rest);
         const V weight = exp2<float>(setup_.natural ? S::mul(x, S::set(static_cast<float>(kLog2E))) : x);
         S::store(weights + c, weight);
         const V grad = S::mul(weight, S::sub(S::load(grads + c), delta));

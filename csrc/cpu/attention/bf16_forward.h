@@ -25,7 +25,7 @@ class Bf16ForwardKernel : public ForwardSchedule<Bf16ForwardKernel, float, BFloa
 
  public:
   static bool suits(const AttentionForward& p) {
-    if (p.dtype != DType::kBF16 || p.batch * p.key_heads == 0) return false;
+    if (p.batch * p.key_heads == 0) return false;
     return kPadsFewRows ? p.num_queries * (p.query_heads / p.key_heads) > kTileRows : !few_queries<float>(p);
   }
 

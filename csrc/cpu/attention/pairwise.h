@@ -27,9 +27,9 @@ bool all_finite(const T* x, int64_t n) {
   return rest == 0;
 }
 
-// Everything is double, whatever T: rows are few, and their order of summation is not that of the kernels. Where a
-// factor of a sum is not a number, or none of the sums is one any more, nothing more is added, as in a model whose
-// numbers are all lost.
+// Everything is double, whatever T: rows are few, and their order of summation is not that of the kernels. What is
+// finite in a row stays. Where a factor of a sum is not a number, or none of the sums is finite any more, nothing more
+// is added, as in a model whose numbers are all lost.
 template <class T>
 class Pairwise {
   using S = Simd<double>;
@@ -55,7 +55,7 @@ class Pairwise {
     const bool known = lse == lse;
     if (!known && !p_.key_bias) return lse;
     read(p_.query.at(b, h, row), p_.dim_qk, query_);
-    clear(p_.dim_v);
+    begin(out, p_.dim_v);
     double maximum = -kInfinity<double>, total = 0;
     for_each_key(b, h, row, [&](int64_t j, double bias) {
       read(p_.key.at(b, h / setup_.group, j), p_.dim_qk, key_);
@@ -69,7 +69,7 @@ class Pairwise {
       }
       const double weight = maximum == -kInfinity<double> ? 0 : __builtin_exp(score - maximum);
       total += weight;
-      return add(weight, value_, p_.dim_v) || (!known && weight == weight);
+      return add<true>(weight, value_, p_.dim_v) || (!known && weight == weight);
     });
     write(total == 0 ? 0 : 1 / total, p_.dim_v, out);
     if (known) return lse;
@@ -77,7 +77,7 @@ class Pairwise {
   }
 
   void query_gradient(const AttentionBackward& p, int64_t b, int64_t h, int64_t row, T* to) const {
-    clear(p_.dim_qk);
+    begin(to, p_.dim_qk);
     const Row its = of_row(p, b, h, row);
     if (its.alive)
       for_each_key(b, h, row, [&](int64_t j, double bias) {
@@ -88,13 +88,13 @@ class Pairwise {
   }
 
   void key_gradient(const AttentionBackward& p, int64_t b, int64_t key_head, int64_t j, T* to) const {
-    clear(p_.dim_qk);
+    begin(to, p_.dim_qk);
     for_each_row(p, b, key_head, j, [&](const Gradients& its) { return add(its.product, query_, p_.dim_qk); });
     write(p_.scale, p_.dim_qk, to);
   }
 
   void value_gradient(const AttentionBackward& p, int64_t b, int64_t key_head, int64_t j, T* to) const {
-    clear(p_.dim_v);
+    begin(to, p_.dim_v);
     for_each_row(p, b, key_head, j, [&](const Gradients& its) { return add(its.weight, grad_, p_.dim_v); });
     write(1, p_.dim_v, to);
   }
@@ -160,20 +160,24 @@ class Pairwise {
     for (int i = 0; i < n; i += S::kWidth) sum = S::fma(S::load(a + i), S::load(b + i), sum);
     return S::horizontal_sum(sum);
   }
-  void clear(int n) const {
-    for (int i = 0; i < padded(n); ++i) sum_[i] = 0;
+  static bool finite(double x) { return x - x == 0; }
+  // A sum for each element of a row that is not finite; none is wanted of the others.
+  void begin(const T* to, int n) const {
+    for (int i = 0; i < padded(n); ++i) sum_[i] = i < n && !finite(to[i]) ? 0 : __builtin_nan("");
   }
-  // Whether anything is left to add.
+  // Whether anything is left to add; with kExact also to infinite sums, of which more makes other infinities or none.
+  template <bool kExact = false>
   bool add(double factor, const double* row, int n) const {
     for (int i = 0; i < n; i += S::kWidth)
       S::store(sum_ + i, S::fma(S::set(factor), S::load(row + i), S::load(sum_ + i)));
     if (factor != factor) return false;
     for (int i = 0; i < n; ++i)
-      if (sum_[i] == sum_[i]) return true;
+      if (kExact ? sum_[i] == sum_[i] : finite(sum_[i])) return true;
     return false;
   }
   void write(double factor, int n, T* to) const {
-    for (int i = 0; i < n; ++i) to[i] = static_cast<T>(sum_[i] * factor);
+    for (int i = 0; i < n; ++i)
+      if (!finite(to[i])) to[i] = static_cast<T>(sum_[i] * factor);
   }
 
   Score score() const {
@@ -202,7 +206,8 @@ class Pairwise {
         if (const double bias = this->bias(b, h, j); bias != -kInfinity<double> && !work(j, bias)) return;
   }
   // Calls work(gradients) for the rows of a query head that see key j, which is read, as long as that returns true, and
-  // returns whether it always did. What is theirs is in query_ and grad_. A row whose lse is not a number comes first.
+  // returns whether it always did. What is theirs is in query_ and grad_. The row that ended the sums of a key before
+  // comes first, then those whose lse is not a number.
   template <class Work>
   bool for_each_row_of(const AttentionBackward& p, int64_t b, int64_t h, int64_t j, const Work& work) const {
     const double bias = this->bias(b, h, j);
@@ -215,12 +220,15 @@ class Pairwise {
     };
     const auto go_on = [&](int64_t row) {
       const Row its = of_row(p, b, h, row);
-      return !its.alive || work(gradients(its, bias));
+      if (!its.alive || work(gradients(its, bias))) return true;
+      last_ = row;
+      return false;
     };
-    for (int64_t row = 0; row < p.num_queries; ++row)
-      if (lse[row] != lse[row] && sees(row) && !go_on(row)) return false;
-    for (int64_t row = 0; row < p.num_queries; ++row)
-      if (lse[row] == lse[row] && sees(row) && !go_on(row)) return false;
+    const int64_t last = last_;
+    if (sees(last) && !go_on(last)) return false;
+    for (const bool lost : {true, false})
+      for (int64_t row = 0; row < p.num_queries; ++row)
+        if (row != last && (lse[row] != lse[row]) == lost && sees(row) && !go_on(row)) return false;
     return true;
   }
   // The same of all query heads of a key head.
@@ -234,6 +242,7 @@ class Pairwise {
   const Setup<T>& setup_;
   const AttentionProblem& p_;
   double *query_, *key_, *value_, *grad_, *out_, *sum_;
+  mutable int64_t last_ = 0;  // the row after which nothing was left to add, of the last key of which this is so
 };
 
 }  // namespace

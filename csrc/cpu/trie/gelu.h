@@ -27,7 +27,8 @@ template <class T>
 [[gnu::always_inline]] inline void gelu_row(const T* x, const T* bias, T scale, T* out, int64_t columns) {
   using S = Simd<T>;
   auto value = [&](typename S::V v, typename S::V b) {
-    const typename S::V z = S::fma(v, S::set(scale), b);
+    // Below this the gate is 0 but for rounding, and times z must not be more.
+    const typename S::V z = S::max(S::set(-100), S::fma(v, S::set(scale), b));
     return S::div(z, S::add(S::set(1), gelu_odds<T>(z)));
   };
   int64_t c = 0;

@@ -103,5 +103,5 @@ def cpu_isa(name: str | None = None) -> str:
 
 
 # The variable is read in C++ at first use, where an empty one is none; here a wrong value gets its message.
-if wanted := os.environ.get("GISTKIT_ISA"):
-    cpu_isa(wanted)
+if chosen := os.environ.get("GISTKIT_ISA"):
+    cpu_isa(chosen)

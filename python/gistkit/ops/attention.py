@@ -59,7 +59,8 @@ def attention(
         scale: factor on query key^T; default Dqk ** -0.5.
         softcap: the scaled logit x becomes softcap * tanh(x / softcap) before key_bias is added; > 0. Default: none.
         key_bias: [B or 1, Hq or 1, Nk], float32 (float64 for float64 inputs), added to the logits of a key. A key with
-            -inf is hidden. For bfloat16 and float16 inputs its gradient includes the rounding of the result.
+            -inf is hidden. For bfloat16 and float16 inputs its gradient includes the rounding of the result. On a GPU
+            lse, rounded, enters the gradients: biases of 10^4 and more on all that a row sees leave errors of 10^-3.
         return_lse: also return the logarithm of the softmax's denominator.
         deterministic: False allows sums of gradients in any order where that is faster, on GPUs of compute capability
             9.0. Their bits then differ from call to call.
@@ -73,7 +74,8 @@ def attention(
 
     Raises:
         TypeError: a dtype is not supported or the dtypes differ.
-        ValueError: shapes, devices, head counts or the plan's lengths do not fit, or softcap is not positive.
+        ValueError: shapes, devices, head counts or the plan's lengths do not fit; softcap is not positive, or it,
+            scale or scale / softcap are beyond float32 (float64 for float64 inputs).
         RuntimeError: under `torch.compile` or CUDA graph capture, a plan made on a GPU has no lists yet and exceeds
             these bounds. Call `Plan.to`, or attention once, before.
     """
@@ -217,10 +219,17 @@ def check_attention(
     # While compiling they may be symbols.
     if is_compiling():
         return
-    if scale is not None and not math.isfinite(scale):
-        raise ValueError(f"attention: scale: expected a finite number, got {scale}")
-    if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):
-        raise ValueError(f"attention: softcap: expected a positive number or None, got {softcap}")
+    # Kernels hold them in powers of two or of e.
+    dtype = _accumulation_dtype(query.dtype)
+    most = torch.finfo(dtype).max * math.log(2)
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    if not abs(factor) <= most:
+        raise ValueError(f"attention: scale: expected a finite number of {dtype}, got {scale}")
+    if softcap is not None and not (0 < softcap <= most and abs(factor) <= softcap * most):
+        raise ValueError(
+            f"attention: softcap: expected None or a positive number that {dtype} holds, as it holds scale / softcap, "
+            f"got {softcap}"
+        )
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
