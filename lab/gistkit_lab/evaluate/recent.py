@@ -1,4 +1,4 @@
-"""Recent: the plain model as a language model that sees only its last tokens; `read_on` reads it in one pass."""
+"""Recent: the plain model as a language model that sees only its last tokens."""
 
 from __future__ import annotations
 
