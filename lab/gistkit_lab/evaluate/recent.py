@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 import numpy as np
+from torch import Tensor
 
-from gistkit import layouts
+from gistkit import hf, layouts
+from gistkit.common.checks import padded
 from gistkit.compress.methods.in_place import InPlace
-from gistkit.compress.reading.language import LanguageModel
+from gistkit.compress.reading.cache import StreamCache
+from gistkit.compress.reading.language import LanguageModel, Stream
+from gistkit.compress.tokens import Rows
+
+
+class _RecentStream(Stream):
+    """The stream of a `Recent`, whose cache holds about tau tokens."""
+
+    def _first_pass(self, rows: Rows) -> tuple[Tensor, StreamCache]:
+        positions = self._recent()
+        keep = hf.KeptKeys(padded(positions, device=self.reader.compressor.device))
+        hidden_states = self.reader.hidden(rows, keep=keep)
+        # Dropping copies all remaining keys, so it waits for 64 tokens.
+        cache = StreamCache(
+            keep.close(), positions, [()] * len(positions), self.reader.first, self.ends, room=64, lag=63
+        )
+        return hidden_states, cache
 
 
 class Recent(LanguageModel):
@@ -18,6 +36,7 @@ class Recent(LanguageModel):
     """
 
     role = None
+    stream = _RecentStream
 
     def __init__(self, compressor: InPlace, tau: int) -> None:
         if not isinstance(compressor, InPlace):

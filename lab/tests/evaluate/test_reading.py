@@ -6,11 +6,12 @@ import pytest
 import torch
 from test_words import TEXT, by_hand, plain_nats
 
-from gistkit.compress import MixedResolution
+from gistkit.compress import AvgPool, MixedResolution
 from gistkit.evaluate.report import Report
 from gistkit_lab.evaluate.reading import last_tokens, read_on
 from gistkit_lab.evaluate.recent import Recent
-from tests.helpers.models import byte_tokenizer
+from tests.helpers import streams
+from tests.helpers.models import byte_tokenizer, tiny
 from tests.helpers.train_worker import make_compressive, make_model, make_reader
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -100,6 +101,25 @@ def test_mistakes_name_the_argument():
         if "baselines" not in arguments:
             with pytest.raises(ValueError, match=message):
                 last_tokens(**{"model": model, "texts": rows, "asked": 5} | arguments)
+
+
+@pytest.mark.parametrize(("family", "tau"), [("llama", 5), ("gemma3", 1), ("gemma3", 64)])
+def test_recent_tokens_read_on_equal_one_pass(family, tau):
+    reader = Recent(AvgPool(tiny(family).double(), ratio=4, lora=2, bos_token=1), tau)
+    for step, (stream, _) in enumerate(streams.read_on(reader, torch.randint(2, 50, (2, 24)), (9, 3))):
+        # What is not seen any more waits to be dropped with others.
+        for row, start in enumerate((9, 3)):
+            assert 0 <= stream.states[row] - min(start + step + 2, tau + 1) <= 63
+
+
+def test_the_cache_of_recent_tokens_does_not_grow_with_the_text():
+    reader = Recent(AvgPool(tiny("llama"), ratio=4, lora=2, bos_token=1), 5)
+    ids = torch.randint(2, 50, (1, 103))
+    stream = reader.start(ids[:, :3])
+    for at in range(3, 103):
+        last = stream.step(ids[:, at])
+        assert stream.states[0] <= 6 + 63 + 1
+    torch.testing.assert_close(last, reader.hidden(reader.rows(ids))[:, -1], rtol=1e-4, atol=1e-5)
 
 
 def test_recent_wants_a_method_that_compresses_in_place():
