@@ -116,7 +116,7 @@ def icae_encoder(context: int, chunk: int, memory: int, positions: str = "epl") 
 @rule(
     *({"task": task, "question": question, "text": text}
       for task, question, text in (("ae", 0, None), ("lm", 0, 5), ("qa", 3, 2), ("lm", 0, 0))),
-    context=(11,), chunk=(4,), memory=(3,), positions=("dpl", "epl"), carrier=("embedding", "kv"),
+    context=(11,), chunk=(4,), memory=(3,), positions=("dpl", "upl", "cpl", "epl"), carrier=("embedding", "kv"),
 )  # fmt: skip
 def decoder(
     context: int,
