@@ -67,7 +67,7 @@ def differentiable(
 
 
 def once(op: Any, name: str, what: str = "the gradient's own gradient (double backward)") -> Callable[..., Any]:
-    """The op, which computes gradients of the op `name`; `what` comes after them is refused."""
+    """The op, which computes gradients of the op `name` and has none itself: `what` is refused."""
 
     def refuse(ctx: Any, *grads: Any) -> None:
         raise NotImplementedError(f"{name}: {what} is not implemented")
