@@ -19,7 +19,7 @@ def warm(method, layers, **options):
 
 @pytest.mark.parametrize(
     ("method", "options", "files"),
-    [(ICAE, {"chunk": 20}, 14), (GistPool, {"bos_token": 1}, 17)],
+    [(ICAE, {"chunk": 20}, 15), (GistPool, {"bos_token": 1}, 18)],
     ids=["ICAE", "GistPool"],
 )
 def test_a_warm_encode_stays_in_few_files(method, options, files):

@@ -1,6 +1,7 @@
 """What a pass leaves behind for the next one: kept keys, memory in front of a layer's own, the memory cache."""
 
 import contextlib
+import weakref
 
 import pytest
 import torch
@@ -287,6 +288,14 @@ def test_a_reset_cache_serves_any_number_of_rows(grad, memory, runs):
         expected = over_the_concatenation(model, repeated, ids, 9)
         with torch.set_grad_enabled(grad), double_angles(model):
             torch.testing.assert_close(decode(model, cache, ids, 9, [(0, 4), (4, 6)]), expected, **TOLERANCE)
+
+
+@torch.no_grad()
+def test_a_cache_does_not_hold_what_it_copied():
+    cache = memory_cache(memory_of(1), 3)
+    held = weakref.ref(cache.layers[0].keys)
+    cache.layers[0].update(*torch.randn(2, 3, 2, 1, 12).double())
+    assert held() is None
 
 
 @pytest.mark.parametrize("grad", [False, True])

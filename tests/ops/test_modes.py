@@ -138,8 +138,11 @@ def test_attention_follows_autocast_as_sdpa_does(dtype: torch.dtype) -> None:
     ]
     with torch.autocast("cpu", dtype):
         got = gistkit.attention(*given, CAUSAL)
+        bias = torch.zeros(1, 1, LENGTH, dtype=dtype)
+        dense = gistkit.ops.attention_with_dropout(*given, CAUSAL, dropout=0.0, key_bias=bias)
         sdpa = F.scaled_dot_product_attention(*given, is_causal=True)
-    assert got.dtype == sdpa.dtype == dtype
+    assert got.dtype == dense.dtype == sdpa.dtype == dtype
+    torch.testing.assert_close(got, dense, rtol=2e-2, atol=2e-2)
     upstream = torch.randn_like(got)
     grads = torch.autograd.grad(got, given, upstream)
     cast = [t.detach().to(dtype).requires_grad_() for t in given]

@@ -49,6 +49,10 @@ def test_help_loads_no_other_package() -> None:
     assert found == ["gistkit", "gistkit_lab", "gistkit_serve", "gistkit_vllm"]
 
 
+def test_texts_are_read_without_transformers() -> None:
+    assert "transformers" not in loaded("from gistkit.train import load_corpus")
+
+
 @pytest.mark.slow
 def test_what_needs_torch_alone_loads_neither_its_compiler_nor_transformers() -> None:
     packages = loaded(

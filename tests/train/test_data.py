@@ -12,8 +12,9 @@ import pytest
 import torch
 import transformers
 
+from gistkit.common.text_ids import filled_ids
 from gistkit.compress import FiveHundredX, GistPool
-from gistkit.compress.tokens import QUESTION, filled_ids
+from gistkit.compress.tokens import QUESTION
 from gistkit.evaluate import Example, iter_questions
 from gistkit.evaluate.data import prepare
 from gistkit.train import PRESETS, Packed, Pretraining, QuestionAnswering, Recipe, command, load_corpus

@@ -174,7 +174,7 @@ def _values(compressor: Compressor, memory: Memory, task: Any) -> torch.Tensor:
         layers = compressor.to_cache(memory, task).held
     count = layers[0][0].shape[2]
     # A cache has its prompt at position 0, and vLLM behind the placeholders.
-    inv_freqs = hf.frequencies(compressor.model)
+    inv_freqs = [inv_freq.to(layers[0][0].device) for inv_freq in hf.frequencies(compressor.model)]
     keys = [ops.rerotate(key, count, inv_freq) for (key, _), inv_freq in zip(layers, inv_freqs, strict=True)]
     pairs = [torch.stack([key[0], value[0]]) for key, (_, value) in zip(keys, layers, strict=True)]
     return torch.stack(pairs).transpose(2, 3)

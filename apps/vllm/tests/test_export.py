@@ -8,8 +8,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from vllm_env import exported
 
 from gistkit.ask.turns import chat_turns
+from gistkit.common.text_ids import filled_ids
 from gistkit.compress import ICAE, AvgPool, FiveHundredX, Select
-from gistkit.compress.tokens import QUESTION, filled_ids
+from gistkit.compress.tokens import QUESTION
 from gistkit.hf import CACHE
 from gistkit_serve.store import Document, compress_documents
 from gistkit_vllm import export, memory_files

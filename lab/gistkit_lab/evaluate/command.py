@@ -273,7 +273,7 @@ def whole_documents(path: Path) -> Iterator[str]:
 
 def _documents(arguments: argparse.Namespace, tokenizer: Any, length: int) -> list[Example]:
     """The first documents of a text, each without what is beyond `length` tokens."""
-    from gistkit.compress.tokens import text_ids
+    from gistkit.common.text_ids import text_ids
     from gistkit.evaluate import Example
 
     rows = (text_ids(text, tokenizer)[:length] for text in whole_documents(arguments.text))

@@ -43,8 +43,8 @@ def _run(arguments: argparse.Namespace) -> int:
     text = source.read()
     device_name = device(arguments.device)
 
+    from gistkit.common.text_ids import text_ids
     from gistkit.compress import Dodo
-    from gistkit.compress.tokens import text_ids
     from gistkit.evaluate import token_texts
     from gistkit.evaluate.report import format_table
     from gistkit_lab.evaluate.token_types import token_types

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from gistkit.compress.tokens import Rows, filled_ids, pad, text_ids
+from gistkit.common.text_ids import filled_ids, text_ids
+from gistkit.compress.tokens import Rows, pad
 from gistkit.evaluate.baselines import BaselineInput, FullContext
 from gistkit.evaluate.prompts import CONTEXT, INST, Markers
 from gistkit.evaluate.runner import end_tokens, greedy_rows

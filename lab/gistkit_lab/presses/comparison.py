@@ -19,10 +19,11 @@ from torch.nn import functional as F
 
 from gistkit.common.checks import check_int
 from gistkit.common.files import write_text
+from gistkit.common.text_ids import text_ids
 from gistkit.compress import Compressor, Memory, Select
 from gistkit.compress.methods.in_place import TEXT
 from gistkit.compress.scores import SCORES
-from gistkit.compress.tokens import pad, text_ids
+from gistkit.compress.tokens import pad
 from gistkit.evaluate.data import Example, Prepared, prepare, words_of
 from gistkit.evaluate.evaluation import display_name
 from gistkit.evaluate.metrics import contains_answer, exact_match, token_f1

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from math import log2
 from typing import Any, NamedTuple
 
-from gistkit.compress.tokens import text_ids
+from gistkit.common.text_ids import text_ids
 from gistkit.evaluate.data import QUESTION, Example
 from gistkit.evaluate.prompts import fill
 

@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from gistkit.common.checks import check_int
+from gistkit.common.text_ids import text_ids
 from gistkit.compress import Dodo
 from gistkit.compress.losses import LOGITS
 from gistkit.compress.tokens import Rows as TokenRows
-from gistkit.compress.tokens import text_ids
 from gistkit.evaluate import perplexity
 from gistkit.evaluate.runner import evaluating
 from gistkit.nn import Nuggets

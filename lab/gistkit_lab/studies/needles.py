@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gistkit.compress.tokens import text_ids
+from gistkit.common.text_ids import text_ids
 from gistkit.train.batches import Batch, Batches, check_size, collate
 from gistkit.train.data import Corpus
 from gistkit_lab.studies.draws import SPLITS

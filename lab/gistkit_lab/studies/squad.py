@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gistkit.common.checks import IGNORE
 from gistkit.common.files import read_tensors, write_tensors
-from gistkit.compress.tokens import text_ids
+from gistkit.common.text_ids import text_ids
 from gistkit.formats import Asked, read_questions
 from gistkit.nn import Learned
 from gistkit.train.data import Corpus

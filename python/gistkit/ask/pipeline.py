@@ -9,8 +9,9 @@ from typing import Any
 from transformers import AutoModelForCausalLM, Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
+from gistkit.common.text_ids import filled_ids
 from gistkit.compress.compressor import Compressor
-from gistkit.compress.tokens import QUESTION, filled_ids, texts_of
+from gistkit.compress.tokens import QUESTION, texts_of
 from gistkit.evaluate.prompts import CONTEXT, chat_markers
 
 PIPELINE = "gist-text-generation"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 
 from gistkit.common.messages import one_line
-from gistkit.compress.tokens import filled_ids
+from gistkit.common.text_ids import filled_ids
 from gistkit.evaluate.prompts import QUESTION, chat_markers
 
 ANSWER = "{answer}"

@@ -88,7 +88,7 @@ def source_ids(
     Raises:
         ValueError: if there is not one text for each memory, or one has another number of tokens than its memory.
     """
-    from gistkit.compress.tokens import text_ids
+    from gistkit.common.text_ids import text_ids
 
     if len(paths) != len(memories):
         raise ValueError(f"--text: expected the text of each of {len(memories)} memories, got {len(paths)}")

@@ -246,7 +246,7 @@ def _text_prompts(tokenizer: Any, template: str, chat: bool) -> Prompts:
 def _image_prompts(compressor: Any, processor: Any) -> Prompts:
     """The token ids of a question in the chat template, after whatever image."""
     from gistkit.ask.turns import Turns, later_turn
-    from gistkit.compress.tokens import text_ids
+    from gistkit.common.text_ids import text_ids
     from gistkit.hf.chat import blank, image_prompt
 
     before, _ = compressor.split(image_prompt(processor, [blank()]))

@@ -147,7 +147,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if images:
         memories = _image_memories(sources, tokenizer, compressor)
     else:
-        from gistkit.compress.tokens import text_ids
+        from gistkit.common.text_ids import text_ids
 
         rows = [array("i", text_ids(text, tokenizer)) for text in texts]
         _check_lengths(sources, rows, compressor)

@@ -106,7 +106,8 @@ def _measured(compressor: Compressor, memory: Memory, text: str, questions: list
     """Answers from the full text and from the memory: the same prompt, with the reader's adapter."""
     import torch
 
-    from gistkit.compress.tokens import QUESTION, text_ids
+    from gistkit.common.text_ids import text_ids
+    from gistkit.compress.tokens import QUESTION
     from gistkit.hf import CACHE
 
     model: Any = compressor.model

@@ -61,7 +61,7 @@ def compressed(read: dict[Path, Memory | str], compressor: Compressor, tokenizer
     Raises:
         ValueError: if a text cannot be compressed.
     """
-    from gistkit.compress.tokens import text_ids
+    from gistkit.common.text_ids import text_ids
 
     memories = {}
     for path, content in read.items():

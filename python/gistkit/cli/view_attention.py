@@ -58,8 +58,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
     import numpy as np
 
+    from gistkit.common.text_ids import text_ids
     from gistkit.compress.methods.in_place import InPlace
-    from gistkit.compress.tokens import text_ids
     from gistkit.viz.page import attention_page
 
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)

@@ -252,7 +252,7 @@ def to_cache(compressor: Any, memory: Memory, task: Task = "lm") -> MemoryCache:
         back = -cast(Tensor, reading.plan.positions)[..., -1:]
         inv_freqs = hf.frequencies(compressor.lm.model)
         layers = [
-            (ops.rerotate(key, back.expand(*back.shape[:-1], key.shape[2]), inv_freq), value)
+            (ops.rerotate(key, back.expand(*back.shape[:-1], key.shape[2]), inv_freq.to(key.device)), value)
             for (key, value), inv_freq in zip(reading.cache.held, inv_freqs, strict=True)
         ]
     hf.cover_memory(pretrained(compressor.lm.model))

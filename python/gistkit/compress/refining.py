@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from gistkit.common.checks import POSITIONS, check_float, check_int
+from gistkit.common.text_ids import filled_ids, text_ids
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.generation import stop_ids
 from gistkit.compress.losses import divergence_loss
 from gistkit.compress.memory import Memory, check_memory
 from gistkit.compress.methods.select import Select
 from gistkit.compress.scores.kvzip import KVzip
-from gistkit.compress.tokens import QUESTION, Rows, batches, filled_ids, pad, text_ids, texts_of
+from gistkit.compress.tokens import QUESTION, Rows, batches, pad, texts_of
 from gistkit.hf.modes import eval_mode
 
 # How the model's own questions begin.

@@ -14,10 +14,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from gistkit.common.files import read_json
 from gistkit.common.hub import hub_or_cache
 from gistkit.common.messages import one_line, shown
+from gistkit.common.text_ids import filled_ids, text_ids
 from gistkit.compress.folder import ENCODER_TOKENIZER, TOKENIZER, inside
 from gistkit.compress.generation import stop_ids
 from gistkit.compress.memory import Memory, check_memory
-from gistkit.compress.tokens import QUESTION, filled_ids, text_ids, texts_of
+from gistkit.compress.tokens import QUESTION, texts_of
 from gistkit.hf import smollm2
 from gistkit.hf.attach import pretrained
 

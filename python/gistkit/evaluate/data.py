@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gistkit.compress.tokens import QUESTION, text_ids
+from gistkit.common.text_ids import text_ids
+from gistkit.compress.tokens import QUESTION
 from gistkit.evaluate.prompts import SUMMARIZE, check_template, fill
 from gistkit.formats import read_questions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gistkit.compress.tokens import Filled
+from gistkit.common.text_ids import Filled
 
 CONTEXT, QUESTION = "{context}", "{question}"
 SUMMARIZE = "Please summarize the above document in one sentence."

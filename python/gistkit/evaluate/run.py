@@ -58,5 +58,6 @@ def run(
     if "full" in baselines:
         rows.append(("FullContext", FullContext(compressor.model)))
     if taken := [name for name, count in Counter(name for name, _ in rows).items() if count > 1]:
-        raise ValueError(f"method: expected a name that no other row has, got {taken[0]!r}")
+        which = "others" if taken[0] in (others or {}) else "method"
+        raise ValueError(f"{which}: expected a name that no other row has, got {taken[0]!r}")
     return compare(dict(rows), examples, tokenizer=tokenizer, tasks=tasks, **settings)

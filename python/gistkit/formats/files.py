@@ -69,7 +69,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
                 from pyarrow import CompressedInputStream
             except ModuleNotFoundError as error:
                 raise ImportError(f"{path}: zstd needs pyarrow; run pip install 'gistkit[zstd]'") from error
-            with undamaged(path, "zstd"):
+            with undamaged(path, "zstd", OSError):
                 yield io.BufferedReader(CompressedInputStream(raw, "zstd"), CHUNK)
         else:
             yield raw
@@ -78,11 +78,11 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 @contextmanager
 def undamaged(path: Path, name: str, *errors: type[Exception]) -> Iterator[None]:
     """Raises a ValueError that names the file where its data is damaged, for `errors` too."""
-    damage: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, *errors)
+    damage: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile, *errors)
     try:
         yield
     except damage as error:
-        # Libraries raise errors of input and output for it too, without a number.
+        # pyarrow raises errors of input and output for it too, without a number.
         if getattr(error, "errno", None) is not None:
             raise
         raise ValueError(f"{path}: expected whole {name} data, got damaged data ({error})") from error

@@ -11,7 +11,7 @@ from gistkit.formats.files import undamaged
 
 SUFFIX = ".parquet"
 # Rows that are read at a time: a long text that the file has once may stand in every row.
-ROWS = 16
+ROWS = 64
 
 
 def rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -41,5 +41,5 @@ def _opened(path: Path) -> Iterator[Any]:
             from pyarrow.parquet import ParquetFile
         except ModuleNotFoundError as error:
             raise ImportError(f"{path}: Parquet needs pyarrow; run pip install 'gistkit[parquet]'") from error
-        with undamaged(path, "Parquet", ArrowException, UnicodeDecodeError):
+        with undamaged(path, "Parquet", OSError, ArrowException, UnicodeDecodeError):
             yield ParquetFile(raw)

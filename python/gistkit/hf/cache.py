@@ -56,7 +56,7 @@ class MemoryLayer(CacheLayerMixin):
         if key is not None and value is not None:
             self.keys: Tensor = key
             self.values: Tensor = value
-        self._memory = key, value
+        self._rows = 0 if key is None else key.shape[0]
         self._start = int(logical_length)
         self._capacity = int(capacity)
         self._added = 0
@@ -103,7 +103,7 @@ class MemoryLayer(CacheLayerMixin):
 
     def _room(self, length: int, rows: int) -> tuple[Tensor, Tensor]:
         """Blocks of at least `length` keys and values that begin with the current ones."""
-        if self._blocks is not None and length <= self._blocks[0].shape[2]:
+        if self._blocks is not None and self._blocks[0].shape[0] == rows and length <= self._blocks[0].shape[2]:
             # A block made in inference mode cannot be written to outside.
             writable = torch.is_inference_mode_enabled() or not self._blocks[0].is_inference()
             if writable:
@@ -140,9 +140,15 @@ class MemoryLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Drops the tokens and keeps the memory, with the rows that it was given with."""
-        self._added, self.is_initialized = 0, self._memory[0] is not None
-        # What is left of the keys would have the rows of the last run.
-        self._replace(*cast("tuple[Tensor, Tensor]", self._memory))
+        if not self._rows:
+            self._added, self.is_initialized = 0, False
+            self._replace(*cast("tuple[Tensor, Tensor]", (None, None)))
+            return
+        self.crop(-self._added)
+        copies, odd = divmod(self.batch_size, self._rows)
+        if copies > 1 and not odd:
+            # Rows and beams of the last run, of which each group has the same memory.
+            self._replace(self.keys[::copies].clone(), self.values[::copies].clone())
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drops the last tokens, as a negative number; a ValueError for more than were added or a positive number.

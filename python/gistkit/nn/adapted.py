@@ -65,7 +65,7 @@ def fits(x: Tensor, base: Any, down: Any, up: Any, dropout: nn.Module) -> bool:
 
 def plain(module: Any) -> bool:
     """Whether the module is a linear map whose weight is a torch tensor, and no quantised or distributed subclass."""
-    return type(module) is nn.Linear and type(module.weight) in (Tensor, nn.Parameter)
+    return type(module) is nn.Linear and type(module._parameters.get("weight")) in (Tensor, nn.Parameter)
 
 
 def transformed() -> bool:

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.compress.tokens import text_ids
+from gistkit.common.text_ids import text_ids
 from gistkit.formats import files, records
 from gistkit.formats.questions import Fields
 from gistkit.hf.chat import chat_prompt, check_chat, open_image

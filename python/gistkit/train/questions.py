@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from gistkit.compress.tokens import text_ids
+from gistkit.common.text_ids import text_ids
 from gistkit.evaluate.data import Example
 from gistkit.train.batches import CONTEXT, Epochs, Row, check_size
 from gistkit.train.data import HELD_OUT

@@ -6,7 +6,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from gistkit.compress.tokens import text_ids
+from gistkit.common.text_ids import text_ids
 
 # Documents are joined by an empty line.
 SEPARATOR = b"\n\n"

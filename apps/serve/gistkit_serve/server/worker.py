@@ -20,10 +20,10 @@ from transformers import LogitsProcessor, TemperatureLogitsWarper, TopPLogitsWar
 
 from gistkit.ask.turns import Turns
 from gistkit.common.checks import POSITIONS
+from gistkit.common.text_ids import text_ids
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.generation import answering, stop_ids
 from gistkit.compress.memory import Memory
-from gistkit.compress.tokens import text_ids
 from gistkit_serve.server.errors import Refused, storage_failed
 from gistkit_serve.server.repository import MemoryRepository
 from gistkit_serve.server.rows import Row, Rows

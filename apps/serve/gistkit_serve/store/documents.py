@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from gistkit.common.checks import at_least, check_int
+from gistkit.common.text_ids import text_ids
 from gistkit.compress.compressor import Compressor
-from gistkit.compress.tokens import batches, text_ids
+from gistkit.compress.tokens import batches
 from gistkit_serve.store.store import Entry, Store, check_names
 
 # Documents of about the same size whose texts are in memory at a time, and sorted by their number of tokens.

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from gistkit import hf
 from gistkit.common.checks import placed
+from gistkit.common.text_ids import filled_ids
 from gistkit.compress.config import draw_like, register, setting
 from gistkit.compress.generation import stop_ids
 from gistkit.compress.matching import QUERIES, References
@@ -25,7 +26,7 @@ from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.scores import SCORES, Score, description, score_of
 from gistkit.compress.scores.kvzip import KVzip, Repetition
 from gistkit.compress.selection import Repeated, Selection
-from gistkit.compress.tokens import QUESTION, Rows, filled_ids, join_rows, pad
+from gistkit.compress.tokens import QUESTION, Rows, join_rows, pad
 from gistkit.hf.attach import decoder_of, frequencies_of
 from gistkit.hf.keep import Layers
 

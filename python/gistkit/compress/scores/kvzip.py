@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gistkit import hf
+from gistkit.common.text_ids import text_ids
 from gistkit.compress.matching import References
 from gistkit.compress.scores.score import Score, wide
-from gistkit.compress.tokens import text_ids
 from gistkit.hf.keep import Layers
 
 FIRST = "\n\nRepeat the previous context exactly."
