@@ -253,6 +253,12 @@ GISTKIT_DEVICE void hopper_forward_multiply(const ForwardParams& p, unsigned cha
     rows.softmax(p.scale);
     rows.round_weights();
     bool keys_ready = false, values_ready = false;
+    auto look_ahead = [&] {
+      ++key.number;
+      keys_ready = __all_sync(kAllLanes, mbarrier_test(shared.keys_full(key.stage()), key.parity()));
+      const RingUse<Shape::kStages> value{key.number - 1};
+      values_ready = __all_sync(kAllLanes, mbarrier_test(shared.values_full(value.stage()), value.parity()));
+    };
     // The scores of one step, perhaps the first one of other work, and the values of the step before.
 #pragma unroll 1
     for (;;) {
@@ -297,7 +303,10 @@ GISTKIT_DEVICE void hopper_forward_multiply(const ForwardParams& p, unsigned cha
       wgmma_wait<0>();
       hold(rows.out);
       release(shared.values_empty(value.stage()));
+      // The barriers' answers and the sums of weights arrive while weights are rounded, not alone at the step's end.
+      if constexpr (Shape::kMaximum) look_ahead();
       rows.round_weights();
+      if constexpr (Shape::kMaximum) hold(rows.total);
       if (last) {
         rows.write(p, work_at(current), inverse, lane);
         rows.clear_out();
@@ -316,13 +325,10 @@ GISTKIT_DEVICE void hopper_forward_multiply(const ForwardParams& p, unsigned cha
         rows.total[0] += sums[0];
         rows.total[1] += sums[1];
         release_keys();
+        look_ahead();
       }
       if (grown && !last) rows.rescale();
       if (last) current = scored;
-      ++key.number;
-      keys_ready = __all_sync(kAllLanes, mbarrier_test(shared.keys_full(key.stage()), key.parity()));
-      const RingUse<Shape::kStages> ahead{key.number - 1};
-      values_ready = __all_sync(kAllLanes, mbarrier_test(shared.values_full(ahead.stage()), ahead.parity()));
     }
     const RingUse<Shape::kStages> value{key.number - 1};
     mbarrier_wait(shared.values_full(value.stage()), value.parity());
