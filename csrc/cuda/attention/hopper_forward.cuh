@@ -73,7 +73,6 @@ class HopperForwardCopier {
     };
     // The entries of 16 steps lie in the lanes, those of the next 16 are on their way.
     int chunk = load_entries(0), ahead = load_entries(32);
-    const KeyRange seen = seen_keys(work);
 
     mbarrier_wait(shared_.query_empty(query_.stage()), query_.parity() ^ 1);
     if (lane_ == 0) {
@@ -90,6 +89,7 @@ class HopperForwardCopier {
     ++query_.number;
 
     int2 of_values = make_int2(0, 0);
+    KeyRange seen{0, 0};
 #pragma unroll 1
     for (int i = 0; i <= steps; ++i) {
       int2 of_keys = of_values;
@@ -102,7 +102,11 @@ class HopperForwardCopier {
         of_keys = make_int2(__shfl_sync(kAllLanes, chunk, 2 * local), __shfl_sync(kAllLanes, chunk, 2 * local + 1));
         copy_keys(of_keys, work.batch, key_head);
       }
-      if (i > 0) copy_values(of_values, seen, work.batch, key_head);
+      if (i == 0) {
+        seen = seen_keys(work);  // a pass over the rows' spans, for which queries and the first keys do not wait
+      } else {
+        copy_values(of_values, seen, work.batch, key_head);
+      }
       of_values = of_keys;
     }
   }
