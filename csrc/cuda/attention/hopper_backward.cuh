@@ -125,9 +125,11 @@ GISTKIT_DEVICE void feed_sums(const HopperBackwardParams& p, const BackwardWork&
 
 // Whether every key of a block's tile is seen by all queries of some other.
 GISTKIT_DEVICE bool has_full_tile(const HopperBackwardParams& p, const BackwardWork& work, int lane) {
-  bool full = false;
-  for (Steps step(p, work, lane); step.more(); step.at -= 32) full |= !step.partial();
-  return __any_sync(kAllLanes, full);
+  const int32_t* entries = p.query_tiles.entries + p.query_tiles.begin(work.list);
+#pragma unroll 1  // unrolled, its registers spill
+  for (int at = p.query_tiles.count(work.list) - 1; at >= 0; at -= 32)
+    if (__any_sync(kAllLanes, at >= lane && !(entries[at - lane] & 1))) return true;
+  return false;
 }
 
 // Clears keys and values that no query sees, which may hold anything: those of a warp, `first` and the 15 that follow
@@ -386,9 +388,10 @@ struct Multiplier {
     Stage stage;
     int member = 0;
     uint32_t last_place = 0;
+    const bool all_seen = has_full_tile(p, work, lane);  // while keys and values are on their way
     mbarrier_wait(barriers.key(), 0);
     if (steps > 0) mbarrier_wait(barriers.value(), 0);
-    if (!has_full_tile(p, work, lane)) {
+    if (!all_seen) {
       if (steps > 0) clear_unseen<S>(p, work, shared, group * 64 + warp * 16, lane);
       fence_async_shared();
       barrier_sync(1, kMultiplying);

@@ -68,11 +68,10 @@ struct Steps {
   int64_t first_head;  // among those of the whole batch
   int query_tiles;
 
-  // Without the last `skipped` tiles.
-  GISTKIT_DEVICE Steps(const HopperBackwardParams& p, const BackwardWork& work, int skipped = 0)
+  GISTKIT_DEVICE Steps(const HopperBackwardParams& p, const BackwardWork& work)
       : entries(p.query_tiles.entries + p.query_tiles.begin(work.list)),
         positions(p.positions + static_cast<int64_t>(work.list) * p.query_tiles.tiles),
-        at(p.query_tiles.count(work.list) - 1 - skipped),
+        at(p.query_tiles.count(work.list) - 1),
         group(p.group),
         first_head(static_cast<int64_t>(work.batch) * p.query_heads + work.head * p.group),
         query_tiles(p.query_tiles.tiles) {}

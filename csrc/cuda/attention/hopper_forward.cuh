@@ -73,7 +73,6 @@ class HopperForwardCopier {
     };
     // The entries of 16 steps lie in the lanes, those of the next 16 are on their way.
     int chunk = load_entries(0), ahead = load_entries(32);
-    const KeyRange seen = seen_keys(work);
 
     mbarrier_wait(shared_.query_empty(query_.stage()), query_.parity() ^ 1);
     if (lane_ == 0) {
@@ -90,6 +89,7 @@ class HopperForwardCopier {
     ++query_.number;
 
     int2 of_values = make_int2(0, 0);
+    KeyRange seen{0, 0};
 #pragma unroll 1
     for (int i = 0; i <= steps; ++i) {
       int2 of_keys = of_values;
@@ -102,7 +102,11 @@ class HopperForwardCopier {
         of_keys = make_int2(__shfl_sync(kAllLanes, chunk, 2 * local), __shfl_sync(kAllLanes, chunk, 2 * local + 1));
         copy_keys(of_keys, work.batch, key_head);
       }
-      if (i > 0) copy_values(of_values, seen, work.batch, key_head);
+      if (i == 0) {
+        seen = seen_keys(work);  // a pass over the rows' spans, for which queries and the first keys do not wait
+      } else {
+        copy_values(of_values, seen, work.batch, key_head);
+      }
       of_values = of_keys;
     }
   }
@@ -253,6 +257,12 @@ GISTKIT_DEVICE void hopper_forward_multiply(const ForwardParams& p, unsigned cha
     rows.softmax(p.scale);
     rows.round_weights();
     bool keys_ready = false, values_ready = false;
+    auto look_ahead = [&] {
+      ++key.number;
+      keys_ready = __all_sync(kAllLanes, mbarrier_test(shared.keys_full(key.stage()), key.parity()));
+      const RingUse<Shape::kStages> value{key.number - 1};
+      values_ready = __all_sync(kAllLanes, mbarrier_test(shared.values_full(value.stage()), value.parity()));
+    };
     // The scores of one step, perhaps the first one of other work, and the values of the step before.
 #pragma unroll 1
     for (;;) {
@@ -297,7 +307,10 @@ GISTKIT_DEVICE void hopper_forward_multiply(const ForwardParams& p, unsigned cha
       wgmma_wait<0>();
       hold(rows.out);
       release(shared.values_empty(value.stage()));
+      // The barriers' answers and the sums of weights arrive while weights are rounded, not alone at the step's end.
+      if constexpr (Shape::kMaximum) look_ahead();
       rows.round_weights();
+      if constexpr (Shape::kMaximum) hold(rows.total);
       if (last) {
         rows.write(p, work_at(current), inverse, lane);
         rows.clear_out();
@@ -316,13 +329,10 @@ GISTKIT_DEVICE void hopper_forward_multiply(const ForwardParams& p, unsigned cha
         rows.total[0] += sums[0];
         rows.total[1] += sums[1];
         release_keys();
+        look_ahead();
       }
       if (grown && !last) rows.rescale();
       if (last) current = scored;
-      ++key.number;
-      keys_ready = __all_sync(kAllLanes, mbarrier_test(shared.keys_full(key.stage()), key.parity()));
-      const RingUse<Shape::kStages> ahead{key.number - 1};
-      values_ready = __all_sync(kAllLanes, mbarrier_test(shared.values_full(ahead.stage()), ahead.parity()));
     }
     const RingUse<Shape::kStages> value{key.number - 1};
     mbarrier_wait(shared.values_full(value.stage()), value.parity());
