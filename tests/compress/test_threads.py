@@ -8,7 +8,8 @@ from threading import Thread
 import pytest
 import torch
 
-from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, MixedResolution, Select, tokens
+from gistkit.common import text_ids
+from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, MixedResolution, Select
 from gistkit.compress.scores import kvzip
 from tests.helpers.in_place_oracle import unsettle
 from tests.helpers.models import byte_tokenizer, tiny, tiny_llama
@@ -115,13 +116,13 @@ def test_scores_read_their_request_in_a_thread_s_turn(monkeypatch):
     """A tokenizer keeps whether names of control tokens are text."""
     compressor = Select(tiny_llama(vocab_size=258, bos_token_id=1), ratio=2, fit=True, question="Who?").eval()
     compressor.tokenizer = byte_tokenizer()
-    held, own = [], tokens.text_ids
+    held, own = [], text_ids.text_ids
 
     def seen(*arguments, **options):
         held.append(compressor.lm.turn()._is_owned())
         return own(*arguments, **options)
 
-    for module in (tokens, kvzip):
+    for module in (text_ids, kvzip):
         monkeypatch.setattr(module, "text_ids", seen)
     compressor.encode([[5, 6, 7, 8, 9, 10, 11, 12]])
     assert len(held) > 3 and all(held)

@@ -1,21 +1,29 @@
 """Python programs in processes of their own, each with a deadline: who waits longer says for what."""
 
 import os
+import re
 import select
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
+
+import pytest
 
 # Seconds: what starts loads torch, on a machine that may be busy.
 LONG = 300
 
 
-def printed(code, seconds=LONG, **environment):
-    """What a program prints, whose status must be 0."""
+def printed(code, *words, seconds=LONG, **environment):
+    """What a program prints, whose status must be 0; it may import these helpers, and what they skip is skipped."""
+    paths = filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")))
     ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=seconds, env=os.environ | environment
+        [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, timeout=seconds,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | environment,
     )  # fmt: skip
+    if ran.returncode and (skipped := re.search(r"^Skipped: (.*)", ran.stderr, re.MULTILINE)):
+        pytest.skip(skipped[1])
     assert ran.returncode == 0, f"expected status 0, got {ran.returncode}: {ran.stderr}"
     return ran.stdout
 

@@ -14,6 +14,7 @@ from gistkit.formats import read_questions
 from gistkit.train import Packed, Pretraining, Windows, data, load_corpus
 from tests.helpers.disks import zstd
 from tests.helpers.models import byte_tokenizer
+from tests.helpers.programs import printed
 
 
 def text_of(ids):
@@ -345,10 +346,7 @@ def test_200_megabytes_are_never_whole_in_memory(tmp_path, kind):
             file.write(row[:-1] if kind == "squad" and number == count - 1 else row)
         file.write(b"]}" if kind == "squad" else b"")
     name = {"mrqa": "questions", "squad": "questions"}.get(kind, kind)
-    shown = subprocess.run(
-        [sys.executable, "-c", MEASURED, name, path, tmp_path / "cache"], capture_output=True, text=True, check=True
-    )
-    found, mebibytes = map(int, shown.stdout.split())
+    found, mebibytes = map(int, printed(MEASURED, name, path, tmp_path / "cache").split())
     if name == "questions":
         assert found == count
     elif name == "windows":

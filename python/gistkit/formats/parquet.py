@@ -11,7 +11,7 @@ from gistkit.formats.files import undamaged
 
 SUFFIX = ".parquet"
 # Rows that are read at a time: a long text that the file has once may stand in every row.
-ROWS = 64
+ROWS = 32
 
 
 def rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
