@@ -23,7 +23,8 @@ STUDY = ["study", "pooling", "--quick", "--steps", "2", "--batch", "2", "--lengt
 COMMANDS = {
     "compress": ["compress", "text.txt", "-o", "OUT/text.gist", "--model", "model"],
     "view layout": ["view", "layout", "gistpool", "--context", "8", "--ratio", "4", "-o", "OUT/view.html"],
-    "view attention": ["view", "attention", "--text", "text.txt", "--model", "model", "--method", "gistpool", "-o", "OUT/view.html"],
+    "view attention": ["view", "attention", "--text", "text.txt", "--model", "model", "--method", "gistpool",
+                       "-o", "OUT/view.html"],
     "view results": ["view", "results", str(RESULTS), "--out", "OUT"],
     "evaluate": ["evaluate", "--model", "model", "--text", "text.txt", "--examples", "2", "--max-new-tokens", "2",
                  "--chunk", "20", "--context", "20", "--continuation", "8", "--baselines", "", "--out", "OUT/a.json"],
