@@ -6,6 +6,7 @@ import re
 import shutil
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import chain
 from mmap import ACCESS_READ, mmap
 from os import SEEK_END
@@ -132,10 +133,11 @@ def _tenth(sizes: Sequence[int]) -> list[int]:
 
 def _mapped(path: Path) -> bytes | memoryview:
     """The bytes of a file, read when they are asked for; those of a compressed one are a file without a name."""
-    with files.opened(path) as file, TemporaryFile() as copy:
+    with ExitStack() as stack:
+        file = stack.enter_context(files.opened(path))
         if files.is_compressed(path):
-            shutil.copyfileobj(file, copy)
-            file = copy
+            compressed, file = file, stack.enter_context(TemporaryFile())
+            shutil.copyfileobj(compressed, file)
         size = file.seek(0, SEEK_END)
         content = memoryview(mmap(file.fileno(), 0, access=ACCESS_READ)) if size else b""
         # Some editors begin a file with a byte order mark.
