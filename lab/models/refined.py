@@ -1,6 +1,6 @@
 """What `refine` gains: facts in held-out documents, asked of a fitted selection before and after, and of the full text.
 
-SmolLM2 in bfloat16 with the adapters of smollm2-select-4x. The file of results grows by document; the same command
+SmolLM2 with the adapters of smollm2-select-4x. The file of results grows by document; the same command
 continues it.
 
 example: OMP_NUM_THREADS=1 python lab/models/refined.py --documents 20 --out benchmarks/results/refine-smollm2.jsonl
@@ -117,9 +117,10 @@ def main() -> int:
     parser.add_argument("--ratios", type=int, nargs="+", default=[8, 16, 32])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--documents", type=int, default=20)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    model, tokenizer = load_smollm2(torch.bfloat16)
+    model, tokenizer = load_smollm2(getattr(torch, arguments.dtype))
     compressor = Compressor.from_pretrained(Path(__file__).resolve().parents[2] / "models" / NAME, model).eval()
     presses = PressReader(model, tokenizer, {"kvzip": SCORES["kvzip"]()}, compressor, fit=True)
     presses.select.tokenizer = tokenizer
@@ -127,7 +128,7 @@ def main() -> int:
     # Which passages are taken depends on how many are.
     texts = [(kind, one.context, one.question, one.answers) for each in chosen for kind in each for one in each[kind]]
     settings = {
-        "model": "SmolLM2-135M-Instruct", "dtype": "bfloat16", "max_new_tokens": ANSWER, "machine": machine(),
+        "model": "SmolLM2-135M-Instruct", "dtype": arguments.dtype, "max_new_tokens": ANSWER, "machine": machine(),
         "steps": arguments.steps, "documents": digests.of_values(texts),
         "compressor": digests.of_compressor(compressor),
     }  # fmt: skip
