@@ -135,7 +135,7 @@ def train(corpus, out, name="seqpe-bias", **changes):
 
 
 def test_arms_that_the_paper_lacks_are_drawn_by_themselves():
-    run = positions.Run("pope", 0, held_out={"4": 1.5, "8": 1.6}, test={"4": 1.5, "8": 1.6})
+    run = positions.Run("pope", seed=0, held_out={"4": 1.5, "8": 1.6}, test={"4": 1.5, "8": 1.6})
     assert [len(figure.axes) for figure in STUDY.figures([run], RECIPE).values()] == [1]
 
 

@@ -118,7 +118,7 @@ def test_arms_that_no_task_has_are_refused(tmp_path, capsys):
 
 def test_the_tables_stand_beside_the_papers():
     runs = [
-        nuggets.Run("lm", method, 8, 0, test={"loss": 2.0, "states": 30.0}, held_out={"loss": 1.0, "states": 31.0})
+        nuggets.Run("lm", method, 8, seed=0, test={"loss": 2.0, "states": 30.0}, held_out={"loss": 1.0, "states": 31.0})
         for method in ("strided", "learned", "sliding", "compressive")
     ]
     rows = STUDY.rows(runs, RECIPE)

@@ -93,12 +93,9 @@ def test_the_committed_results_are_few_and_small() -> None:
 
 def test_a_table_has_a_row_an_arm_with_the_seeds_mean_and_reach() -> None:
     study = registry.find("length")
-    runs = [
-        positions.Run(arm, seed, held_out={"8": 1.0, "16": 2.0}, test={"8": log(4 + seed), "16": log(150)}, seconds=9.6)
-        for seed in (1, 0)
-        for arm in ("alibi", "nope")
-    ]
-    header, nope, alibi = study.rows([*runs, positions.Run("alibi", 2, test=runs[0].test)], None)
+    of = lambda seed: {"held_out": {"8": 1.0, "16": 2.0}, "test": {"8": log(4 + seed), "16": log(150)}}  # noqa: E731
+    runs = [positions.Run(arm, seed=seed, seconds=9.6, **of(seed)) for seed in (1, 0) for arm in ("alibi", "nope")]
+    header, nope, alibi = study.rows([*runs, positions.Run("alibi", seed=2, test=runs[0].test)], None)
     assert header == ["position encoding", "1x, 8", "2x, 16", "training", "seeds"]
     assert nope == ["NoPE", "4.50 (4.00-5.00)", "150 (150-150)", "10 s (10 s-10 s)", "2"]
     assert alibi[:2] == ["ALiBi", f"{14 / 3:.2f} (4.00-5.00)"] and alibi[-1] == "3"
@@ -133,7 +130,7 @@ def test_curves_are_those_of_the_file(tmp_path: Path) -> None:
 def test_a_line_says_all_of_its_run(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     answers = {"128": {"loss": 1 / 3, "exact": 0.75}}
-    runs = [positions.Run("nope", seed, [(0, 0.1, 0.0)], answers, answers) for seed in (0, 1)]
+    runs = [positions.Run("nope", seed=seed, curve=[(0, 0.1, 0.0)], held_out=answers, test=answers) for seed in (0, 1)]
     recipe = filler.PRESETS["quick"]
     lines = [results.line("retrieval", run, recipe, None, MACHINE) for run in runs]
     results.write(path, lines[:1])

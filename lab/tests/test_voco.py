@@ -189,7 +189,7 @@ def test_the_tables_and_their_pictures():
     def run(method, ratio, seed, share):
         figures = {"loss": 1.0, "at": share, "count": 0.5, "left": 0.25}
         curve = [(0, 2.0, 0.1, 0.1, 0.1), (4, 1.0, share, 0.5, 0.25)]
-        return voco.Run(method, ratio, seed, curve, figures, figures)
+        return voco.Run(method, ratio, seed=seed, curve=curve, held_out=figures, test=figures)
 
     runs = [run("epl", 4.5, 1, 0.9), run("epl", 4.5, 0, 0.8), run("dpl", 4.5, 0, 0.7), run("dpl", 4.5, 1, 0.5)]
     runs += [run("none", 1.0, 0, 0.1), run("avgpool", 16.0, 0, 0.3), run("epl", 16.0, 0, 0.3)]

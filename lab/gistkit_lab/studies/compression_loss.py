@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -25,10 +25,7 @@ from gistkit_lab.studies.needles import Needles
 from gistkit_lab.studies.pages import machine_caption, runs, seeds
 from gistkit_lab.studies.reconstruction import evaluate, held_out_losses
 from gistkit_lab.studies.rows import SEEDS, Cell, Rows, name_of, of_split, spread, tabulate
-from gistkit_lab.studies.study import Names, SavedRun, Study, StudyPlan
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from gistkit_lab.studies.study import Names, Pictures, SavedRun, Study, StudyPlan
 
 PRETRAINING = "pretraining"
 Loss = Callable[[Compressor, int], Tensor]
@@ -341,7 +338,7 @@ class CompressionLoss(Study):
         rows = self.rows(runs(group), recipe, timed=timed)
         return [(rows, how), (self.gap_rows(runs(group), timed), f"{GAPS} {NAMES}")]
 
-    def figures(self, runs: Sequence[Run], recipe: Any) -> Mapping[str, Figure]:
+    def figures(self, runs: Sequence[Run], recipe: Any) -> Pictures:
         """The AE loss in fine-tuning by steps and by seconds, pretraining included; a line a setting."""
         from gistkit.viz.style import OTHER_STYLES, Picture, tidy
         from gistkit_lab.viz.lines import draw_band, legend_beside

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -23,10 +23,7 @@ from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.pages import seeds as seeds_of
 from gistkit_lab.studies.reconstruction import GOAL, ReconstructionRecipe, Run
 from gistkit_lab.studies.rows import SECONDS, Cell, Rows, figure_of, name_of, spread, tabulate
-from gistkit_lab.studies.study import Names, SavedRun, Study, StudyPlan
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from gistkit_lab.studies.study import Names, Pictures, SavedRun, Study, StudyPlan
 
 STUDIED = ("dpl", "upl", "epl")
 
@@ -164,7 +161,7 @@ class Epl(Study):
             f"{seeds_of(group)}: mean (lowest-highest). {machine_caption(group)}."
         )
 
-    def figures(self, runs: Sequence[Run], recipe: Any) -> Mapping[str, Figure]:
+    def figures(self, runs: Sequence[Run], recipe: Any) -> Pictures:
         """Loss curves, and where the runs have them attention maps of all layers or the last."""
         from gistkit.viz import draw_memory_attention
         from gistkit_lab.viz import draw_loss_curves

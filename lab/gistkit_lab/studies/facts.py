@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,15 +25,13 @@ from gistkit.hf import attach
 from gistkit.hf.lora import lora_config
 from gistkit.nn import Nuggets
 from gistkit.train.stages import Stage, growing
+from gistkit_lab.studies import fitting
 from gistkit_lab.studies import pairs as lookups
 from gistkit_lab.studies.fitting import Carried, Session
 from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.pairs import Pairs, draw, fit, fresh_model, groups, logits
 from gistkit_lab.studies.rows import SEEDS, Rows, name_of, of_split, spread, tabulate
-from gistkit_lab.studies.study import Names, SavedRun, Study
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from gistkit_lab.studies.study import Names, Pictures, SavedRun, Study
 
 # "rests" is "learned" with a scorer that rests in the last stage, and "direct" without stages; "oracle" keeps values.
 SELECTIONS = ("full", "learned", "rests", "direct", "random", "strided", "frozen", "oracle")
@@ -101,22 +99,15 @@ def build_compressor(recipe: Recipe, selection: str, model: PreTrainedModel) -> 
 
 
 @dataclass
-class Run:
-    """The results of one selection and seed.
+class Run(fitting.Run):
+    """Its figures are "loss" in nats an answer, "exact", the share of right answers, which
+    `curve` has after the step, and "kept", the share of values that are nuggets.
 
-    `held_out` and `test` hold figures of the trained model: "loss" in nats an answer, "exact", the share of right
-    answers, and "kept", the share of values that are nuggets. `curve` holds (step, loss, exact) over held-out contexts.
     `signs` of a staged run holds {step: {ratio: what `measure_signs` finds before it}} of the first step, and of the
     scorer's first after random nuggets.
     """
 
     selection: str
-    seed: int
-    curve: list[tuple[int, float, float]] = field(default_factory=list)
-    held_out: dict[str, float] = field(default_factory=dict)
-    test: dict[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
-    parameters: int = 0
     signs: dict[str, dict[str, dict[str, dict[str, float]]]] = field(default_factory=dict)
 
 
@@ -126,19 +117,18 @@ def train(session: Session) -> Run:
     model = _base(session)
     torch.manual_seed(seed)
     compressor = build_compressor(recipe, selection, model).to(session.device)
-    run = Run(selection, seed, parameters=sum(value.numel() for _, value in compressor.trainable()))
+    signs: dict[str, Any] = {}
 
     def look(step: int) -> None:
         if selection == "learned" and isinstance(compressor, Dodo) and step in (0, recipe.random_steps):
-            run.signs[str(step)] = {str(ratio): measure_signs(compressor, recipe, ratio) for ratio in recipe.ratios}
+            signs[str(step)] = {str(ratio): measure_signs(compressor, recipe, ratio) for ratio in recipe.ratios}
 
     progress = fit(
         session, compressor, part=1, stages=recipe.stages(selection), before=look,
-        carried=Carried(lambda: run.signs, lambda signs: setattr(run, "signs", signs)),
+        carried=Carried(lambda: signs, signs.update),
     )  # fmt: skip
-    run.curve, run.seconds = progress.curve, progress.seconds
-    for split, figures in (("held_out", run.held_out), ("test", run.test)):
-        figures |= measure(compressor, recipe, split)
+    figures = lambda split: measure(compressor, recipe, split)  # noqa: E731
+    run: Run = session.run(Run, {"selection": selection}, progress, compressor.trainable(), figures, signs=signs)
     return run
 
 
@@ -327,7 +317,7 @@ class FactsStudy(Study):
             "way to such a token; below 0 such tokens are worth more.",
         ]
 
-    def figures(self, runs: Sequence[Run], recipe: Recipe) -> Mapping[str, Figure]:
+    def figures(self, runs: Sequence[Run], recipe: Recipe) -> Pictures:
         """Held-out loss against training steps, a line a selection."""
         from gistkit_lab.viz import draw_loss_curves
 

@@ -71,6 +71,22 @@ class Progress:
     times: list[float] = field(default_factory=list)
 
 
+@dataclass(kw_only=True)
+class Run:
+    """The results of one arm and seed; a study's own has the fields of its arm too.
+
+    `curve` holds (step, loss in nats, figure, ...) over some held-out data; `held_out` and `test` the figures of the
+    trained model. The test split is read once, at the end.
+    """
+
+    seed: int
+    curve: list[tuple[Any, ...]] = field(default_factory=list)
+    held_out: dict[str, Any] = field(default_factory=dict)
+    test: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    parameters: int = 0
+
+
 class Carried(NamedTuple):
     """What a run has besides parameters and step: how a checkpoint gets it, as JSON, and gives it back."""
 
@@ -139,6 +155,17 @@ class Session:
         """The JSON values that decide it; `measured`: fields of the recipe for figures of its end."""
         recipe = {name: value for name, value in asdict(self.recipe).items() if name not in measured}
         return {"recipe": recipe, "arm": self.name, "seed": self.seed, **more}
+
+    def run(
+        self, kind: Callable[..., Any], arm: Mapping[str, Any], progress: Progress,
+        trained: Iterable[tuple[str, nn.Parameter]], figures: Callable[[str], Any], **more: Any,
+    ) -> Any:  # fmt: skip
+        """The run of a trained model, of a kind of `Run`, with `figures` of "held_out" and "test"."""
+        found = {split: figures(split) for split in ("held_out", "test")}
+        count = sum(parameter.numel() for _, parameter in trained)
+        return kind(
+            **arm, **found, **more, seed=self.seed, curve=progress.curve, seconds=progress.seconds, parameters=count
+        )
 
     def fit(
         self, compressor: Compressor, loss: Callable[[int], Tensor], figures: Callable[[], tuple[float, ...]],

@@ -24,14 +24,14 @@ from gistkit.hf import attach
 from gistkit.train import checkpoints
 from gistkit.train.batches import Batch
 from gistkit.train.recipe import adamw
-from gistkit_lab.studies import models
+from gistkit_lab.studies import fitting, models
 from gistkit_lab.studies.answering import evaluate
 from gistkit_lab.studies.draws import generator_of
 from gistkit_lab.studies.fitting import Progress, Session, StudyRecipe
 from gistkit_lab.studies.needles import Needles, Question, as_batch
 from gistkit_lab.studies.pages import machine_caption, model_line
 from gistkit_lab.studies.rows import SEEDS, Cell, Rows, name_of, of_split, tabulate
-from gistkit_lab.studies.study import Names, SavedRun, Study, StudyPlan
+from gistkit_lab.studies.study import Names, Pictures, SavedRun, Study, StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -163,22 +163,15 @@ def fresh_model(recipe: Recipe, seed: int) -> PreTrainedModel:
 
 
 @dataclass
-class Run:
-    """The results of one arm and seed; losses in nats an answer token, `exact` the share of answers without an error.
+class Run(fitting.Run):
+    """Losses are in nats an answer token, and `exact` is the share of answers without an error.
 
-    `held_out` and `test` hold {"loss", "exact"} of the trained model for each kind of question, and their mean as
-    "all"; the test split is read once, at the end. `curve` holds (step, loss, exact) over held-out questions, the mean
-    of the kinds. `examples` are held-out questions with the answers given.
+    `held_out` and `test` hold {"loss", "exact"} for each kind of question, and their mean as "all", which `curve` has
+    after the step. `examples` are held-out questions with the answers given.
     """
 
     method: str
     ratio: int
-    seed: int
-    curve: list[tuple[int, float, float]] = field(default_factory=list)
-    held_out: dict[str, dict[str, float]] = field(default_factory=dict)
-    test: dict[str, dict[str, float]] = field(default_factory=dict)
-    seconds: float = 0.0
-    parameters: int = 0
     examples: list[dict[str, str]] = field(default_factory=list)
 
 
@@ -223,13 +216,11 @@ def train(session: Session) -> Run:
     compressor = build_compressor(recipe, arm, model).to(device)
     if arm.method == "gistpool-means" and not (session.resume and checkpoints.find(session.state)):
         start(recipe, compressor, data)
-    run = Run(arm.method, arm.ratio, session.seed, parameters=sum(p.numel() for _, p in compressor.trainable()))
     progress = _fit(session, compressor, data)
-    run.curve, run.seconds = progress.curve, progress.seconds
     compressor.eval()
     with attach(compressor.model):
-        run.held_out = evaluate(compressor, data, "held_out", recipe.final_questions, device)
-        run.test = evaluate(compressor, data, "test", recipe.final_questions, device)
+        figures = lambda split: evaluate(compressor, data, split, recipe.final_questions, device)  # noqa: E731
+        run: Run = session.run(Run, vars(arm), progress, compressor.trainable(), figures)
         group = data.groups("held_out", 4)[0]
         for question, answer in zip(group, answers(compressor, group, device), strict=True):
             run.examples.append(
@@ -418,7 +409,7 @@ class InPlaceStudy(Study):
             f"contexts of {recipe.min_length} to {recipe.max_length} tokens. {machine_caption(group)}."
         ]
 
-    def figures(self, runs: Sequence[Run], recipe: Any) -> Mapping[str, Figure]:
+    def figures(self, runs: Sequence[Run], recipe: Any) -> Pictures:
         """Losses and exact answers against the ratio, and curves of the training."""
         arms = self.by_arm(runs)
         by_ratio: dict[str, dict[str, dict[int, list[float]]]] = {"loss": {}, "exact": {}}

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,10 +36,7 @@ from gistkit_lab.studies.positions import (
     number,
 )
 from gistkit_lab.studies.rows import Rows
-from gistkit_lab.studies.study import SavedRun, StudyPlan
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from gistkit_lab.studies.study import Pictures, SavedRun, StudyPlan
 
 
 @dataclass(frozen=True)
@@ -272,7 +269,7 @@ class LengthStudy(PositionStudy):
         how = f"{recipe.steps} steps of {recipe.batch} x {recipe.length} bytes"
         return [f"Text on which nothing was chosen, {how}. {machine_caption(group)}."]
 
-    def figures(self, runs: Sequence[Run], recipe: Any) -> Mapping[str, Figure]:
+    def figures(self, runs: Sequence[Run], recipe: Any) -> Pictures:
         """Perplexity against the length, ours and the paper's."""
         paper = Panel("paper: GPT-2 on WikiText-103", self.paper_lines(runs))
         panels = [Panel("perplexity", self.lines(runs, math.exp)), paper]

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from peft import LoraConfig
@@ -33,16 +33,13 @@ from gistkit.hf.lora import lora_config
 from gistkit.train.data import Corpus
 from gistkit.train.stages import Stage, growing, selecting_at
 from gistkit_lab.evaluate.reading import last_tokens
-from gistkit_lab.studies import models
+from gistkit_lab.studies import fitting, models
 from gistkit_lab.studies.draws import generator_of
 from gistkit_lab.studies.fitting import Carried, Progress, Session, StudyRecipe, exclusively
 from gistkit_lab.studies.pages import machine_caption, model_line
 from gistkit_lab.studies.reconstruction import evaluate as reconstruct
 from gistkit_lab.studies.rows import SEEDS, Rows, figure_of, name_of, of_split, spread, tabulate
-from gistkit_lab.studies.study import Names, SavedRun, Study, StudyPlan
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from gistkit_lab.studies.study import Names, Pictures, SavedRun, Study, StudyPlan
 
 
 @dataclass(frozen=True)
@@ -192,12 +189,9 @@ def fresh_model(recipe: Recipe, seed: int) -> PreTrainedModel:
 
 
 @dataclass
-class Run:
-    """The results of one arm and seed; losses in nats a token.
-
-    `held_out` and `test` hold the figures of the trained model: of reconstruction "loss", "accuracy" and "bleu", of the
-    language model "loss" and "states", how many states a layer keeps for an asked token, on average. The test texts
-    are read once, at the end. `curve` holds (step, loss, the second figure) over held-out texts.
+class Run(fitting.Run):
+    """`held_out` and `test` hold of reconstruction "loss", "accuracy" and, the second, "bleu", of the language model
+    "loss" and "states", how many states a layer keeps for an asked token, on average; `curve` the first two.
 
     `chosen` tells what was selected: "rate", "threshold", "types" [(token, times selected, times there)] of the most
     frequent, and "text" [(token, score, selected)] of one held-out text.
@@ -206,12 +200,6 @@ class Run:
     task: str
     method: str
     ratio: int
-    seed: int
-    curve: list[tuple[int, float, float]] = field(default_factory=list)
-    held_out: dict[str, float] = field(default_factory=dict)
-    test: dict[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
-    parameters: int = 0
     chosen: dict[str, Any] = field(default_factory=dict)
 
 
@@ -264,23 +252,18 @@ def train(session: Session) -> Run:
     The seed's runs share their first model, if one is trained; a language model's scorer comes from the run that
     learned to reconstruct, which is made if it is not there yet.
     """
-    arm, seed = session.arm, session.seed
-    compressor = _fresh(session)
-    run = Run(arm.task, arm.method, arm.ratio, seed)
-    run.parameters = sum(parameter.numel() for _, parameter in compressor.trainable())
+    arm, compressor = session.arm, _fresh(session)
     if arm.task == "ae":
-        with exclusively(session.out / f"{arm.name}-{seed}.lock"):
-            _train_reconstruction(session, compressor, run)
-        return run
+        with exclusively(session.out / f"{arm.name}-{session.seed}.lock"):
+            return _train_reconstruction(session, compressor)
     if arm.method == "learned" and isinstance(compressor, Dodo):
         source = replace(session, arm=Arm("ae", "learned", arm.ratio))
         teacher = _fresh(source)
         with source.shared(source.arm, final_texts=session.recipe.eval_texts) as shared:
-            _train_reconstruction(shared, teacher, Run("ae", "", 1, seed))
+            _train_reconstruction(shared, teacher)
         if compressor.scorer is not None and isinstance(teacher, Dodo) and teacher.scorer is not None:
             compressor.scorer.load_state_dict(teacher.scorer.state_dict())
-    _train_reader(session, compressor, run)
-    return run
+    return _train_reader(session, compressor)
 
 
 def _fresh(session: Session) -> Any:
@@ -297,7 +280,7 @@ def _passages(session: Session, *sizes: int) -> tuple[TextPassages, dict[str, Te
     return texts, {name: part.to(session.device) for name, part in texts.splits.items()}
 
 
-def _train_reconstruction(session: Session, compressor: InPlace, run: Run) -> None:
+def _train_reconstruction(session: Session, compressor: InPlace) -> Run:
     recipe, corpus, device = session.recipe, session.source, session.device
     texts, splits = _passages(session, recipe.context, recipe.batch, recipe.final_texts, recipe.context)
     stages = recipe.stages(session.arm)
@@ -309,11 +292,10 @@ def _train_reconstruction(session: Session, compressor: InPlace, run: Run) -> No
     progress = _fit(
         session, compressor, loss, lambda: reconstruct(compressor, splits["held_out"][: recipe.eval_texts], batch=16)
     )
-    run.curve, run.seconds = progress.curve, progress.seconds
     compressor.eval()
     with attach(compressor.model):
-        for name, figures in (("held_out", run.held_out), ("test", run.test)):
-            figures["loss"], figures["accuracy"] = reconstruct(compressor, splits[name], batch=16)
+        figures = lambda split: _named("accuracy", reconstruct(compressor, splits[split], batch=16))  # noqa: E731
+        run: Run = session.run(Run, vars(session.arm), progress, compressor.trainable(), figures)
         written: list[str] = []
         for rows in splits["test"].split(16):
             answer = compressor.generate(
@@ -327,9 +309,14 @@ def _train_reconstruction(session: Session, compressor: InPlace, run: Run) -> No
             is_nugget = torch.zeros_like(scores, dtype=torch.bool)
             is_nugget.scatter_(1, compressor.nuggets(input_rows, scores).index, True)
             run.chosen = _description(corpus, input_rows.ids[:, 1:], scores[:, 1:], is_nugget[:, 1:])
+    return run
 
 
-def _train_reader(session: Session, compressor: Any, run: Run) -> None:
+def _named(second: str, figures: tuple[float, float]) -> dict[str, float]:
+    return dict(zip(("loss", second), figures, strict=True))
+
+
+def _train_reader(session: Session, compressor: Any) -> Run:
     recipe, arm, corpus, device = session.recipe, session.arm, session.source, session.device
     reader = build_reader(recipe, arm, compressor)
     texts, splits = _passages(session, recipe.length, recipe.lm_batch, recipe.final_texts, recipe.asked)
@@ -353,12 +340,11 @@ def _train_reader(session: Session, compressor: Any, run: Run) -> None:
     threshold = Carried(lambda: compressor.threshold, lambda value: setattr(compressor, "threshold", value))
     carried = None if scored is None else threshold
     progress = _fit(session, compressor, loss, evaluate, carried)
-    run.curve, run.seconds = progress.curve, progress.seconds
     compressor.eval()
     with attach(compressor.model):
         calibrate(0, 16)
-        for name, figures in (("held_out", run.held_out), ("test", run.test)):
-            figures["loss"], figures["states"] = continue_texts(reader, recipe, arm, splits[name])
+        figures = lambda split: _named("states", continue_texts(reader, recipe, arm, splits[split]))  # noqa: E731
+        run: Run = session.run(Run, vars(arm), progress, compressor.trainable(), figures)
         if mixed is not None and compressor.selection != "none":
             input_rows = mixed.rows(splits["held_out"])
             with torch.no_grad():
@@ -367,6 +353,7 @@ def _train_reader(session: Session, compressor: Any, run: Run) -> None:
                 corpus, input_rows.ids[:, 1:], scores[:, 1:], mixed.nuggets(input_rows, scores)[:, 1:]
             )
             run.chosen["threshold"] = compressor.threshold
+    return run
 
 
 def _pieces(recipe: Recipe, arm: Arm, texts: Tensor) -> Tensor:
@@ -568,11 +555,11 @@ class NuggetsStudy(Study):
         caption = f"{model_line(recipe)}, {recipe.steps} steps of {{}}. {machine_caption(group)}."
         return [caption.format(texts), caption.format(contexts)]
 
-    def figures(self, runs: Sequence[Run], recipe: Recipe) -> Mapping[str, Figure]:
+    def figures(self, runs: Sequence[Run], recipe: Recipe) -> Pictures:
         """Perplexity by states, and of the learned scorer the token types and a text."""
         from gistkit_lab.viz import draw_perplexity, draw_text, draw_token_types
 
-        pictures: dict[str, Figure] = {}
+        pictures: dict[str, Any] = {}
         series = {
             TITLES[arm.method]: [(mean(run.test["states"] for run in group), [math.exp(x.test["loss"]) for x in group])]
             for arm, group in self.of_task(runs, "lm").items()

@@ -189,12 +189,10 @@ def train(session: Session) -> Run:
         fit(shared, arm_compressor(Arm("full"), model, lora=None).to(session.device), part=0)
     torch.manual_seed(seed)
     compressor = build_compressor(recipe, arm, model).to(session.device)
-    run = Run(arm.method, arm.ratio, seed, parameters=sum(value.numel() for _, value in compressor.trainable()))
     progress = fit(session, compressor, part=1)
-    run.curve, run.seconds = progress.curve, progress.seconds
     with attach(compressor.model):
-        for split in ("held_out", "test"):
-            getattr(run, split)["all"] = measure(compressor, recipe, split, recipe.test_contexts)
+        figures = lambda split: {"all": measure(compressor, recipe, split, recipe.test_contexts)}  # noqa: E731
+        run: Run = session.run(Run, vars(arm), progress, compressor.trainable(), figures)
     return run
 
 

@@ -11,12 +11,12 @@ import argparse
 import math
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import product
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,10 +37,7 @@ from gistkit_lab.studies.options import seeds_of
 from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.pages import runs as runs_of
 from gistkit_lab.studies.rows import Cell, Rows, name_of, tabulate
-from gistkit_lab.studies.study import Job, SavedRun, Study, StudyPlan
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from gistkit_lab.studies.study import Job, Pictures, SavedRun, Study, StudyPlan
 
 INPUTS = ("sphere", "vocabulary", "sphere+common")
 MASKS = ("pool", "standard")
@@ -564,7 +561,7 @@ class PoolingStudy(Study):
             f"{machine_caption(saved)}."
         )
 
-    def figures(self, runs: Sequence[Run], recipe: Recipe) -> Mapping[str, Figure]:
+    def figures(self, runs: Sequence[Run], recipe: Recipe) -> Pictures:
         """Attention of the gists, a figure for each kind of inputs that has any: its first group's best runs."""
         from gistkit_lab.viz.pooling import draw_gist_attention
 

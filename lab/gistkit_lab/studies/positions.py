@@ -6,7 +6,7 @@ import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -22,6 +22,7 @@ from gistkit.nn.models.block import Style
 from gistkit.nn.seqpe.regularizer import SeqPERegularizer
 from gistkit.train import checkpoints
 from gistkit.train.data import Corpus, load_corpus
+from gistkit_lab.studies import fitting
 from gistkit_lab.studies.fitting import Progress, Session, StudyRecipe, optimise
 from gistkit_lab.studies.options import add_names
 from gistkit_lab.studies.rows import SECONDS, SEEDS, Rows, figure_of, name_of, tabulate
@@ -110,30 +111,19 @@ ARMS = (*TEXT_ENCODINGS, *ABLATIONS)
 
 
 @dataclass
-class Run:
-    """The results of one arm and seed.
-
-    `curve` holds (step, loss in nats, figure, ...) over some held-out text, sequences or images; `held_out` and `test`
-    the figures of the trained model at each length, or on each grid. The test split is read once, at the end.
-    """
+class Run(fitting.Run):
+    """Its splits' figures are those at each length, or on each grid."""
 
     arm: str
-    seed: int
-    curve: list[tuple[Any, ...]] = field(default_factory=list)
-    held_out: dict[str, Any] = field(default_factory=dict)
-    test: dict[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
-    parameters: int = 0
 
 
 def finished(
     session: Session, learner: Learner[Any], progress: Progress, sizes: Sequence[int], figure: Callable[[str, int], Any]
 ) -> Run:
     """The run of a trained model, with `figure(split, size)` of both splits at each size."""
-    run = Run(session.name, session.seed, progress.curve, seconds=progress.seconds, parameters=learner.parameters)
-    for split in ("held_out", "test"):
-        setattr(run, split, {str(size): figure(split, size) for size in sizes})
-    return run
+    figures = lambda split: {str(size): figure(split, size) for size in sizes}  # noqa: E731
+    found: Run = session.run(Run, {"arm": session.name}, progress, learner.model.named_parameters(), figures)
+    return found
 
 
 class StepPositions(NamedTuple):
@@ -186,11 +176,6 @@ class Learner(Generic[Model]):
                 pivots=schedule.pivots, candidates=schedule.candidates, windows=schedule.windows,
                 window_positions=schedule.window_positions, seed=seed,
             )  # fmt: skip
-
-    @property
-    def parameters(self) -> int:
-        """Those of the model with its positions."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
 
     def part(self, rows: int) -> slice:
         """The rows of this process in a batch of so many; a ValueError if parts would differ in size."""

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,11 +49,8 @@ from gistkit_lab.studies.positions import (
 )
 from gistkit_lab.studies.rows import Rows
 from gistkit_lab.studies.runner import cores
-from gistkit_lab.studies.study import SavedRun, StudyPlan
+from gistkit_lab.studies.study import Pictures, SavedRun, StudyPlan
 from gistkit_lab.vit import ViT
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Arms that train SeqPE without one of its losses, or without both.
 ABLATIONS = without_losses("seqpe-mul")
@@ -460,7 +457,7 @@ class ResolutionStudy(PositionStudy):
         caption = f"Accuracy in percent, images on which nothing was chosen; {how}. {machine_caption(group)}."
         return [(rows, caption)]
 
-    def figures(self, runs: Sequence[Run], recipe: Recipe) -> Mapping[str, Figure]:
+    def figures(self, runs: Sequence[Run], recipe: Recipe) -> Pictures:
         """Accuracy against the size, ours and, where it has such figures, the paper's."""
         ours = self.lines(runs, lambda share: 100 * share, min(int(grid) for grid in runs[0].test))
         panels = [Panel("accuracy (%)", ours, beyond=True)]

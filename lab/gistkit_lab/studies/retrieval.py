@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gistkit.evaluate.report import format_table
 from gistkit.nn import TEXT_ENCODINGS
@@ -20,10 +20,7 @@ from gistkit_lab.studies.fitting import Session
 from gistkit_lab.studies.pages import machine_caption, runs
 from gistkit_lab.studies.positions import Panel, PositionStudy, Run, draw_lengths, number
 from gistkit_lab.studies.rows import Rows
-from gistkit_lab.studies.study import SavedRun, StudyPlan
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from gistkit_lab.studies.study import Pictures, SavedRun, StudyPlan
 
 # SeqPE, Table II: perplexity and exact match in percent on RULER's SQuAD at 1x, 2x, .. of 1024 tokens.
 PAPER = {
@@ -160,7 +157,7 @@ class RetrievalStudy(PositionStudy):
             tables.append((rows, ""))
         return [*tables[:-1], (tables[-1][0], f"Share of right answers; {how}. {machine_caption(group)}.")]
 
-    def figures(self, runs: Sequence[Run], recipe: Any) -> Mapping[str, Figure]:
+    def figures(self, runs: Sequence[Run], recipe: Any) -> Pictures:
         """Perplexity and exact answers against the length, and the paper's."""
         panels = [
             Panel("perplexity of the answers", self.lines(runs, lambda values: math.exp(values["loss"]))),

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from gistkit.evaluate.report import format_table
 from gistkit.options.arguments import existing, positive
@@ -49,6 +49,10 @@ class Names(NamedTuple):
 
 def _name(arm: Any) -> str:
     return arm if isinstance(arm, str) else str(arm.name)
+
+
+# By name.
+Pictures: TypeAlias = "Mapping[str, Figure]"
 
 
 def jobs(arms: Sequence[object], seeds: int) -> list[Job]:
@@ -292,7 +296,7 @@ class Study(ABC):
         """Of `rows` and of each of `more_rows`."""
         raise NotImplementedError
 
-    def figures(self, runs: Sequence[Any], recipe: Any) -> Mapping[str, Figure]:
+    def figures(self, runs: Sequence[Any], recipe: Any) -> Pictures:
         """Pictures of the results, by name."""
         return {}
 

@@ -12,10 +12,10 @@ import argparse
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,15 +29,13 @@ from gistkit.inspect import AttentionRecorder
 from gistkit.layouts.positions import SCHEMES
 from gistkit.options.arguments import names
 from gistkit.train import checkpoints
+from gistkit_lab.studies import fitting
 from gistkit_lab.studies.fitting import FallingRecipe, Progress, Session, optimise
 from gistkit_lab.studies.images import Files, Images, load_images
 from gistkit_lab.studies.mosaics import KINDS, TURN, Batch, Mosaics, Words
 from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.rows import SECONDS, SEEDS, Cell, Rows, name_of, of_split, spread, tabulate
-from gistkit_lab.studies.study import Names, SavedRun, Study, StudyPlan
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from gistkit_lab.studies.study import Names, Pictures, SavedRun, Study, StudyPlan
 
 # What reads no VoCo tokens: all vision tokens, none, or means of some.
 METHODS = ("full", "none", "avgpool")
@@ -308,21 +306,14 @@ def build_reader(recipe: Recipe, arm: Arm, model: LlavaForConditionalGeneration)
 
 
 @dataclass
-class Run:
-    """The results of one arm and seed: "loss" in nats an answer, and the share of right answers of each kind.
+class Run(fitting.Run):
+    """Its figures are "loss", in nats an answer, and the share of right answers of each kind, nan where none is asked.
 
-    `curve` holds (step, loss, at, count, left) over held-out mosaics; `held_out` and `test` the figures of the trained
-    model, the second of items on which nothing was chosen, read once. A kind that is not asked for has nan.
+    `curve` holds (step, loss, at, count, left).
     """
 
     method: str
     ratio: float
-    seed: int
-    curve: list[tuple[int, float, float, float, float]] = field(default_factory=list)
-    held_out: dict[str, float] = field(default_factory=dict)
-    test: dict[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
-    parameters: int = 0
 
 
 def train(session: Session) -> Run:
@@ -334,12 +325,10 @@ def train(session: Session) -> Run:
     reader = build_reader(recipe, arm, model)
     if isinstance(reader, Compressed):
         reader.compressor.to(session.device)
-    run = Run(arm.method, arm.ratio, seed, parameters=sum(value.numel() for _, value in reader.trained()))
     progress = _fit_reader(session, ARM, reader, mosaics)
-    run.curve, run.seconds = progress.curve, progress.seconds
     with attach(model):
-        for name in ("held_out", "test"):
-            setattr(run, name, measure(reader, mosaics.split(name, recipe.test_mosaics)))
+        figures = lambda split: measure(reader, mosaics.split(split, recipe.test_mosaics))  # noqa: E731
+        run: Run = session.run(Run, vars(arm), progress, reader.trained(), figures)
     return run
 
 
@@ -596,7 +585,7 @@ class VoCoStudy(Study):
             "In points, seed by seed: mean (lowest to highest).",
         ]
 
-    def figures(self, runs: Sequence[Run], recipe: Recipe) -> Mapping[str, Figure]:
+    def figures(self, runs: Sequence[Run], recipe: Recipe) -> Pictures:
         """Right answers of each kind by tokens left, and by training steps at each ratio."""
         from gistkit_lab.viz.voco import draw_accuracy, draw_curves
 
