@@ -57,7 +57,7 @@ def main() -> int:
         compressor = fitted.fitted(folder, "dodo", {"steps": options.steps}, chosen)
         if not isinstance(compressor, Dodo):
             raise TypeError(f"{folder}: expected a Dodo, got {type(compressor).__name__}")
-        found = list(greedy.study(compressor, passages, STUDY))
+        found = greedy.study(compressor, passages, STUDY)
         run = greedy.Run(compressor.title, compressor.settings, found, training, digests.of_compressor(compressor))
         results.append(RESULTS, results.line("greedy", run, STUDY, corpus, harness.environment()))
         print(greedy.STUDY.table([run], STUDY))

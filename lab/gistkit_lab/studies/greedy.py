@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -95,14 +95,7 @@ class SwapSearch:
 
 @dataclass
 class Run:
-    """What was found for one compressor.
-
-    Args:
-        title, settings: of the compressor.
-        texts: one each.
-        training: how it was trained, where that is known.
-        digest: of the compressor, where that is known.
-    """
+    """What was found for one compressor in each text; how it was trained, and its digest, where these are known."""
 
     title: str
     settings: dict[str, Any]
@@ -136,21 +129,8 @@ def improve(
         batch_size: selections read at a time; rounding apart, the result is the same for all.
         rounds: times that all nuggets are gone through; ends before where none was swapped. The paper's is 1.
         progress: whether to show a progress bar.
-
-    Raises:
-        TypeError, ValueError: naming the argument, what was expected and what came.
     """
-    if not isinstance(compressor, Dodo):
-        raise TypeError(f"compressor: expected a Dodo, got {type(compressor).__name__}")
-    check_int("batch_size", batch_size)
-    check_int("rounds", rounds)
-    rows = _one_row(compressor, "context", context)
-    if compressor.with_bos(rows).lengths[0] < 2:
-        raise ValueError("context: expected at least 1 token beside the first token, got none")
-    text_rows = _one_row(compressor, "text", text)
-    check_int("asked", asked)
-    if asked > text_rows.lengths[0]:
-        raise ValueError(f"asked: expected at most the {text_rows.lengths[0]} tokens of the text, got {asked}")
+    rows, text_rows = (compressor.rows(name, ids) for name, ids in (("context", context), ("text", text)))
     with evaluating(compressor):
         return _search(_Selections(compressor, rows, text_rows, asked), batch_size, rounds, progress)
 
@@ -158,52 +138,28 @@ def improve(
 def study(
     compressor: Dodo,
     texts: Sequence[Sequence[int]],
-    recipe: Recipe | None = None,
+    recipe: Recipe,
     *,
     batch_size: int = BATCH,
     progress: bool = True,
-) -> Iterator[SwapSearch]:
-    """Yields what `improve` finds in each text.
-
-    Args:
-        compressor, batch_size: as in `improve`.
-        texts: token ids, at least `recipe.length` of each, of which the first are taken.
-        recipe: how texts are cut; None: as in the paper.
-        progress: whether to show progress bars, over texts and over the selections of each.
-    """
-    recipe = Recipe() if recipe is None else recipe
-    if not len(texts):
-        raise ValueError("texts: expected at least one, got none")
-    for index, text in enumerate(texts):
-        if len(text) < recipe.length:
-            raise ValueError(f"texts: expected at least {recipe.length} tokens, got {len(text)} in text {index}")
+) -> list[SwapSearch]:
+    """What `improve` finds in each text, token ids, of which the recipe's first ones are taken."""
     options: Any = {"batch_size": batch_size, "rounds": recipe.rounds, "progress": progress}
-    return (
+    return [
         improve(compressor, text[: recipe.context], text[recipe.context : recipe.length], recipe.asked, **options)
         for text in tqdm(texts, desc="texts", unit="text", dynamic_ncols=True, disable=not progress)
-    )
+    ]
 
 
 def passages(texts: Sequence[Sequence[int]], length: int, count: int | None = None) -> list[list[int]]:
-    """Consecutive passages of texts, `count` of them in a fixed shuffled order; what is left at ends is dropped.
-
-    Args:
-        texts: token ids of each.
-        length: tokens of a passage.
-        count: at most so many; None: all.
-    """
+    """Consecutive passages of so many tokens of texts, at most `count`, in a fixed shuffled order; no rest at ends."""
     chunks = [list(text[at : at + length]) for text in texts for at in range(0, len(text) - length + 1, length)]
     order = torch.randperm(len(chunks), generator=torch.Generator().manual_seed(7)).tolist()
     return [chunks[index] for index in order[:count]]
 
 
 class _Selections:
-    """The losses of one text behind any selection of its context's tokens, all of whose keys are there.
-
-    Args:
-        context, text: one checked row each.
-        asked: see `improve`.
-    """
+    """The losses of one text behind any selection of its context's tokens, all of whose keys are there."""
 
     def __init__(self, compressor: Dodo, context: TokenRows, text: TokenRows, asked: int) -> None:
         selected_memory, _, compressed = compressor.compress_rows(context)
@@ -268,13 +224,6 @@ def _search(selections: _Selections, batch_size: int, rounds: int, progress: boo
             if best == round_start:
                 break
     return SwapSearch(nuggets_before, tuple(sorted(selection)), first, best, tried)
-
-
-def _one_row(compressor: Dodo, name: str, ids: Any) -> TokenRows:
-    rows = compressor.rows(name, ids, shortest=1)
-    if rows.batch_size != 1:
-        raise ValueError(f"{name}: expected one row, got {rows.batch_size}")
-    return rows
 
 
 class Search(NamedTuple):
@@ -360,7 +309,7 @@ class GreedyStudy(Study):
 
     def train(self, session: Session) -> Run:
         search: Search = session.arm
-        results = list(study(search.compressor, search.texts, session.recipe, batch_size=search.batch_size))
+        results = study(search.compressor, search.texts, session.recipe, batch_size=search.batch_size)
         digest = search.name.rpartition(" ")[2]
         return Run(search.compressor.title, search.compressor.settings, results, digest=digest)
 
