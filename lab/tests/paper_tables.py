@@ -1,18 +1,12 @@
-"""Tiny models and data for the papers' tables, and their figures counted from what an evaluation keeps of examples."""
+"""Tiny models and data for the papers' tables."""
 
 import base64
 import gzip
 import io
 import json
-import math
-import re
-import string
-from statistics import fmean
 
 import numpy as np
-import sacrebleu
 import torch
-from rouge_score.rouge_scorer import RougeScorer
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from gistkit import cli
@@ -178,73 +172,3 @@ def cells(out, name):
     rows = [line for line in (out / f"{name}.md").read_text().splitlines() if line.startswith("|")]
     split = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
     return {row[0]: dict(zip(split[0][1:], row[1:], strict=True)) for row in split[2:]}
-
-
-# Figures of the kept examples, each by another library or by hand.
-
-
-def loss(kind):
-    return lambda examples: sum(e[f"{kind}_nats"] for e in examples) / sum(e[f"{kind}_tokens"] for e in examples)
-
-
-def perplexity(kind):
-    return lambda examples: math.exp(loss(kind)(examples))
-
-
-def _bleu(pairs):
-    return sacrebleu.corpus_bleu([p for p, _ in pairs], [[r for _, r in pairs]], force=True).score
-
-
-def copied(examples):
-    return _bleu([(e["reconstruction"], e["original"]) for e in examples])
-
-
-def answered(examples):
-    return _bleu([(e["output"], e["answers"][0]) for e in examples])
-
-
-def rouge(kind):
-    scorer = RougeScorer([kind])
-    return lambda examples: (
-        100 * fmean(max(scorer.score(a, e["prediction"])[kind].fmeasure for a in e["answers"]) for e in examples)
-    )
-
-
-def exact(examples):
-    def plain(text):
-        words = "".join(c for c in text.lower() if c not in string.punctuation).split()
-        return [word for word in words if word not in ("a", "an", "the")]
-
-    return 100 * fmean(plain(e["prediction"]) in map(plain, e["answers"]) for e in examples)
-
-
-def contained(examples):
-    return 100 * fmean(any(a.lower() in " ".join(e["output"].lower().split()) for a in e["answers"]) for e in examples)
-
-
-def wrong(examples):
-    return 100 * (1 - fmean(e["judge"] for e in examples))
-
-
-def letters(orders):
-    """The share of questions that are right in all of their orders, so many each."""
-
-    def share(examples):
-        right = [re.match(rf"\(?{e['answers'][0]}\b(?! \w)", e["prediction"], re.I) is not None for e in examples]
-        return 100 * fmean(all(right[at : at + orders]) for at in range(0, len(right), orders))
-
-    return share
-
-
-def people(examples):
-    """Of ten answers, seven "this" and three "who"."""
-    scores = {"this": 1.0, "who": 0.9}
-    return 100 * fmean(scores.get(e["prediction"].lower(), 0.0) for e in examples)
-
-
-FIGURES = {
-    "AE loss": loss("ae"), "LM loss": loss("lm"), "BLEU4": copied, "PPL(AE)": perplexity("ae"),
-    "LM PPL": perplexity("lm"), "AE BLEU": copied, "answers' BLEU4": answered, "accuracy": contained,
-    "R1": rouge("rouge1"), "R2": rouge("rouge2"), "RL": rouge("rougeL"), "F1": rouge("rouge1"), "EM": exact,
-    "loss": loss("qa"), "wrong": wrong, "SQA": letters(1), "MMB": letters(2), "VQAv2": people,
-}  # fmt: skip

@@ -7,9 +7,8 @@ from study_runs import Bar, session
 
 from gistkit.hf import attach
 from gistkit.train import load_corpus
-from gistkit_lab.studies.answering import evaluate
 from gistkit_lab.studies.compression_loss import PAPER, SETTINGS, STUDY, Recipe, Run, Texts, build_compressor
-from gistkit_lab.studies.needles import as_batch
+from gistkit_lab.studies.needles import as_batch, evaluate
 from gistkit_lab.studies.study import SavedRun
 
 RECIPE = Recipe(

@@ -1,4 +1,4 @@
-"""Every table of the papers end to end with tiny models: its own ratios, data and metrics, counted once more.
+"""Every table of the papers end to end with tiny models: its own ratios, data and metrics.
 
 Those of `OTHERS`, which have judges of pairs, masks, languages or pictures, are in test_kinds_of_tables.
 """
@@ -11,7 +11,7 @@ from statistics import fmean
 import paper_tables as papers
 import pytest
 from endpoint import Server, reply
-from paper_tables import CALLED, FIGURES, INSIDE, OUTSIDE, SIZES
+from paper_tables import CALLED, INSIDE, OUTSIDE, SIZES
 from test_kinds_of_tables import OTHERS
 from transformers import AutoTokenizer
 
@@ -56,7 +56,7 @@ def places(tmp_path_factory):
 
 @pytest.fixture
 def check(folders, found, places, judge, monkeypatch, capsys):
-    """Makes a table, or some of its rows, and counts it once more."""
+    """Makes a table, or some of its rows, and reads its reports."""
     tokenizer = AutoTokenizer.from_pretrained(folders / "llama")
     texts, choices = itertools.cycle(ANSWERS), itertools.cycle(CHOICES)
 
@@ -110,36 +110,45 @@ def row_of(folder, title):
     return next(row for row in rows if row["method"].startswith(ROWS.get(title, "")))
 
 
+# What the papers' headings mean.
+METRICS = {
+    "AE loss": "ae_loss", "LM loss": "lm_loss", "BLEU4": "ae_bleu4", "AE BLEU": "ae_bleu4", "PPL(AE)": "ae_perplexity",
+    "LM PPL": "lm_perplexity", "answers' BLEU4": "qa_bleu4", "accuracy": "qa_contains_answer", "R1": "qa_rouge1_f1",
+    "R2": "qa_rouge2_f1", "RL": "qa_rougel_f1", "F1": "qa_rouge1_f1", "EM": "qa_exact_match", "loss": "qa_loss",
+    "wrong": "qa_judge", "SQA": "qa_choice", "MMB": "qa_choice", "VQAv2": "qa_vqa", "subword": "lm_perplexity",
+    "Pile": "lm_perplexity", "word": "lm_word_perplexity",
+}  # fmt: skip
+STAGES = {
+    "SQA": "sqa", "MMB": "mmb", "VQAv2": "vqav2", "R1": "summaries", "R2": "summaries", "RL": "summaries",
+    "AE loss": "held-out", "LM loss": "held-out", "BLEU4": "held-out", "PPL(AE)": "reconstruction",
+    "LM PPL": "reconstruction", "AE BLEU": "reconstruction",
+}  # fmt: skip
+
+
 def figure_of(table, title, heading, folder):
-    """The figure of a cell, from kept examples; None where there is none."""
+    """The figure of a cell, by its heading; None where there is none."""
     name, _, kind = heading.rpartition(" ")
     if table.paper == "dodo":
-        stage = "pile" if heading == "Pile" else "wikitext"
-        row = report_of(folder / stage)["rows"][title.startswith("Full")]
-        # Of two ways to say the same, the evaluation prints one; words are told from their number.
-        if kind == "word":
-            assert row["counts"]["lm_excluded_words"] > row["counts"]["lm_words"] / 8
-            return row["metrics"]["lm_word_perplexity"]
-        return math.exp(row["metrics"]["lm_loss"])
+        row = report_of(folder / ("pile" if heading == "Pile" else "wikitext"))["rows"][title.startswith("Full")]
+        # Words are told from their number.
+        assert kind != "word" or row["counts"]["lm_excluded_words"] > row["counts"]["lm_words"] / 8
+        return row["metrics"][METRICS[kind]]
     if kind in ("F1", "EM"):
         names = {"In-domain": INSIDE, "Out-of-domain": OUTSIDE}.get(name)
         names = names or [each for each in INSIDE + OUTSIDE if CALLED.get(each, each) == name]
         sets = [each for each in report_of(folder / "answers")["sets"] if each["name"] in names]
         assert len(sets) == len(names) > 0
-        return fmean(FIGURES[kind](each["rows"][0]["examples"]) for each in sets)
+        return fmean(each["rows"][0]["metrics"][METRICS[kind]] for each in sets)
     if heading == "CL loss":
         records = [json.loads(line) for line in (folder / "pretrain" / "metrics.jsonl").read_text().splitlines()]
         return [record["held_out"] for record in records if "held_out" in record][-1].get("compression")
-    stage = {
-        "SQA": "sqa", "MMB": "mmb", "VQAv2": "vqav2", "R1": "summaries", "R2": "summaries", "RL": "summaries",
-        "AE loss": "held-out", "LM loss": "held-out", "BLEU4": "held-out", "PPL(AE)": "reconstruction",
-        "LM PPL": "reconstruction", "AE BLEU": "reconstruction",
-    }.get(heading, "answers")  # fmt: skip
+    stage = STAGES.get(heading, "answers")
     if name == "on":
         stage, heading = f"answers-{kind}", "loss"
-    elif kind == "wrong" and name:
-        stage, heading = f"answers-{name}", "wrong"
-    return FIGURES[heading](row_of(folder / stage, title)["examples"])
+    elif kind == "wrong":
+        stage, heading = f"answers-{name}" if name else stage, "wrong"
+    found = row_of(folder / stage, title)["metrics"].get(METRICS[heading])
+    return 100 - found if heading == "wrong" and found is not None else found
 
 
 METHODS = {"ICAE": "icae", "500x": "x500", "SAC": "sac", "AvgPool": "avgpool", "Dodo": "dodo", "Compressive": "avgpool"}

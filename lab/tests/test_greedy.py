@@ -255,9 +255,3 @@ def test_mistakes_end_in_one_line(folder, tmp_path, capsys, words, compressor, m
     shown = capsys.readouterr()
     assert not shown.out and message in shown.err.splitlines()[-1]
     assert not (tmp_path / "out").exists()
-
-
-def test_the_defaults_are_the_papers():
-    assert greedy.Recipe() == Recipe(context=128, read=64, asked=64, rounds=1)
-    parsed = cli.parser().parse_args(["study", "greedy", "--model", "m", "--compressor", "c", "--texts", "t"])
-    assert (parsed.context, parsed.read, parsed.asked, parsed.rounds) == (128, 64, 64, 1)

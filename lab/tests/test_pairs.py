@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from study_runs import session
 
 from gistkit.hf import attach
 from gistkit_lab.studies import pairs as study
 from gistkit_lab.studies.in_place import Arm, arm_compressor
-from gistkit_lab.studies.pairs import STUDY, Recipe, draw, fresh_model
+from gistkit_lab.studies.pairs import Recipe, draw, fresh_model
 
 RECIPE = Recipe(
     steps=4, batch=4, warmup=1, eval_every=2, keys=6, values=3, fewest=3, most=4, base_steps=3, dim=16, heads=2,
@@ -75,10 +74,3 @@ def test_figures_are_of_all_answers(monkeypatch):
     assert figures["exact"] == pytest.approx(64 / 120)
     losses = -math.log(2 / 4), -math.log(0.5 / 2.5)
     assert figures["loss"] == pytest.approx((64 * losses[0] + 56 * losses[1]) / 120)
-
-
-def test_no_context_trains_and_is_measured(tmp_path):
-    found = STUDY.train(session(RECIPE, Arm("no"), tmp_path))
-    assert [step for step, _, _ in found.curve] == [0, 2, 4]
-    assert set(found.held_out["all"]) == set(found.test["all"]) == {"loss", "exact"}
-    assert STUDY.arm_name(found) == "no" and STUDY.table([found], RECIPE).count("\n") == 2

@@ -16,11 +16,7 @@ from gistkit_lab.studies.images import Files
 
 
 def transforms() -> Any:
-    """torchvision's transforms.
-
-    Raises:
-        ImportError: if it is missing, or was built for another torch.
-    """
+    """torchvision's transforms; an ImportError where it is missing, or was built for another torch."""
     try:
         from torchvision.transforms import v2
     except (ImportError, RuntimeError) as error:
@@ -97,13 +93,7 @@ def check(rand_augment: int, mixup: float, cutmix: float, erasing: float) -> Non
 
 
 class Draws(NamedTuple):
-    """The random numbers of each step.
-
-    Args:
-        seed: of the run.
-        batch: images a step.
-        images: to choose from.
-    """
+    """The random numbers of each step of a run: so many images of those that there are."""
 
     seed: int
     batch: int
@@ -121,14 +111,9 @@ class Draws(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FileCrops(Dataset[Tensor]):
-    """Crops of image files by step, uint8 [n, 3, size, size].
+    """Crops of image files by step, uint8 [n, 3, size, size], changed by `augment`.
 
-    Args:
-        files: to choose from.
-        draws: of the run.
-        wanted: the places of a step's batch to make, int64 [n].
-        size, least, flip: of `Files.crops`.
-        augment: changes the bytes of each crop.
+    `wanted` are the places of a step's batch to make, int64 [n]; size, least and flip are those of `Files.crops`.
     """
 
     files: Files
@@ -148,10 +133,7 @@ class FileCrops(Dataset[Tensor]):
 class Ahead:
     """The items of a dataset of steps, made by other processes before they are asked for, while steps come in order.
 
-    Args:
-        dataset: what a step gives depends on the step alone.
-        steps: nothing is made ahead from this one on.
-        workers: processes; 0: each item is made here when it is asked for.
+    What a step gives depends on the step alone; nothing is made ahead from `steps` on, and without `workers`.
     """
 
     def __init__(self, dataset: Dataset[Tensor], steps: int, workers: int) -> None:

@@ -19,9 +19,10 @@ from torch import Tensor
 from gistkit.compress import Compressor
 from gistkit.hf import attach
 from gistkit.train.data import Corpus
-from gistkit_lab.studies import answering, epl
-from gistkit_lab.studies.fitting import Session, optimise
+from gistkit_lab.studies import epl
+from gistkit_lab.studies.fitting import Session
 from gistkit_lab.studies.needles import Needles
+from gistkit_lab.studies.needles import evaluate as answer
 from gistkit_lab.studies.pages import machine_caption, runs, seeds
 from gistkit_lab.studies.reconstruction import evaluate, held_out_losses
 from gistkit_lab.studies.rows import SEEDS, Cell, Rows, name_of, of_split, spread, tabulate
@@ -102,14 +103,7 @@ class Run:
 
 
 class Texts:
-    """What a seed trains on and is measured on.
-
-    Args:
-        corpus: bytes, whose two held-out splits measure (`Corpus.splits`).
-
-    Raises:
-        ValueError: if the text is too short for one chunk and its continuation in each part.
-    """
+    """What a seed trains on and is measured on, which are the two held-out splits of a corpus of bytes."""
 
     def __init__(self, recipe: Recipe, corpus: Corpus, seed: int, device: str) -> None:
         self.recipe, self.corpus, self.seed, self.device = recipe, corpus, seed, device
@@ -164,7 +158,7 @@ class Texts:
         }  # fmt: skip
 
     def _answers(self, compressor: Compressor, split: str, count: int) -> tuple[float, float]:
-        found = answering.evaluate(compressor, self.questions, split, count, self.device)["all"]
+        found = answer(compressor, self.questions, split, count, self.device)["all"]
         return found["loss"], found["exact"]
 
     def _to_device(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -199,14 +193,13 @@ def _of_stage(session: Session, stage: str) -> Session:
 def _run_stage(session: Session, run: Run, stage: str, compressor: Compressor, texts: Texts) -> None:
     loss = texts.loss(stage)
     identity = session.decides("final_chunks", "final_questions", corpus=session.source.digest, stage=stage)
+    progress = _of_stage(session, stage).fit(
+        compressor, lambda step: loss(compressor, step), lambda: texts.figures(stage, compressor), identity
+    )
+    before = run.seconds[PRETRAINING][-1] if stage in TASKS else 0.0
+    run.curves[stage] = progress.curve
+    run.seconds[stage] = [before + seconds for seconds in progress.times]
     with attach(compressor.model):
-        progress = optimise(
-            _of_stage(session, stage), list(compressor.trainable()), lambda step: loss(compressor, step),
-            lambda: texts.figures(stage, compressor), identity,
-        )  # fmt: skip
-        before = run.seconds[PRETRAINING][-1] if stage in TASKS else 0.0
-        run.curves[stage] = progress.curve
-        run.seconds[stage] = [before + seconds for seconds in progress.times]
         run.held_out[stage] = texts.final(stage, compressor, "held_out")
         run.test[stage] = texts.final(stage, compressor, "test")
 
@@ -304,9 +297,8 @@ class CompressionLoss(Study):
     def gap_rows(self, runs: Sequence[Run], timed: Collection[int] | None = None) -> Rows:
         """Header and one row a seed that has two settings compared: AE losses less one another, nats a byte.
 
-        First at the end of fine-tuning, after as many steps of both; then at equal time, where the sooner of the two
-        ends.
-        "-" where a seed lacks a setting, and at equal time if it is not among the `timed` (None: all are).
+        First at the end of fine-tuning, then at equal time, where the sooner of the two ends. "-" where a seed lacks a
+        setting, and at equal time if it is not among the `timed` (None: all are).
         """
         rows = [["AE loss", "LM+CL less LM+AE", "at equal time", "LM less LM+CL", "at equal time"]]
         groups = self.by_arm(runs)

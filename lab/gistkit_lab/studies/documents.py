@@ -80,13 +80,7 @@ class Recipe(language_models.TunedRecipe):
 
 
 class Documents:
-    """Documents with facts, and questions about them, by seed and step.
-
-    Args:
-        corpus: bytes.
-        recipe: sizes of the sequences.
-        seed: of those to train on; the others are the same for all seeds.
-    """
+    """Documents with facts, and questions about them, by seed and step, of a corpus of bytes."""
 
     def __init__(self, corpus: Corpus, recipe: Recipe, seed: int) -> None:
         if corpus.tokenizer is not None:
@@ -144,11 +138,7 @@ PRESETS = {"documents": Recipe(steps=600, batch=32, learning_rate=2e-3, warmup=2
 
 
 def train(session: Session) -> Run:
-    """Fine-tunes and measures one arm and seed.
-
-    The language model is that in `out`/length, the folder of a `gistkit study length` of the same recipe; it is trained
-    where it is not there.
-    """
+    """Fine-tunes and measures one arm and seed of a language model in `out`/length, see `pretrained`."""
     recipe: Recipe = session.recipe
     corpus, data = session.source, Documents(session.source, recipe, session.seed)
     base = language_models.pretrained(session, recipe.model, corpus)

@@ -81,12 +81,7 @@ PRESETS = {
 
 
 class Facts:
-    """Sequences of facts among filler and questions about them, by seed and step.
-
-    Args:
-        recipe: sizes of the sequences.
-        seed: of those to train on; the others are the same for all seeds.
-    """
+    """Sequences of facts among filler and questions about them, by seed and step."""
 
     def __init__(self, recipe: Recipe, seed: int) -> None:
         self.recipe, self.seed = recipe, seed

@@ -171,9 +171,23 @@ class Session:
         self, compressor: Compressor, loss: Callable[[int], Tensor], figures: Callable[[], tuple[float, ...]],
         identity: dict[str, Any], **options: Any,
     ) -> Progress:  # fmt: skip
-        """Trains a compressor to the recipe's last step with its model attached; arguments as of `optimise`."""
+        """Trains a compressor to the recipe's last step with its model attached, and leaves it in eval mode.
+
+        Arguments as of `optimise`; the loss is that of train mode, the figures those of eval mode.
+        """
+
+        def trained(step: int) -> Tensor:
+            compressor.train()
+            return loss(step)
+
+        def measured() -> tuple[float, ...]:
+            compressor.eval()
+            return figures()
+
         with attach(compressor.model):
-            return optimise(self, list(compressor.trainable()), loss, figures, identity, **options)
+            progress = optimise(self, list(compressor.trainable()), trained, measured, identity, **options)
+        compressor.eval()
+        return progress
 
 
 def optimise(

@@ -274,11 +274,11 @@ class GreedyStudy(Study):
             help="of the texts, at most; each is read some thousand times (default: %(default)s; the paper: 1000)",
         )  # fmt: skip
         for name, default, purpose in (
-            ("--context", 128, "tokens compressed"),
-            ("--read", 64, "tokens after them, uncompressed"),
-            ("--asked", 64, "tokens after these, predicted"),
-            ("--rounds", 1, "times through all nuggets"),
-            ("--batch-size", 32, "selections read at a time"),
+            ("--context", Recipe.context, "tokens compressed"),
+            ("--read", Recipe.read, "tokens after them, uncompressed"),
+            ("--asked", Recipe.asked, "tokens after these, predicted"),
+            ("--rounds", Recipe.rounds, "times through all nuggets"),
+            ("--batch-size", BATCH, "selections read at a time"),
         ):
             parser.add_argument(
                 name, type=positive, default=default, metavar="N", help=f"{purpose} (default: %(default)s)"

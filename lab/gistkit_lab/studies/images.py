@@ -38,11 +38,7 @@ SAMPLE, LARGEST = 100, 224
 
 
 class Files:
-    """Image files, as a column of a `Split`: a part of them is one too, and pixels are bytes [n, 3, size, size].
-
-    Args:
-        paths: of the files, [n].
-    """
+    """Image files, as a column of a `Split`: a part of them is one too, and pixels are bytes [n, 3, size, size]."""
 
     def __init__(self, paths: np.ndarray) -> None:
         self.paths = paths
@@ -100,12 +96,7 @@ class Files:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images with their classes.
-
-    Args:
-        images: uint8 [n, height, width] or [n, height, width, channels], or `Files`.
-        labels: int64 [n].
-    """
+    """Images with their classes: uint8 [n, height, width(, channels)] or `Files`, and labels, int64 [n]."""
 
     images: Any
     labels: Tensor
@@ -183,12 +174,6 @@ def load_images(data: str | Path = "digits") -> Images:
             of clothes of 28 x 28 pixels from Debian's package; a folder in ImageNet's layout, `train/CLASS/*.JPEG` and
             `val/CLASS/*.JPEG`, whose files are decoded when they are read; or a folder of IDX files with MNIST's names,
             plain or .gz, bytes [n, height, width] or [n, height, width, channels].
-
-    Raises:
-        ImportError: scikit-learn or Pillow is needed and not installed.
-        FileNotFoundError: a file that is not there, and how to get it.
-        ValueError: a file that is not in IDX format or does not fit the others; folders of classes that are missing,
-            empty or different.
     """
     if str(data) == "digits":
         return _digits()
@@ -221,14 +206,9 @@ def load_images(data: str | Path = "digits") -> Images:
 
 
 def random_crops(images: Tensor, size: int, least: float, generator: torch.Generator, *, flip: bool = False) -> Tensor:
-    """A random crop of each image, at the size of training, so that things come in many scales.
+    """A random crop of each image, [n, channels, height, width], at the size of training: things come in many scales.
 
-    Args:
-        images: [n, channels, height, width], float.
-        size: pixels of a side of the result.
-        least: the least share of an image's area that is kept, above 0 and at most 1; 1: all of it.
-        generator: on the CPU.
-        flip: mirror half of the images.
+    `least` is the least share of an image's area that is kept, above 0 and at most 1; 1: all of it.
     """
     count = len(images)
     draws = torch.rand(5, count, generator=generator)
@@ -252,16 +232,9 @@ def resize(images: Tensor, size: int) -> Tensor:
 
 
 def on_canvas(images: Tensor, size: int, corners: Tensor, blank: Tensor) -> Tensor:
-    """Images that keep their size, each somewhere on a larger canvas.
+    """Images [n, channels, side, side] that keep their size, each somewhere on a canvas [n, channels, size, size].
 
-    Args:
-        images: [n, channels, side, side].
-        size: pixels of a side of the canvas, at least `side`.
-        corners: int64 [n, 2], the row and the column of each image's first pixel, from 0 to size - side.
-        blank: [channels], the pixels around.
-
-    Returns:
-        [n, channels, size, size].
+    `corners` int64 [n, 2] are the row and the column of each image's first pixel, `blank` [channels] the pixels around.
     """
     count, channels, side, _ = images.shape
     canvas = blank.to(images).view(1, -1, 1, 1).expand(count, channels, size, size).clone()
@@ -306,11 +279,7 @@ def _folder(folder: Path) -> Images:
 
 
 def class_folders(folder: Path) -> dict[str, tuple[Files, Tensor]]:
-    """{"train", "val"}: files and the classes of each, int64, which are the folders of `train` in the order of names.
-
-    Raises:
-        ValueError: a split without folders of classes, a class without an image, or one that `train` lacks.
-    """
+    """{"train", "val"}: files and the classes of each, int64, the folders of `train` in the order of names."""
     classes = [path.name for path in _folders(folder / "train")]
     splits = {}
     for split in ("train", "val"):

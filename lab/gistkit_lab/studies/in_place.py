@@ -25,10 +25,9 @@ from gistkit.train import checkpoints
 from gistkit.train.batches import Batch
 from gistkit.train.recipe import adamw
 from gistkit_lab.studies import fitting, models
-from gistkit_lab.studies.answering import evaluate
 from gistkit_lab.studies.draws import generator_of
 from gistkit_lab.studies.fitting import Progress, Session, StudyRecipe
-from gistkit_lab.studies.needles import Needles, Question, as_batch
+from gistkit_lab.studies.needles import Needles, Question, as_batch, evaluate
 from gistkit_lab.studies.pages import machine_caption, model_line
 from gistkit_lab.studies.rows import SEEDS, Cell, Rows, name_of, of_split, tabulate
 from gistkit_lab.studies.study import Names, Pictures, SavedRun, Study, StudyPlan
@@ -121,6 +120,23 @@ def arms(methods: Sequence[str] = METHODS, ratios: Sequence[int] = RATIOS) -> li
     ]
 
 
+# The class and the options of each method: GistPool is Gist with a pool mask, an offset and parameters of its own.
+CLASSES: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
+    "no": (compress.NoContext, {}),
+    "full": (compress.AvgPool, {}),
+    "avgpool": (compress.AvgPool, {}),
+    "gist": (compress.Gist, {}),
+    "offset-gist": (compress.Gist, {"offset": True}),
+    "sep-gist": (compress.Gist, {"separate": True}),
+    "sep-offset-gist": (compress.Gist, {"offset": True, "separate": True}),
+    "gistpool": (compress.GistPool, {}),
+    "gistpool-means": (compress.GistPool, {"windows": 1, "full_copy": True}),
+    "gist-pool": (compress.GistPool, {"offset": False, "separate": False}),
+    "sep-gist-pool": (compress.GistPool, {"offset": False}),
+    "offset-gist-pool": (compress.GistPool, {"separate": False}),
+}
+
+
 def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel) -> InPlace:
     """The untrained compressor of an arm of a recipe around `model`."""
     return arm_compressor(arm, model, recipe.rank if recipe.model == "smollm2" else None)
@@ -128,32 +144,10 @@ def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel) -> InPlac
 
 def arm_compressor(arm: Arm, model: PreTrainedModel, lora: int | None) -> InPlace:
     """The untrained compressor of an arm around `model`, with LoRA of a rank, or None: all weights train."""
-    common: dict[str, Any] = {"lora": lora, "losses": ("qa",)}
-    gist = common | {"ratio": arm.ratio}
-    match arm.method:
-        case "no":
-            return compress.NoContext(model, **common)
-        case "full" | "avgpool":
-            return compress.AvgPool(model, **gist)
-        case "gist":
-            return compress.Gist(model, **gist)
-        case "offset-gist":
-            return compress.Gist(model, offset=True, **gist)
-        case "sep-offset-gist":
-            return compress.Gist(model, offset=True, separate=True, **gist)
-        case "sep-gist":
-            return compress.Gist(model, separate=True, **gist)
-        case "gistpool":
-            return compress.GistPool(model, **gist)
-        case "gist-pool":
-            return compress.GistPool(model, offset=False, separate=False, **gist)
-        case "sep-gist-pool":
-            return compress.GistPool(model, offset=False, **gist)
-        case "offset-gist-pool":
-            return compress.GistPool(model, separate=False, **gist)
-        case "gistpool-means":
-            return compress.GistPool(model, windows=1, full_copy=True, **gist)
-    raise ValueError(f"method: expected one of {', '.join(METHODS + OTHER_METHODS)}, got {arm.method!r}")
+    kind, options = CLASSES[arm.method]
+    ratio = {} if arm.method == "no" else {"ratio": arm.ratio}
+    compressor: InPlace = kind(model, lora=lora, losses=("qa",), **ratio, **options)
+    return compressor
 
 
 def fresh_model(recipe: Recipe, seed: int) -> PreTrainedModel:
@@ -217,7 +211,6 @@ def train(session: Session) -> Run:
     if arm.method == "gistpool-means" and not (session.resume and checkpoints.find(session.state)):
         start(recipe, compressor, data)
     progress = _fit(session, compressor, data)
-    compressor.eval()
     with attach(compressor.model):
         figures = lambda split: evaluate(compressor, data, split, recipe.final_questions, device)  # noqa: E731
         run: Run = session.run(Run, vars(arm), progress, compressor.trainable(), figures)
@@ -243,26 +236,24 @@ def base(session: Session, data: Needles) -> PreTrainedModel:
 
 def _fit(session: Session, compressor: InPlace, data: Needles, base: bool = False) -> Progress:
     """Trains on the answers; the base model of the arms also as a language model, and on repetitions."""
-    recipe, seed, device = session.recipe, session.seed, session.device
+    recipe, device = session.recipe, session.device
     groups = compressor.parameter_groups(recipe.learning_rate, memory_factor=memory_factor(recipe, compressor))
     optimizer = adamw(groups, recipe.learning_rate, recipe.weight_decay)
 
     def loss(step: int) -> torch.Tensor:
-        compressor.train()
         batch = {name: tensor.to(device) for name, tensor in data(step).items()}
         total = compressor(**batch)["loss"]
         if base:
             total = total + language_loss(compressor, batch)
-            total = total + repetition_loss(compressor, batch, generator_of(seed, step))
+            total = total + repetition_loss(compressor, batch, generator_of(session.seed, step))
         return total
 
     def figures() -> tuple[float, float]:
-        compressor.eval()
         held_out = evaluate(compressor, data, "held_out", recipe.eval_questions, device)["all"]
         return held_out["loss"], held_out["exact"]
 
     # Each run has its own seed, so that dropout, where a model has it, is the same for all arms.
-    torch.manual_seed(seed)
+    torch.manual_seed(session.seed)
     identity = session.decides(questions=data.identity)
     if base:
         identity["losses"] = ["answers", "text", "repetition"]
@@ -443,8 +434,7 @@ LEVEL = ("No context", "Full context")
 def draw_ratios(panels: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]]) -> Figure:
     """A panel a figure: its mean over seeds against the ratio, a line a method, with bars from lowest to highest.
 
-    Args:
-        panels: {name of the figure: {method: {ratio: the seeds' values}}}, methods as in `TITLES`.
+    `panels` are {name of the figure: {method: {ratio: the seeds' values}}}, methods as in `TITLES`.
     """
     from gistkit.viz.style import Picture, tidy
     from gistkit_lab.viz.lines import draw_bars, styles
@@ -473,9 +463,7 @@ def draw_ratios(panels: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]
 def draw_curves(curves: Mapping[tuple[str, int], Sequence[Sequence[tuple[int, float, float]]]]) -> Figure:
     """A panel a ratio: held-out loss against training steps, a line a method, with a band from lowest to highest.
 
-    Args:
-        curves: {(method, ratio): the seeds' curves of (step, loss in nats a token, exact)}; methods without a ratio
-            stand in every panel.
+    `curves` are {(method, ratio): the seeds'}; methods without a ratio stand in every panel.
     """
     from gistkit.viz.style import Picture, tidy
     from gistkit_lab.viz.lines import draw_band, styles

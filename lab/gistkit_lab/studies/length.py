@@ -121,13 +121,7 @@ class TunedRecipe(StudyRecipe):
 
 
 class LengthTexts:
-    """Training rows by seed and step, and the two splits of the held-out text (`Corpus.splits`).
-
-    Args:
-        corpus: where they come from.
-        recipe: its length and its batch are those of the rows.
-        seed: of the rows.
-    """
+    """Training rows by seed and step, and the two splits of the held-out text (`Corpus.splits`)."""
 
     def __init__(self, corpus: Corpus, recipe: Recipe, seed: int) -> None:
         longest = recipe.lengths[-1]
@@ -148,12 +142,9 @@ class LengthTexts:
 
 @torch.no_grad()
 def losses(student: Student, text: Tensor, lengths: Sequence[int], tokens: int) -> dict[int, float]:
-    """Mean loss in nats a token of chunks without overlap, by length; all lengths read the same tokens.
+    """Mean loss in nats a token of chunks without overlap of token ids [n], by length.
 
-    Args:
-        text: token ids [n], n above the longest length.
-        lengths: each a divisor of the longest.
-        tokens: at most so many are read, but one chunk of the longest length at least.
+    All lengths, divisors of the longest, read the same `tokens`, at most, but one chunk of the longest at least.
     """
     longest = max(lengths)
     count = max(1, min(len(text) - 1, tokens) // longest) * longest
@@ -182,12 +173,7 @@ def train(session: Session) -> Run:
 
 
 def pretrained(session: Session, recipe: Recipe, corpus: Corpus) -> Student:
-    """The language model of a session's arm and seed in `out`/length, this study's folder; trained if it is not there.
-
-    Args:
-        session: of another study.
-        recipe, corpus: of the language model.
-    """
+    """The language model of a session's arm and seed in `out`/length, this study's; trained if it is not there."""
     own = replace(session, recipe=recipe, source=corpus, out=session.out / "length")
     with own.shared(session.arm) as shared:
         return fit(shared)[0]
@@ -285,10 +271,7 @@ class LengthStudy(PositionStudy):
     def draw_embeddings(self, path: Path, recipe: Recipe, states: Mapping[str, Path]) -> Path:
         """How alike the embeddings of positions are before training and after it, as a PNG file (SeqPE, Figure 2).
 
-        Args:
-            path: of the file.
-            recipe: of the runs.
-            states: by arm, the folder of its run.
+        `states` are by arm, the folder of its run.
         """
         from gistkit_lab.viz.similarity import draw_similarity
 

@@ -24,7 +24,7 @@ def sizes(presets: Mapping[str, object], paper: str = "") -> str:
 
 def tokenizer(recipe: Any) -> Any:
     """The tokenizer of a recipe's model; None for bytes."""
-    return _smollm2()[1] if recipe.model == "smollm2" else None
+    return smollm2()[1] if recipe.model == "smollm2" else None
 
 
 def fresh_model(recipe: Any, seed: int, *, initializer_range: float, rope_theta: float) -> PreTrainedModel:
@@ -33,7 +33,7 @@ def fresh_model(recipe: Any, seed: int, *, initializer_range: float, rope_theta:
     The width of the initial weights, and the base of the rotation, decide what so small a model learns.
     """
     if recipe.model == "smollm2":
-        return copy.deepcopy(_smollm2()[0])
+        return copy.deepcopy(smollm2()[0])
     torch.manual_seed(seed)
     return LlamaForCausalLM(
         LlamaConfig(
@@ -46,5 +46,6 @@ def fresh_model(recipe: Any, seed: int, *, initializer_range: float, rope_theta:
 
 
 @lru_cache(maxsize=1)
-def _smollm2() -> Any:
-    return load_smollm2()
+def smollm2(dtype: str = "float32") -> Any:
+    """(model, tokenizer) of SmolLM2-135M, which nobody may change."""
+    return load_smollm2(dtype=getattr(torch, dtype))

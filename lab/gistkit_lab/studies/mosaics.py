@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gistkit_lab.studies.draws import SPLITS
-from gistkit_lab.studies.images import Images, resize
+from gistkit_lab.studies.images import resize
+
+if TYPE_CHECKING:
+    from gistkit_lab.studies.images import Images
+    from gistkit_lab.studies.voco import Recipe
 
 # Kinds of questions: which item is at a cell, how many of an item, and which item is left of another.
 KINDS = ("at", "count", "left")
@@ -20,12 +24,7 @@ TURN = 4
 
 @dataclass(frozen=True)
 class Words:
-    """The vocabulary: some tokens of their own, kinds of questions, items, cells and numbers, in this order.
-
-    Args:
-        items: different ones.
-        cells: of a mosaic.
-    """
+    """The vocabulary: some tokens of their own, kinds of questions, items, cells and numbers, in this order."""
 
     items: int
     cells: int
@@ -59,20 +58,6 @@ class Words:
         return self.number(self.cells) + 1
 
 
-class Sizes(Protocol):
-    """Of mosaics: `side` items on a side, `patches` on a side of an item, and `questions` about each mosaic."""
-
-    @property
-    def side(self) -> int: ...
-    @property
-    def patches(self) -> int: ...
-    @property
-    def questions(self) -> int: ...
-    @property
-    def cells(self) -> int: ...
-    def patch(self, images: Images) -> int: ...
-
-
 class Batch(NamedTuple):
     """Mosaics with questions.
 
@@ -88,15 +73,9 @@ class Batch(NamedTuple):
 
 
 class Mosaics:
-    """Mosaics of an image set: training ones by seed and step, and those of two splits, from other images each.
+    """Mosaics of an image set: training ones by seed and step, and those of two splits, from other images each."""
 
-    Args:
-        images: the items, each of which fills a cell.
-        recipe: with the sizes.
-        seed: of the training mosaics.
-    """
-
-    def __init__(self, images: Images, recipe: Sizes, seed: int) -> None:
+    def __init__(self, images: Images, recipe: Recipe, seed: int) -> None:
         self.images, self.recipe, self.seed = images, recipe, seed
         self.words = Words(images.classes, recipe.cells)
         most = recipe.cells + images.classes

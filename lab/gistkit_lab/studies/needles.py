@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
 
 from gistkit.common.text_ids import text_ids
+from gistkit.compress import Compressor
 from gistkit.train.batches import Batch, Batches, check_size, collate
 from gistkit.train.data import Corpus
 from gistkit_lab.studies.draws import SPLITS
@@ -99,9 +102,7 @@ class Needles(Batches):
     def groups(self, split: str, rows: int, kind: str | None = None, *, size: int = 16) -> list[list[Question]]:
         """Questions of the split "held_out" or "test", in groups of at most `size` with contexts of one length.
 
-        Args:
-            rows: questions in all.
-            kind: of all questions; None: they alternate.
+        `rows` in all, of one kind; None: kinds alternate.
         """
         counts = [min(size, rows - start) for start in range(0, rows, size)]
         return [self._questions(split, [index], count, kind) for index, count in enumerate(counts)]
@@ -177,6 +178,35 @@ def as_batch(questions: Sequence[Question]) -> Batch:
     rows = [{"input_ids": each.context, "question_ids": each.question, "answer_ids": each.answer} for each in questions]
     batch = collate(rows)
     return {name: batch[name] for name in rows[0]}
+
+
+@torch.no_grad()
+def evaluate(
+    compressor: Compressor, data: Needles, split: str, count: int, device: str = "cpu"
+) -> dict[str, dict[str, float]]:
+    """{"loss", "exact"} over `count` questions of each kind, by kind, and their mean as "all".
+
+    An answer is exact where each of its tokens is the likeliest behind those before it, so that greedy decoding gives
+    it.
+    """
+    figures: dict[str, dict[str, float]] = {}
+    for kind in data.kinds:
+        loss = tokens = exact = 0.0
+        for group in data.groups(split, count, kind):
+            contexts = torch.tensor([question.context for question in group], device=device)
+            texts = [[*question.question, *question.answer[:-1]] for question in group]
+            hidden_states = compressor.decode(compressor.encode(contexts), "qa", texts)
+            for states, question in zip(hidden_states, group, strict=True):
+                start, answer = len(question.question), torch.tensor(question.answer, device=device)
+                logits = compressor.logits(states[start : start + len(answer)])
+                loss += float(cross_entropy(logits, answer, reduction="sum"))
+                tokens += len(answer)
+                exact += bool((logits.argmax(-1) == answer).all())
+        figures[kind] = {"loss": loss / tokens, "exact": exact / count}
+    # The kinds count alike, however many tokens their answers have.
+    names = ("loss", "exact")
+    figures["all"] = {name: sum(figures[kind][name] for kind in data.kinds) / len(data.kinds) for name in names}
+    return figures
 
 
 def _sentences(text: str) -> list[str]:

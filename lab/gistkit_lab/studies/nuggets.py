@@ -206,13 +206,8 @@ class Run(fitting.Run):
 class TextPassages:
     """Passages of a corpus: training ones by seed and step, and two held-out splits (`Corpus.splits`).
 
-    Args:
-        corpus: where they come from.
-        length: tokens of each.
-        rows: of a step.
-        seed: of the training passages.
-        count: passages of each held-out split, fewer where the corpus has not so many.
-        stride: tokens from one of these to the next; those asked for, so that each token is asked for once.
+    `rows` a step and at most `count` a split, of so many tokens; `stride` is from one held-out passage to the next,
+    which are the tokens asked for, so that each is asked for once.
     """
 
     def __init__(self, corpus: Corpus, length: int, rows: int, seed: int, count: int, stride: int) -> None:
@@ -292,7 +287,6 @@ def _train_reconstruction(session: Session, compressor: InPlace) -> Run:
     progress = _fit(
         session, compressor, loss, lambda: reconstruct(compressor, splits["held_out"][: recipe.eval_texts], batch=16)
     )
-    compressor.eval()
     with attach(compressor.model):
         figures = lambda split: _named("accuracy", reconstruct(compressor, splits[split], batch=16))  # noqa: E731
         run: Run = session.run(Run, vars(session.arm), progress, compressor.trainable(), figures)
@@ -340,7 +334,6 @@ def _train_reader(session: Session, compressor: Any) -> Run:
     threshold = Carried(lambda: compressor.threshold, lambda value: setattr(compressor, "threshold", value))
     carried = None if scored is None else threshold
     progress = _fit(session, compressor, loss, evaluate, carried)
-    compressor.eval()
     with attach(compressor.model):
         calibrate(0, 16)
         figures = lambda split: _named("states", continue_texts(reader, recipe, arm, splits[split]))  # noqa: E731
@@ -366,20 +359,10 @@ def _pieces(recipe: Recipe, arm: Arm, texts: Tensor) -> Tensor:
 
 
 def _fit(session: Session, compressor: Any, loss: Any, figures: Any, carried: Carried | None = None) -> Progress:
-    def trained(step: int) -> Tensor:
-        compressor.train()
-        value: Tensor = loss(step)
-        return value
-
-    def measured() -> tuple[float, float]:
-        compressor.eval()
-        values: tuple[float, float] = figures()
-        return values
-
     # Each run has its own seed, so that dropout, where a model has it, is the same for all arms.
     torch.manual_seed(session.seed)
     identity = session.decides("final_texts", corpus=session.source.digest)
-    return session.fit(compressor, trained, measured, identity, carried=carried)
+    return session.fit(compressor, loss, figures, identity, carried=carried)
 
 
 def _base(session: Session) -> PreTrainedModel:

@@ -198,40 +198,30 @@ def train(session: Session) -> Run:
 
 def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel) -> Compressor:
     """The untrained compressor of an arm around the base of its seed."""
-    qa: dict[str, Any] = {"ratio": arm.ratio, "losses": ("qa",)}
-    chunk = qa | {"chunk": recipe.length or 2 * recipe.most, "lora": RANK}
+    options: dict[str, Any] = {"ratio": arm.ratio, "losses": ("qa",)}
+    chunk = recipe.length or 2 * recipe.most
     match arm.method:
-        case "icae":
-            return compress.ICAE(model, **chunk)
+        case "icae" | "x500" | "sac":
+            options |= {"chunk": chunk, "lora": RANK}
+        case "dodo" | "kv-distill":
+            options |= {"layer": 1, "lora": RANK}
         case "separate-encoder":
-            segment = chunk["chunk"]
-            return compress.SeparateEncoder(model, encoder=copy.deepcopy(model), segment=segment, lora=None, **qa)
-        case "x500":
-            return compress.FiveHundredX(model, **chunk)
-        case "sac":
-            return compress.SAC(model, **chunk)
-        case "dodo":
-            return compress.Dodo(model, layer=1, lora=RANK, **qa)
-        case "kv-distill":
-            return compress.KVDistill(model, layer=1, lora=RANK, **qa)
+            options |= {"encoder": copy.deepcopy(model), "segment": chunk, "lora": None}
         case "beacon":
-            return compress.Beacon(model, segment=2 * arm.ratio, lora=None, **qa)
-    return arm_compressor(arm, model, lora=None)
+            options |= {"segment": 2 * arm.ratio, "lora": None}
+        case _:
+            return arm_compressor(arm, model, lora=None)
+    compressor: Compressor = compress.METHODS[arm.method.replace("-", "_")](model, **options)
+    return compressor
 
 
 def fit(
     session: Session, compressor: Compressor, *, part: int, stages: Sequence[Stage] = (),
     before: Callable[[int], None] | None = None, carried: Carried | None = None,
 ) -> Progress:  # fmt: skip
-    """Trains a compressor on the answers of a recipe's contexts.
+    """Trains a compressor on the answers of a recipe's contexts, which differ from `part` to part.
 
-    Args:
-        session: of the run.
-        compressor: trained in place.
-        part: of the training contexts, which differ from part to part.
-        stages: see `gistkit.train.stages`.
-        before: called before the loss of step 0, 1, ...
-        carried: as in `optimise`.
+    `before` is called before the loss of step 0, 1, ...; `stages` are those of `gistkit.train.stages`.
     """
     recipe: Recipe = session.recipe
     parameter_groups = compressor.parameter_groups(recipe.learning_rate, memory_factor=recipe.memory_factor)

@@ -33,11 +33,10 @@ from gistkit.layouts import Layout, Plan, Role
 from gistkit.options.arguments import names, number, positive, several
 from gistkit.train.recipe import warmed_up
 from gistkit_lab.studies.fitting import Session, optimise
-from gistkit_lab.studies.options import seeds_of
 from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.pages import runs as runs_of
 from gistkit_lab.studies.rows import Cell, Rows, name_of, tabulate
-from gistkit_lab.studies.study import Job, Pictures, SavedRun, Study, StudyPlan
+from gistkit_lab.studies.study import Job, Pictures, SavedRun, Study, StudyPlan, seeds_of
 
 INPUTS = ("sphere", "vocabulary", "sphere+common")
 MASKS = ("pool", "standard")
@@ -136,11 +135,7 @@ def grid(seeds: int = 1, **axes: Sequence[Any]) -> list[Setting]:
 class Inputs:
     """A distribution of embeddings whose root mean square norm, a common vector aside, is sqrt(width).
 
-    Args:
-        width: of an embedding.
-        common: [width], added to every embedding; None: nothing.
-        table: [V, width], whose rows are drawn; None: from the sphere.
-        device: where embeddings are put.
+    They are rows of `table` [V, width], or else from the sphere; `common` [width] is added to each.
     """
 
     width: int
@@ -157,10 +152,6 @@ class Inputs:
         if self.common is not None:
             rows = rows + self.common
         return rows.to(self.device)
-
-    def to(self, device: str) -> Inputs:
-        """The same distribution with its embeddings on `device`."""
-        return replace(self, device=device)
 
 
 @lru_cache(maxsize=4)
@@ -179,35 +170,22 @@ def make_inputs(name: str, width: int) -> Inputs:
     if name == "sphere+common":
         direction = torch.randn(width, generator=torch.Generator().manual_seed(0))
         return Inputs(width, common=normalize(direction, dim=0) * width**0.5)
-    if name == "vocabulary":
-        model: Any = load_smollm2()[0]
-        return Inputs(width, table=project(model.get_input_embeddings().weight.detach().float(), width))
-    raise ValueError(f"inputs: expected one of {', '.join(INPUTS)}, got {name!r}")
+    model: Any = load_smollm2()[0]
+    return Inputs(width, table=project(model.get_input_embeddings().weight.detach().float(), width))
 
 
 def project(table: Tensor, width: int, seed: int = 0) -> Tensor:
-    """Rows [V, d] on `width` random orthonormal axes, scaled to a root mean square norm of sqrt(width).
-
-    Raises:
-        ValueError: if the rows are narrower than `width`.
-    """
-    if table.shape[1] < width:
-        raise ValueError(f"width: expected at most the rows' width {table.shape[1]}, got {width}")
+    """Rows [V, d] on `width` <= d random orthonormal axes, scaled to a root mean square norm of sqrt(width)."""
     random = torch.randn(table.shape[1], width, generator=torch.Generator().manual_seed(seed))
     axes, _ = torch.linalg.qr(random)
     rows = table @ axes
     return rows * math.sqrt(width / float(rows.square().sum(-1).mean()))
 
 
-@lru_cache(maxsize=256)
 def build_layout(mask: str, context: int, ratio: int, at_zero: bool = False) -> Layout:
     """[context][gists] without BOS; positions count through both, or are 0 at the gists.
 
-    Args:
-        mask: "pool" (GistPool with one window) or "standard" (Gist: plain causal).
-        context: context embeddings n, at least 1.
-        ratio: context embeddings a window; the last window may be shorter.
-        at_zero: all gists have position id 0.
+    The mask "pool" is GistPool's with one window, "standard" Gist's, plain causal. The last window may be shorter.
     """
     if mask == "pool":
         with_bos = layouts.gistpool(context, ratio, windows=1, memory_sees_bos=False)
@@ -236,20 +214,11 @@ class PoolingLayer(nn.Module):
         self.setting = setting
         head_dim = recipe.width // setting.heads
         config = Gemma2Config(
-            vocab_size=1,
-            hidden_size=recipe.width,
-            intermediate_size=recipe.mlp,
-            num_hidden_layers=1,
-            num_attention_heads=setting.heads,
-            num_key_value_heads=setting.kv_heads,
-            head_dim=head_dim,
-            query_pre_attn_scalar=head_dim,
-            initializer_range=recipe.init_std,
-            layer_types=["full_attention"],
-            pad_token_id=None,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
+            vocab_size=1, hidden_size=recipe.width, intermediate_size=recipe.mlp, num_hidden_layers=1,
+            num_attention_heads=setting.heads, num_key_value_heads=setting.kv_heads, head_dim=head_dim,
+            query_pre_attn_scalar=head_dim, initializer_range=recipe.init_std, layer_types=["full_attention"],
+            pad_token_id=None, bos_token_id=None, eos_token_id=None,
+        )  # fmt: skip
         model: Any = Gemma2Model(config)
         # The target is the layer's output: the norm that a whole model ends with would fix its length.
         model.norm = nn.Identity()
@@ -257,10 +226,6 @@ class PoolingLayer(nn.Module):
         self.model = model
         gists = -(-setting.length // setting.ratio)
         self.gists = nn.Parameter(torch.randn(gists, recipe.width) / math.sqrt(recipe.width))
-
-    def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        """What trains, by name."""
-        return [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
 
     def forward(self, context: Tensor) -> Tensor:
         """The layer's outputs [B, m, width] at the gists, for context embeddings [B, n, width]; under `attach`."""
@@ -273,13 +238,9 @@ class PoolingLayer(nn.Module):
 
 def window_means(context: Tensor, ratio: int) -> Tensor:
     """Means [B, ceil(n / ratio), d] of windows of `ratio` vectors out of [B, n, d]; the last may be shorter."""
-    full_length = context.shape[1] // ratio * ratio
-    means = context[:, :full_length].unflatten(1, (-1, ratio)).mean(2)
-    return (
-        means
-        if full_length == context.shape[1]
-        else torch.cat([means, context[:, full_length:].mean(1, keepdim=True)], 1)
-    )
+    whole = context.shape[1] // ratio * ratio
+    means, rest = context[:, :whole].unflatten(1, (-1, ratio)).mean(2), context[:, whole:]
+    return torch.cat([means, rest.mean(1, keepdim=True)], 1) if rest.shape[1] else means
 
 
 def share_right(predicted: Tensor, means: Tensor) -> float:
@@ -329,8 +290,7 @@ class Run:
 
 def draw(inputs: Inputs, setting: Setting, batch: int, seed: int) -> Tensor:
     """A batch of contexts [B, n, width], all of one length."""
-    length, generator = _draw_length(setting, seed)
-    return inputs.draw(batch, length, generator)
+    return inputs.draw(batch, *_draw_length(setting, seed))
 
 
 def _draw_length(setting: Setting, seed: int) -> tuple[int, torch.Generator]:
@@ -365,8 +325,9 @@ def train(session: Session) -> Run:
     recipe, setting = session.recipe, session.arm
     torch.manual_seed(setting.seed)
     layer = PoolingLayer(recipe, setting).to(session.device)
-    parameters = [parameter for _, parameter in layer.trainable()]
-    inputs = make_inputs(setting.inputs, recipe.width).to(session.device)
+    trained = [(name, parameter) for name, parameter in layer.named_parameters() if parameter.requires_grad]
+    parameters = [parameter for _, parameter in trained]
+    inputs = replace(make_inputs(setting.inputs, recipe.width), device=session.device)
     run = Run(setting, parameters=sum(parameter.numel() for parameter in parameters))
 
     def loss(step: int) -> Tensor:
@@ -376,7 +337,7 @@ def train(session: Session) -> Run:
 
     with attach(layer.model):
         progress = optimise(
-            session, list(layer.trainable()), loss,
+            session, trained, loss,
             lambda: evaluate(layer, inputs, recipe.batch, _seeds(1, recipe.eval_batches)),
             {"recipe": asdict(recipe), "setting": asdict(setting)},
             optimizer=torch.optim.Adam(parameters, lr=setting.learning_rate),
@@ -481,15 +442,10 @@ class PoolingStudy(Study):
         preset |= PAPER if options.paper else QUICK if options.quick else FULL
         values = {name: preset[name] if (option := getattr(options, name)) is None else option for name in preset}
         settings = grid(
-            seeds=values["seeds"],
-            inputs=values["inputs"],
-            heads=values["heads"],
-            ratio=values["ratios"],
-            length=options.lengths,
-            mask=options.masks,
-            context=options.contexts,
+            values["seeds"], inputs=values["inputs"], heads=values["heads"], ratio=values["ratios"],
+            length=options.lengths, mask=options.masks, context=options.contexts,
             learning_rate=values["learning_rates"],
-        )
+        )  # fmt: skip
         recipe = Recipe(steps=values["steps"], batch=values["batch"])
         if options.paper:
             # As often in all as the shorter runs are watched.
@@ -528,11 +484,8 @@ class PoolingStudy(Study):
             return lambda group, runs: _cell([run.share for run in runs if cell(run)])
 
         def guesses(group: Group) -> str:
-            chances = (
-                chance(recipe, Setting(context=context, ratio=group[3], length=group[4]))
-                for context in ("fixed", "variable")
-            )
-            return " / ".join(f"{each:.2f}" for each in chances)
+            sizes = {"ratio": group[3], "length": group[4]}
+            return " / ".join(f"{chance(recipe, Setting(context=each, **sizes)):.2f}" for each in CONTEXTS[:2])
 
         def counts(group: Group, runs: Sequence[Run]) -> str:
             settings = [(run.setting.mask, run.setting.context) for run in runs]

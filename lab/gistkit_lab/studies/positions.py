@@ -24,9 +24,8 @@ from gistkit.train import checkpoints
 from gistkit.train.data import Corpus, load_corpus
 from gistkit_lab.studies import fitting
 from gistkit_lab.studies.fitting import Progress, Session, StudyRecipe, optimise
-from gistkit_lab.studies.options import add_names
 from gistkit_lab.studies.rows import SECONDS, SEEDS, Rows, figure_of, name_of, tabulate
-from gistkit_lab.studies.study import Study
+from gistkit_lab.studies.study import Study, add_names
 from gistkit_lab.vit import ViT
 
 if TYPE_CHECKING:
@@ -199,13 +198,9 @@ class Learner(Generic[Model]):
         self, session: Session, loss: Callable[[int], Tensor], figures: Callable[[], tuple[float, ...]],
         identity: dict[str, Any],
     ) -> Progress:  # fmt: skip
-        """Trains to the last step of the schedule.
+        """Trains to the last step of the schedule; `loss` and `figures` as in `optimise`.
 
-        Args:
-            session: of the run, which has the state's folder.
-            loss: of step 0, 1, ..., the same at every call.
-            figures: as in `optimise`.
-            identity: JSON values that determine the run, besides schedule and seed.
+        `identity` are the JSON values that determine the run, besides schedule and seed.
         """
         parameters = list(self.model.named_parameters())
         of_positions = {id(parameter) for parameter in self.model.position.parameters()}
@@ -277,15 +272,7 @@ class Sizes(PositionRecipe):
 
 
 class Student(Learner[GPT]):
-    """A language model and its training.
-
-    Args:
-        sizes: of model and training.
-        arm: its position encoding by its name, or SeqPE without some of its losses, one of `ABLATIONS`.
-        vocabulary: tokens.
-        seed: of weights and of what is drawn for positions; all but the positions' weights is the same for all arms.
-        device: where the model is.
-    """
+    """A language model and its training, all of which but the positions' weights is the same for all arms of a seed."""
 
     def __init__(self, sizes: Sizes, arm: str, vocabulary: int, seed: int, device: str = "cpu") -> None:
         self.arm = arm
@@ -302,10 +289,7 @@ class Student(Learner[GPT]):
         """The loss of a step: mean cross-entropy of labels [B, N] that are not -100, and SeqPE's two.
 
         Several processes have a part of the rows each, and the mean of their losses is that of the batch.
-
-        Args:
-            input_ids: int64 [B, N], N at most the training length.
-            labels: int64 [B, N], each the token after that of `input_ids`, or -100.
+        `input_ids` are int64 [B, N], N at most the training length.
         """
         self.model.train()
         positions, embeddings, loss = self.place(len(input_ids), step)
@@ -327,9 +311,7 @@ class Student(Learner[GPT]):
     def logits(self, input_ids: Tensor, *, last: int | None = None, where: Tensor | None = None) -> Tensor:
         """float32 logits [B, N, vocabulary] of `input_ids` [B, N].
 
-        Args:
-            last: of so many last tokens alone, [B, last, vocabulary].
-            where: bool [B, N], of these tokens alone, [n, vocabulary].
+        Of so many `last` tokens alone, [B, last, vocabulary], or of those `where` bool [B, N] is true, [n, vocabulary].
         """
         self.model.eval()
         # Positions are encoded in full precision.
@@ -346,13 +328,7 @@ class Student(Learner[GPT]):
         self, session: Session, batch: Callable[[int], tuple[Tensor, Tensor]],
         figures: Callable[[], tuple[float, ...]], **data: Any,
     ) -> Progress:  # fmt: skip
-        """Trains to the last step.
-
-        Args:
-            session, figures: as in `fit`.
-            batch: (input_ids, labels) of step 0, 1, ..., the same at every call.
-            data: JSON values that determine the batches.
-        """
+        """Trains to the last step on a batch, (input_ids, labels), of step 0, 1, ...; `data` determines these."""
         identity = {"data": data, "arm": self.arm}
         return self.fit(session, lambda step: self.loss(step, *batch(step)), figures, identity)
 

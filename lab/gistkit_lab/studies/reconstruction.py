@@ -100,15 +100,7 @@ def held_out_losses(compressor: Compressor, rows: Tensor) -> dict[str, float]:
 
 
 def train(session: Session, build: Build) -> Run:
-    """Trains and measures one layout and seed.
-
-    Args:
-        session: of the run.
-        build: makes the untrained compressor of a recipe, an arm and a seed.
-
-    Raises:
-        ValueError: if the text is too short for one chunk and its continuation in each part.
-    """
+    """Trains and measures one layout and seed, of a compressor that `build` makes of a recipe, an arm and a seed."""
     recipe, seed, device, corpus = session.recipe, session.seed, session.device, session.source
     corpus.check(recipe.chunk + recipe.continuation)
     compressor = build(recipe, session.arm, seed).to(device)
@@ -156,11 +148,9 @@ def _reconstruct(run: Run, compressor: Compressor, corpus: Corpus, chunks: Tenso
 
 @torch.no_grad()
 def memory_attention(compressor: Compressor, chunks: Tensor) -> list[Tensor]:
-    """Attention of the memory tokens over one chunk of context: for each layer [M, L], mean over rows and heads.
+    """Attention of the memory tokens over contexts of a chunk, int64 [B, L]: for each layer [M, L].
 
-    Args:
-        compressor: a compressor whose model is attached.
-        chunks: int64 [B, L], contexts of a single chunk.
+    It is the mean over rows and heads. The compressor's model is attached.
     """
     length = chunks.shape[1]
     # In physical order the memory tokens follow the context.

@@ -190,16 +190,7 @@ NOTES = {
 
 
 class Classifier(Learner[ViT]):
-    """A ViT and its training.
-
-    Args:
-        recipe: of model and training, with a patch.
-        arm: its position encoding by its name, or SeqPE without some of its losses, one of `ABLATIONS`.
-        images: that it is made for.
-        seed: of weights, of batches and of what is drawn for positions; all but the positions' weights is the same for
-            all arms.
-        device: where the model is.
-    """
+    """A ViT and its training, all of which but the positions' weights is the same for all arms of a seed."""
 
     def __init__(self, recipe: Recipe, arm: str, images: Images, seed: int, device: str = "cpu") -> None:
         self.recipe, self.arm, self.images = recipe, arm, images
@@ -230,8 +221,7 @@ class Classifier(Learner[ViT]):
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """(pixels [n, channels, size, size], labels [n]) of step 0, 1, ..., the same at every call.
 
-        Several processes have a part of a step's batch each. Labels of mixed images are shares of the classes,
-        [n, classes].
+        Several processes have a part each. Labels of mixed images are shares of the classes, [n, classes].
         """
         rows, generator = self.draws.rows(step)
         seeds, train, recipe = self.draws.seeds(step), self.images.train, self.recipe
@@ -276,8 +266,7 @@ class Classifier(Learner[ViT]):
     def logits(self, images: Tensor | Files, grid: int, corners: Tensor | None = None) -> Tensor:
         """float32 logits [n, classes] of stored images, as a grid of so many patches on a side.
 
-        Args:
-            corners: where they are, if they keep their size; None: in the first corner.
+        `corners` are where images that keep their size are; None: in the first corner.
         """
         self.model.eval()
         pixels = self.images.squares(images, self.recipe.image_size(grid), self.device)
@@ -475,9 +464,7 @@ class ResolutionStudy(PositionStudy):
 def draw_embeddings(path: Path, recipe: Recipe, states: Mapping[str, Path]) -> Path:
     """How alike the embeddings of some cells of the training grid are with all, as a PNG file (SeqPE, Figure 3).
 
-    Args:
-        recipe: of the runs.
-        states: by arm, the folder of its run; of SeqPE's arms and of "learned-2d".
+    `states` are by arm, "learned-2d" or SeqPE's, the folder of its run.
     """
     from gistkit_lab.viz.grids import draw_grid_similarity
 

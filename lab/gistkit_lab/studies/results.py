@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -32,26 +32,8 @@ Line = dict[str, Any]
 STEPS = 100_000
 
 
-class DataSource(Protocol):
-    """The texts or images of a study."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def digest(self) -> str: ...
-
-
-def line(
-    study: str, run: Any, recipe: Any, source: DataSource | None, machine: Mapping[str, object], kind: str = "text"
-) -> Line:
-    """A run as a line of a file.
-
-    Args:
-        run, recipe: dataclasses of JSON values, or mappings.
-        source: the texts or images; None: there are none.
-        kind: "text" or "images".
-    """
+def line(study: str, run: Any, recipe: Any, source: Any, machine: Mapping[str, object], kind: str = "text") -> Line:
+    """A run as a line of a file; run and recipe are dataclasses or mappings, and kind is "text" or "images"."""
     source_fields = {} if source is None else {kind: {"name": source.name, "digest": source.digest}}
     return {"study": study, "machine": dict(machine), **source_fields, "recipe": _values(recipe), "run": _values(run)}
 
@@ -85,11 +67,7 @@ def append(path: Path, line: Line) -> None:
 
 
 def load(path: Path) -> list[Line]:
-    """The lines of a file, with their attention maps.
-
-    Raises:
-        ValueError: if the file holds something else.
-    """
+    """The lines of a file, with their attention maps; a ValueError if it holds something else."""
     lines = []
     for number, text in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if not text.strip():

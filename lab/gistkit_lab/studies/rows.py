@@ -42,12 +42,7 @@ SECONDS = figure_of(lambda run: run.seconds, "{:.0f} s")
 
 
 def tabulate(arms: Mapping[Any, Sequence[Any]], columns: Mapping[str, Cell]) -> Rows:
-    """Header and one row an arm.
-
-    Args:
-        arms: the runs of each.
-        columns: by heading.
-    """
+    """Header and one row an arm."""
     return [list(columns), *([cell(arm, runs) for cell in columns.values()] for arm, runs in arms.items())]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -18,8 +17,8 @@ from peft import LoraConfig
 
 from gistkit.compress import METHODS, Compressor
 from gistkit.evaluate.report import format_table
-from gistkit.hf.smollm2 import load_smollm2
 from gistkit.train.data import Corpus
+from gistkit_lab.studies import models
 from gistkit_lab.studies.epl import LIMITS, Epl
 from gistkit_lab.studies.pages import machine_caption, runs, seeds
 from gistkit_lab.studies.reconstruction import ReconstructionRecipe, Run
@@ -112,19 +111,14 @@ def recipe(preset: str, **changes: Any) -> Recipe:
     return replace(PRESETS[preset], **changes)
 
 
-@lru_cache(maxsize=1)
-def _base(dtype: str) -> Any:
-    return load_smollm2(dtype=getattr(torch, dtype))
-
-
 def tokenizer(recipe: Recipe) -> Any:
     """The model's tokenizer."""
-    return _base(recipe.dtype)[1]
+    return models.smollm2(recipe.dtype)[1]
 
 
 def build_compressor(recipe: Recipe, layout: str, seed: int) -> Compressor:
     """The untrained compressor of a seed: the same weights whatever the layout."""
-    model = copy.deepcopy(_base(recipe.dtype)[0])
+    model = copy.deepcopy(models.smollm2(recipe.dtype)[0])
     torch.manual_seed(seed)
     method: Any = METHODS[recipe.method]
     matched = {"match_embeddings": True} if recipe.match_embeddings else {}

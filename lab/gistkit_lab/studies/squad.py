@@ -92,13 +92,7 @@ NOTES = {
 
 @dataclass(frozen=True, eq=False)
 class Questions:
-    """A text for the language model, and the questions for its fine-tuning.
-
-    Args:
-        corpus: the text; its tokenizer is that of the questions.
-        train, test: questions; a part of those to train on is held out.
-        names: of their files.
-    """
+    """A text for the language model, whose tokenizer is that of the questions, and these for its fine-tuning."""
 
     corpus: Corpus
     train: Sequence[Asked]
@@ -107,11 +101,7 @@ class Questions:
 
     @classmethod
     def load(cls, corpus: Corpus, train: Path, test: Path) -> Questions:
-        """The questions of two files, of any format of `gistkit.formats`; summaries are left out.
-
-        Raises:
-            OSError, ValueError: as `read_questions`; ValueError for a file without a question.
-        """
+        """The questions of two files, of any format of `gistkit.formats`; summaries are left out."""
         questions = [[asked for asked in read_questions(path) if asked.question] for path in (train, test)]
         for path, found in zip((train, test), questions, strict=True):
             if not found:
@@ -140,16 +130,7 @@ class Row:
 
 
 class Prompts:
-    """Questions with contexts of any length, by seed and step.
-
-    Args:
-        questions: all of them.
-        recipe: sizes of the sequences.
-        seed: of those to train on; the others are the same for all seeds.
-
-    Raises:
-        ValueError: a split without a question, or a tokenizer without an end-of-text token.
-    """
+    """Questions with contexts of any length, by seed and step."""
 
     def __init__(self, questions: Questions, recipe: Recipe, seed: int) -> None:
         self.recipe, self.seed, self.tokenizer = recipe, seed, questions.corpus.tokenizer
@@ -320,10 +301,9 @@ def measure(student: Student, data: Prompts, split: str, length: int, rows: int)
 
 
 def train(session: Session) -> Run:
-    """Fine-tunes and measures one arm and seed.
+    """Fine-tunes and measures one arm and seed of a language model in `out`/length, see `pretrained`.
 
-    The language model is that in `out`/length, the folder of a `gistkit study length` of the same recipe; it is trained
-    where it is not there. What is measured is the model of the lowest held-out loss, `out`/ARM-SEED/best.safetensors.
+    What is measured is the model of the lowest held-out loss, `out`/ARM-SEED/best.safetensors.
     """
     recipe, questions, seed = session.recipe, session.source, session.seed
     data, corpus = Prompts(questions, recipe, seed), questions.corpus

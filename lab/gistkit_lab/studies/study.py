@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from gistkit.evaluate.report import format_table
-from gistkit.options.arguments import existing, positive
+from gistkit.options.arguments import existing, names, number, positive, several, whole
 from gistkit.train.data import load_corpus
-from gistkit_lab.studies.options import add_fields, add_names, seeds_of
-from gistkit_lab.studies.results import DataSource
 from gistkit_lab.studies.rows import Rows, drop_column, joined
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from gistkit_lab.studies.fitting import Session
+
+
+# More runs than that are a mistake, and would be listed before the first begins.
+seeds_of = whole(1, 10_000)
 
 
 class Job(NamedTuple):
@@ -68,14 +70,14 @@ class StudyPlan:
         recipe: what determines all runs.
         jobs: the runs.
         about: lines to print before the first run.
-        source: the text or images; None: there are none.
+        source: the text or images, with name and digest; None: there are none.
         preset: the preset's name, "" for studies without presets; part of the name of the committed results file.
     """
 
     recipe: Any
     jobs: Sequence[Job]
     about: str = ""
-    source: DataSource | None = None
+    source: Any = None
     preset: str = ""
 
 
@@ -86,6 +88,37 @@ class SavedRun(NamedTuple):
     recipe: Any
     machine: dict[str, Any]
     source: str = ""
+
+
+def add_names(
+    parser: argparse.ArgumentParser, option: str, choices: Sequence[str], default: Sequence[str], more: str = ""
+) -> None:
+    """An option of comma-separated names. `more`: help text before the default."""
+    parser.add_argument(
+        option,
+        type=names(*choices),
+        default=list(default),
+        help=f"comma-separated{more} (default: {','.join(default)})",
+    )
+
+
+def add_fields(
+    parser: argparse.ArgumentParser, recipe: Any, purposes: Mapping[str, str], choices: Mapping[str, Any]
+) -> None:
+    """An option for each field of a recipe's class that has a purpose; one that is not given is None.
+
+    `choices` are the values of a field that has names.
+    """
+    kinds: dict[str, dict[str, Any]] = {
+        "bool": {"action": argparse.BooleanOptionalAction},
+        "int": {"type": whole(), "metavar": "N"},
+        "float": {"type": number(1e-9, 1.0)},
+        "tuple[int, ...]": {"type": several(positive), "metavar": "N,N,.."},
+    }
+    for each in fields(recipe):
+        if each.name in purposes:
+            kind = {"choices": choices[each.name]} if each.name in choices else kinds[str(each.type)]
+            parser.add_argument(f"--{each.name.replace('_', '-')}", help=purposes[each.name], **kind)
 
 
 class Study(ABC):

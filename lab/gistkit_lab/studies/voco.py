@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import argparse
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -215,38 +214,14 @@ def fresh_model(recipe: Recipe, images: Images, seed: int) -> LlavaForConditiona
     return model
 
 
-class Reader(ABC):
-    """Answers questions about mosaics.
-
-    Args:
-        model: the vision-language model.
-    """
-
-    def __init__(self, model: LlavaForConditionalGeneration) -> None:
-        self.model = model
-
-    @abstractmethod
-    def answers(self, pixels: Tensor, text: Tensor) -> Tensor:
-        """Logits [B, Q, V] of the answers in texts [B, 4 Q] about mosaics, by questions and answers before."""
-
-    @abstractmethod
-    def trained(self) -> list[tuple[str, nn.Parameter]]:
-        """The parameters that train, by name."""
-
-
-class Plain(Reader):
-    """The model itself, with all vision tokens, their means, or none.
-
-    Args:
-        model: the vision-language model.
-        tokens: read of an image: as many as it has vision tokens, fewer, or 0.
-    """
+class Plain:
+    """The model itself, with so many tokens of an image: all vision tokens, their means, or none."""
 
     def __init__(self, model: LlavaForConditionalGeneration, tokens: int) -> None:
-        super().__init__(model)
-        self.tokens, self.vision = tokens, Vision(model)
+        self.model, self.tokens, self.vision = model, tokens, Vision(model)
 
     def answers(self, pixels: Tensor, text: Tensor) -> Tensor:
+        """Logits [B, Q, V] of the answers in texts [B, 4 Q] about mosaics, by questions and answers before."""
         embed = self.model.get_input_embeddings()
         parts = [embed(text.new_full((len(text), 1), Words.BOS))]
         if self.tokens:
@@ -259,11 +234,11 @@ class Plain(Reader):
         return [(name, value) for name, value in self.model.named_parameters() if value.requires_grad]
 
 
-class Compressed(Reader):
+class Compressed:
     """VoCo around the model: questions are answered from the keys and values of its tokens."""
 
     def __init__(self, model: LlavaForConditionalGeneration, layout: str, tokens: int) -> None:
-        super().__init__(model)
+        self.model = model
         self.compressor = VoCo(
             model, memory_tokens=tokens, layout=layout, lora=None, train_projector=True, losses=("lm",)
         )  # fmt: skip
@@ -281,6 +256,9 @@ class Compressed(Reader):
 
     def trained(self) -> list[tuple[str, nn.Parameter]]:
         return list(self.compressor.trainable())
+
+
+Reader: TypeAlias = Plain | Compressed
 
 
 def means(features: Tensor, tokens: int) -> Tensor:
@@ -428,14 +406,7 @@ def trained_reader(recipe: Recipe, arm: Arm, seed: int, images: Images, out: Pat
 def sight(reader: Reader, recipe: Recipe, batch: Batch) -> Tensor:
     """Where VoCo tokens look on the first mosaic of a batch: float [M, side, side], a share of attention a patch.
 
-    Args:
-        reader: with VoCo tokens.
-        recipe: of the reader.
-        batch: whose first mosaic is looked at.
-
-    Returns:
-        The mean over layers and heads of the attention over vision tokens, of which the rest is over text and VoCo
-        tokens.
+    Mean over layers and heads; the rest is over text and VoCo tokens.
     """
     if not isinstance(reader, Compressed):
         raise TypeError(f"reader: expected one with VoCo tokens, got {type(reader).__name__}")
@@ -623,13 +594,7 @@ class VoCoStudy(Study):
 
 
 def draw_sight(path: Path, recipe: Recipe, images: Images, arms: Sequence[Arm], out: Path) -> Path:
-    """Where 6 VoCo tokens, spread over all, of trained arms look on a held-out mosaic, an arm a row, as a PNG file.
-
-    Args:
-        recipe, images: of the runs of seed 0.
-        arms: with VoCo tokens, as many each.
-        out: with the runs' states.
-    """
+    """Where 6 VoCo tokens, spread over all, of trained arms with as many look on a held-out mosaic, as a PNG file."""
     from gistkit_lab.viz.voco import draw_maps
 
     batch = Mosaics(images, recipe, 0).split("held_out", 1)
