@@ -4,7 +4,7 @@ import json
 
 import pytest
 from endpoint import Server, reply
-from paper_tables import lines
+from paper_tables import cells, lines
 from test_tables import call, folder  # noqa: F401 - a fixture
 
 from gistkit_lab.tables import find_table
@@ -31,10 +31,8 @@ def data(names, path):
     return [word for name in names for word in ("--data", f"{name}={path}")]
 
 
-def rows_of(path):
-    """The cells of the table in a file, a list a line."""
-    rows = [line for line in path.read_text().splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+def settings_of(train):
+    return json.loads((train / "compressor" / "compressor.json").read_text())["settings"]
 
 
 @pytest.mark.slow
@@ -53,9 +51,8 @@ def test_table_3_of_the_compression_loss(folder, texts, questions, tmp_path, cap
     with Server(answer) as server:
         assert call(*words, "--more", f"judge=--judge {server.url} --judge-model grader") == 0, capsys.readouterr().err
         assert len(server.requests) == 1 + 2 * 2 + 1
-    head, _, row = rows_of(tmp_path / "cl" / "cl-3.md")
-    assert head[1:] == ["Win", "Lose", "Tie"]
-    assert row == ["wo CL vs wo CL + PI", "0.0 (37.1)", "0.0 (16.7)", "66.7 (45.0)"]
+    shown = {"Win": "0.0 (37.1)", "Lose": "0.0 (16.7)", "Tie": "66.7 (45.0)"}
+    assert cells(tmp_path / "cl", "cl-3") == {"wo CL vs wo CL + PI": shown}
     # The runs are those of Table 2.
     assert (tmp_path / "cl" / "15x-ae-lm-dpl" / "finetune" / "compressor").is_dir()
 
@@ -70,26 +67,17 @@ def test_table_10_of_gistpool(folder, questions, tmp_path, capsys):  # noqa: F81
         *data([f"{name}-{split}" for name in sets for split in ("train", "test")], questions),
     )  # fmt: skip
     assert call(*words) == 0, capsys.readouterr().err
-    head, _, *rows = rows_of(tmp_path / "out" / "gistpool-10.md")
-    assert head[1:] == list(sets) and [row[0] for row in rows] == arms
-    assert [cell.partition(" ")[2] for cell in rows[0][1:]] == ["(0.812)", "(1.315)", "(0.468)"]
-    assert [cell.partition(" ")[2] for cell in rows[1][1:]] == [
-        "(0.766 or 0.753)",
-        "(1.160 or 1.177)",
-        "(0.405 or 0.393)",
-    ]
-    assert all(float(cell.split()[0]) > 0 for row in rows for cell in row[1:])
+    found = cells(tmp_path / "out", "gistpool-10")
+    assert list(found) == arms and all(list(row) == list(sets) for row in found.values())
+    papers = [[cell.partition(" ")[2] for cell in row.values()] for row in found.values()]
+    assert papers[0] == ["(0.812)", "(1.315)", "(0.468)"]
+    assert papers[1] == ["(0.766 or 0.753)", "(1.160 or 1.177)", "(0.405 or 0.393)"]
+    assert all(float(cell.split()[0]) > 0 for row in found.values() for cell in row.values())
     for folder_name, windows, itself in (("mask-1-0001", 1, False), ("mask-all-0011", None, True)):
-        saved = json.loads(
-            (tmp_path / "out" / folder_name / "train-drop" / "compressor" / "compressor.json").read_text()
-        )
-        settings = saved["settings"]
-        assert (settings["windows"], settings["memory_sees_itself"], settings["memory_sees_bos"]) == (
-            windows,
-            itself,
-            True,
-        )
-        assert settings["copy_norms"] and not settings["context_sees_memory"] and settings["gists"] == 1639
+        settings = settings_of(tmp_path / "out" / folder_name / "train-drop")
+        assert (settings["windows"], settings["memory_sees_itself"]) == (windows, itself)
+        assert settings["memory_sees_bos"] and settings["copy_norms"] and not settings["context_sees_memory"]
+        assert settings["gists"] == 1639
 
 
 def test_masks_of_gistpool_are_each_choice_once_and_its_own_has_its_figures():
@@ -122,13 +110,13 @@ def test_figure_4_of_dodo_is_a_table_and_a_picture(folder, texts, tmp_path, caps
         short += ["--more", f"length-{length}=--context {length // 20} --examples 2 --max-new-tokens 4"]
     assert call("dodo-figure-4", "--model", folder, "--out", out, "--more", AE, *short, *data(["text"], texts)) == 0
     shown = capsys.readouterr().out
-    head, _, *rows = rows_of(out / "dodo-figure-4.md")
-    assert head[1:] == ["100", "200", "300", "400", "500"]
-    assert [row[0] for row in rows] == ["Dodo 20x", "Dodo 10x", "ICAE with 128 slots"]
-    assert all(0 <= float(cell) <= 100 for row in rows for cell in row[1:])
+    found = cells(out, "dodo-figure-4")
+    assert list(found) == ["Dodo 20x", "Dodo 10x", "ICAE with 128 slots"]
+    assert all(list(row) == ["100", "200", "300", "400", "500"] for row in found.values())
+    assert all(0 <= float(cell) <= 100 for row in found.values() for cell in row.values())
     assert (out / "dodo-figure-4.png").read_bytes().startswith(b"\x89PNG") and "dodo-figure-4.png" in shown
-    icae = json.loads((out / "ae-icae" / "train" / "compressor" / "compressor.json").read_text())
-    assert (icae["method"], icae["settings"]["chunk"], icae["settings"]["ratio"]) == ("icae", 512, 4)
+    icae = settings_of(out / "ae-icae" / "train")
+    assert (icae["chunk"], icae["ratio"]) == (512, 4)
     # Each length is that of its stage.
     report = json.loads((out / "ae-icae" / "length-300" / "evaluation.json").read_text())
     assert report["rows"][0]["counts"]["ae_tokens"] == 2 * 15 and report["rows"][0]["metrics"]["tokens_read"] == 128
@@ -142,9 +130,8 @@ def test_table_6_of_dodo(folder, texts, tmp_path, capsys):  # noqa: F811
     words = ("dodo-6", "--model", folder, "--out", out, "--arms", "German;Dutch", "--more", AE, *data(["text"], texts))
     more = ("--more", "documents=--max-new-tokens 4", *data(["german"], german), *data(["dutch"], dutch))
     assert call(*words, *more) == 0, capsys.readouterr().err
-    head, _, *rows = rows_of(out / "dodo-6.md")
-    assert head[1:] == ["BLEU", "Perplexity"]
-    assert [cell.partition(" ")[2] for row in rows for cell in row[1:]] == ["(98.80)", "(1.02)", "(97.90)", "(1.02)"]
+    found = {row: [cell.partition(" ")[2] for cell in its.values()] for row, its in cells(out, "dodo-6").items()}
+    assert found == {"German": ["(98.80)", "(1.02)"], "Dutch": ["(97.90)", "(1.02)"]}
     # Whole documents of their own lengths, and what is longer cut to 512; none is held out. One training for both.
     first = len(byte_tokenizer()("")["input_ids"])
     counts = [

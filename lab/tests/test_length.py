@@ -54,7 +54,7 @@ def test_added_positions_are_as_large_as_tokens(name, weight_std):
 
 def test_a_text_too_short_for_the_longest_length_is_named(corpus):
     short = dataclasses.replace(corpus, held_out=corpus.held_out[:64])
-    with pytest.raises(ValueError, match=r"corpus: expected more than 32 bytes, .* 'held_out', got 32"):
+    with pytest.raises(ValueError, match=r"text: expected at least 33 bytes in the held-out part of .*, got 32"):
         length.LengthTexts(short, RECIPE, 0)
 
 

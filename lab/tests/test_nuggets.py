@@ -39,7 +39,7 @@ def test_texts_are_of_their_seed_and_step(corpus):
     assert not torch.equal(one(2), one(3))
     assert not torch.equal(one(2), other(2))
     short = dataclasses.replace(corpus, held_out=corpus.held_out[:100])
-    with pytest.raises(ValueError, match="corpus: expected at least 64 bytes in the split 'held_out', got 50"):
+    with pytest.raises(ValueError, match=r"text: expected at least 64 bytes in the held-out part of .*, got 50"):
         nuggets.TextPassages(short, 64, 3, 0, 4, 16)
 
 

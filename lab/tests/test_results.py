@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib", reason="the viz extra is not installed")
 
 from gistkit import cli
 from gistkit_lab.cli import view_results
-from gistkit_lab.studies import filler, greedy, positions, registry, results, shown
+from gistkit_lab.studies import filler, positions, registry, results, shown
 from tests.helpers.tiers import mostly_slow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -181,13 +181,6 @@ def test_processes_that_add_lines_to_one_file_lose_none(tmp_path: Path) -> None:
     found = [line["run"] for line in results.load(path)]
     assert {(run["of"], run["at"]) for run in found} == {(name, at) for name in "ab" for at in range(20)}
     assert all(run["attention"] == [[0.5, run["at"] / 100]] for run in found)
-
-
-def test_a_search_for_better_nuggets_is_a_row(tmp_path: Path) -> None:
-    nuggets = greedy.Run("Dodo 3x", {}, [greedy.SwapSearch((1, 3), (2, 3), 2.0, 1.0, 5)])
-    results.write(tmp_path / "c.jsonl", [results.line("greedy", nuggets, greedy.Recipe(), None, MACHINE)])
-    assert "| Dodo 3x         | 50.0% (0.0%) | 7.39 " in shown.table(tmp_path / "c.jsonl")
-    assert shown.draw(tmp_path / "c.jsonl") == {}
 
 
 def test_every_study_is_a_command() -> None:

@@ -106,11 +106,6 @@ def test_the_smallest_length_is_all_facts_and_questions():
     assert found == recipe.context(10) == 5
 
 
-def test_presets_are_tested_at_eight_times_their_length():
-    for recipe in find("retrieval").presets.values():
-        assert recipe.lengths[-1] == 8 * recipe.length
-
-
 BASE = length.Recipe(
     **TINY, steps=3, batch=3, eval_every=3, length=48, longest=2, max_position=99, digits=2, eval_tokens=96,
     test_tokens=96,

@@ -44,7 +44,6 @@ class Augment:
     def __init__(
         self, classes: int, *, rand_augment: int = 0, mixup: float = 0.0, cutmix: float = 0.0, erasing: float = 0.0
     ) -> None:
-        check(rand_augment, mixup, cutmix, erasing)
         v2 = transforms()
         self._each = v2.RandAugment(num_ops=2, magnitude=rand_augment) if rand_augment else None
         kinds = ((v2.MixUp, mixup), (v2.CutMix, cutmix))

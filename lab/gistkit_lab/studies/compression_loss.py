@@ -20,6 +20,7 @@ from gistkit.compress import Compressor
 from gistkit.hf import attach
 from gistkit.train.data import Corpus
 from gistkit_lab.studies import epl
+from gistkit_lab.studies.draws import measured
 from gistkit_lab.studies.fitting import Session
 from gistkit_lab.studies.needles import Needles
 from gistkit_lab.studies.needles import evaluate as answer
@@ -110,9 +111,7 @@ class Texts:
         length = recipe.chunk + recipe.continuation
         self.chunks: dict[str, Tensor] = {}
         self.passages: dict[str, Tensor] = {}
-        for name, part in corpus.splits().items():
-            split = replace(corpus, held_out=part)
-            split.check(length)
+        for name, split in measured(corpus, length).items():
             self.chunks[name] = split.chunks(recipe.chunk, count=recipe.final_chunks).to(device)
             self.passages[name] = split.chunks(length, count=recipe.final_chunks).to(device)
         self.questions = Needles(

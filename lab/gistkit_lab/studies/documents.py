@@ -83,8 +83,6 @@ class Documents:
     """Documents with facts, and questions about them, by seed and step, of a corpus of bytes."""
 
     def __init__(self, corpus: Corpus, recipe: Recipe, seed: int) -> None:
-        if corpus.tokenizer is not None:
-            raise ValueError("corpus: expected one of bytes, got one that a tokenizer has made")
         self.recipe, self.seed = recipe, seed
         self._texts = {"train": corpus.train, **corpus.splits()}
         for name, text in self._texts.items():

@@ -156,10 +156,10 @@ def _base(session: Session) -> PreTrainedModel:
     model = fresh_model(recipe, session.seed)
     full = AvgPool(model, ratio=1, lora=None, losses=("qa",)).to(session.device)
     alone = {
-        "steps": recipe.pairs_steps, "learning_rate": recipe.pairs_rate, "eval_every": recipe.pairs_steps, "length": 0,
-        "fewest": recipe.pairs, "most": recipe.pairs,
+        "steps": recipe.pairs_steps, "learning_rate": recipe.pairs_rate, "length": 0, "fewest": recipe.pairs,
+        "most": recipe.pairs,
     }  # fmt: skip
-    among = {"steps": recipe.base_steps, "learning_rate": recipe.base_rate, "eval_every": recipe.base_steps}
+    among = {"steps": recipe.base_steps, "learning_rate": recipe.base_rate}
     for name, part, changes in (("pairs", 0, alone), ("base", 2, among)):
         with session.shared(name, **changes) as shared:
             fit(shared, full, part=part)

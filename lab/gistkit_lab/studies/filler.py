@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from gistkit.common.checks import IGNORE
-from gistkit_lab.studies.draws import SPLITS
+from gistkit.common.checks import IGNORE, check_int
+from gistkit_lab.studies.draws import SPLITS, seed_of
 from gistkit_lab.studies.fitting import Session
 from gistkit_lab.studies.positions import Run, Sizes, Student, finished
 
@@ -45,8 +44,7 @@ class Recipe(Sizes):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("values", "filler", "questions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+            check_int(name, getattr(self, name))
         if not self.questions <= self.facts <= self.keys:
             raise ValueError(
                 f"facts: expected at least {self.questions} questions and at most {self.keys} keys, got {self.facts}"
@@ -95,7 +93,7 @@ class Facts:
         return self._rows([SPLITS[name], length], rows, length)
 
     def _rows(self, numbers: Sequence[int], rows: int, length: int) -> tuple[Tensor, Tensor]:
-        recipe, generator = self.recipe, torch.Generator().manual_seed(_seed(numbers))
+        recipe, generator = self.recipe, torch.Generator().manual_seed(seed_of(*numbers))
 
         def choices(count: int, among: int) -> Tensor:
             """[rows, count] different ones of 0, 1, ..., among - 1."""
@@ -113,11 +111,6 @@ class Facts:
         labels = torch.stack([torch.full_like(answers, IGNORE), answers], -1).flatten(1)
         labels = torch.cat([torch.full_like(context, IGNORE), labels], 1)
         return ids[:, :-1], labels[:, 1:]
-
-
-def _seed(numbers: Sequence[int]) -> int:
-    """One seed for each list of numbers."""
-    return int(np.random.SeedSequence(list(numbers)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 @torch.no_grad()

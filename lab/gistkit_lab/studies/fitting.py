@@ -146,7 +146,10 @@ class Session:
     @contextmanager
     def shared(self, arm: Any, **changes: Any) -> Iterator[Session]:
         """The same session with another arm, and other values of its recipe: what several runs share, such as the model
-        that the arms of a seed begin with. It goes on from what is there, and no other process is in this block."""
+        that the arms of a seed begin with. It goes on from what is there, and no other process is in this block. Other
+        `steps` are evaluated at their end alone."""
+        if "steps" in changes:
+            changes["eval_every"] = changes["steps"]
         session = replace(self, arm=arm, recipe=replace(self.recipe, **changes), resume=True)
         with exclusively(session.state.with_name(f"{session.state.name}.lock")):
             yield session

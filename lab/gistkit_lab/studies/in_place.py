@@ -228,8 +228,7 @@ def base(session: Session, data: Needles) -> PreTrainedModel:
     recipe: Recipe = session.recipe
     model = fresh_model(recipe, session.seed)
     if recipe.base_steps:
-        changes = {"steps": recipe.base_steps, "eval_every": recipe.base_steps, "base_steps": 0}
-        with session.shared("base", **changes) as shared:
+        with session.shared("base", steps=recipe.base_steps, base_steps=0) as shared:
             _fit(shared, build_compressor(shared.recipe, Arm("full"), model).to(session.device), data, True)
     return model
 

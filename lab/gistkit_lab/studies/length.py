@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from gistkit.common.files import write_picture
 from gistkit.train import checkpoints
 from gistkit.train.data import Corpus
-from gistkit_lab.studies.draws import generator_of
+from gistkit_lab.studies.draws import generator_of, measured
 from gistkit_lab.studies.fitting import Progress, Session, StudyRecipe
 from gistkit_lab.studies.pages import machine_caption
 from gistkit_lab.studies.positions import (
@@ -124,15 +124,10 @@ class LengthTexts:
     """Training rows by seed and step, and the two splits of the held-out text (`Corpus.splits`)."""
 
     def __init__(self, corpus: Corpus, recipe: Recipe, seed: int) -> None:
-        longest = recipe.lengths[-1]
         self.corpus, self.recipe, self.seed = corpus, recipe, seed
-        self.splits = corpus.splits()
-        for name, part in self.splits.items():
-            if len(part) <= longest:
-                raise ValueError(
-                    f"corpus: expected more than {longest} {corpus.unit}, the longest length, in the split {name!r}, "
-                    f"got {len(part)}"
-                )
+        # The last label follows the longest length.
+        splits = measured(corpus, recipe.lengths[-1] + 1)
+        self.splits = {name: split.held_out for name, split in splits.items()}
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
         """(input_ids, labels), int64 [batch, length] both, of step 0, 1, ..."""

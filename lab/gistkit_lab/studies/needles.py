@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from gistkit.common.text_ids import text_ids
 from gistkit.compress import Compressor
-from gistkit.train.batches import Batch, Batches, check_size, collate
+from gistkit.train.batches import Batch, collate
 from gistkit.train.data import Corpus
 from gistkit_lab.studies.draws import SPLITS
 
@@ -31,7 +31,7 @@ class Question(NamedTuple):
     answer: Ids
 
 
-class Needles(Batches):
+class Needles:
     """Contexts of consecutive sentences with `lines` codes between them, and a question about each context.
 
     The questions of a batch alternate between the kinds: "code" asks for one of the codes, and "passage" gives `cue`
@@ -62,9 +62,6 @@ class Needles(Batches):
         answer: int = 8,
         seed: int = 0,
     ) -> None:
-        check_size(size, seed)
-        if corpus.tokenizer is not None:
-            raise ValueError("corpus: expected one of bytes, got one that a tokenizer has made")
         if not cue + answer <= min_length <= max_length:
             raise ValueError(
                 f"min_length, max_length: expected cue + answer <= min <= max, got {cue} + {answer}, {min_length} and "
@@ -75,8 +72,9 @@ class Needles(Batches):
         self.lines, self.cue, self.answer = lines, cue, answer
         self.kinds = ("code", "passage") if lines else ("passage",)
         self._digest = corpus.digest
-        train, held_out = (_sentences(bytes(part.tolist()).decode("utf-8", "replace")) for part in
-                       (corpus.train, corpus.held_out))  # fmt: skip
+        train, held_out = (
+            _sentences(bytes(part.tolist()).decode("utf-8", "replace")) for part in (corpus.train, corpus.held_out)
+        )
         self._words = _frequent_words(train)
         # Texts repeat sentences: one is held out only if training does not have it.
         trained = set(train)
@@ -94,10 +92,6 @@ class Needles(Batches):
     def __call__(self, step: int) -> Batch:
         """{"input_ids": [B, p], "question_ids": [B, q], "answer_ids": [B, a]}; the last two are padded with -100."""
         return as_batch(self._questions("train", [self.seed, step], self.size))
-
-    def held_out(self, rows: int) -> list[Batch]:
-        """Questions about held-out text, alternating between the kinds."""
-        return [as_batch(group) for group in self.groups("held_out", rows, size=self.size)]
 
     def groups(self, split: str, rows: int, kind: str | None = None, *, size: int = 16) -> list[list[Question]]:
         """Questions of the split "held_out" or "test", in groups of at most `size` with contexts of one length.

@@ -34,7 +34,7 @@ from gistkit.train.data import Corpus
 from gistkit.train.stages import Stage, growing, selecting_at
 from gistkit_lab.evaluate.reading import last_tokens
 from gistkit_lab.studies import fitting, models
-from gistkit_lab.studies.draws import generator_of
+from gistkit_lab.studies.draws import generator_of, measured
 from gistkit_lab.studies.fitting import Carried, Progress, Session, StudyRecipe, exclusively
 from gistkit_lab.studies.pages import machine_caption, model_line
 from gistkit_lab.studies.reconstruction import evaluate as reconstruct
@@ -212,13 +212,8 @@ class TextPassages:
 
     def __init__(self, corpus: Corpus, length: int, rows: int, seed: int, count: int, stride: int) -> None:
         self.corpus, self.length, self.rows, self.seed = corpus, length, rows, seed
-        self.splits = {}
-        for name, part in corpus.splits().items():
-            if len(part) < length:
-                raise ValueError(
-                    f"corpus: expected at least {length} {corpus.unit} in the split {name!r}, got {len(part)}"
-                )
-            self.splits[name] = replace(corpus, held_out=part).chunks(length, stride=stride, count=count)
+        splits = measured(corpus, length).items()
+        self.splits = {name: split.chunks(length, stride=stride, count=count) for name, split in splits}
 
     def __call__(self, step: int) -> Tensor:
         """int64 [rows, length], the passages of step 0, 1, ..."""
@@ -371,12 +366,11 @@ def _base(session: Session) -> PreTrainedModel:
     model = fresh_model(recipe, session.seed)
     if not recipe.base_steps:
         return model
-    schedule = {"steps": recipe.base_steps, "eval_every": recipe.base_steps, "base_steps": 0, "weight_decay": 0.1}
     compressor = Dodo(model, ratio=1, selection="none", layer=recipe.layer, lora=None, separate=False).to(device)
     arm = Arm("lm", "full", 1)
     reader = build_reader(recipe, arm, compressor)
     texts, splits = _passages(session, recipe.length, recipe.lm_batch, recipe.eval_texts, recipe.asked)
-    with session.shared("base", **schedule) as shared:
+    with session.shared("base", steps=recipe.base_steps, base_steps=0, weight_decay=0.1) as shared:
         _fit(
             shared, compressor, lambda step: reader(texts(step).to(device))["loss"],
             lambda: continue_texts(reader, recipe, arm, splits["held_out"]),

@@ -184,8 +184,7 @@ def train(session: Session) -> Run:
     """Trains and measures one arm and seed, from a decoder that the arms of the seed share."""
     recipe, arm, seed = session.recipe, session.arm, session.seed
     model = fresh_model(recipe, seed)
-    changes = {"steps": recipe.base_steps, "learning_rate": recipe.base_rate, "eval_every": recipe.base_steps}
-    with session.shared("base", **changes) as shared:
+    with session.shared("base", steps=recipe.base_steps, learning_rate=recipe.base_rate) as shared:
         fit(shared, arm_compressor(Arm("full"), model, lora=None).to(session.device), part=0)
     torch.manual_seed(seed)
     compressor = build_compressor(recipe, arm, model).to(session.device)

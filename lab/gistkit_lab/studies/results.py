@@ -46,8 +46,7 @@ def write(path: Path, lines: Sequence[Line]) -> None:
     with replacing(path) as partial:
         partial.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
         if arrays:
-            with _open_arrays(path.with_suffix(".npz")) as file:
-                np.savez_compressed(file, **arrays)
+            _write_arrays(path.with_suffix(".npz"), arrays)
     if not arrays:
         path.with_suffix(".npz").unlink(missing_ok=True)
 
@@ -61,8 +60,7 @@ def append(path: Path, line: Line) -> None:
         before = len(arrays)
         text = _encode_line(line, arrays)
         if len(arrays) > before:
-            with _open_arrays(arrays_path) as file:
-                np.savez_compressed(file, **arrays)
+            _write_arrays(arrays_path, arrays)
         lines.write(text)
 
 
@@ -138,10 +136,9 @@ def _arrays(path: Path) -> dict[str, Any]:
         ) from error
 
 
-@contextmanager
-def _open_arrays(path: Path) -> Iterator[Any]:
+def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     with replacing(path) as partial, partial.open("wb") as file:
-        yield file
+        np.savez_compressed(file, **arrays)
 
 
 def commit(folder: Path) -> str:

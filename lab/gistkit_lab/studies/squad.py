@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gistkit.common.checks import IGNORE
+from gistkit.common.checks import IGNORE, check_int
 from gistkit.common.files import read_tensors, write_tensors
 from gistkit.common.text_ids import text_ids
 from gistkit.formats import Asked, read_questions
@@ -66,8 +66,7 @@ class Recipe(language_models.TunedRecipe):
 
     def __post_init__(self) -> None:
         for name in ("new_tokens", "eval_rows", "test_rows"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+            check_int(name, getattr(self, name))
         # Checks length and longest.
         _ = self.schedule
 

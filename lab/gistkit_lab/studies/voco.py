@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, cross_entropy
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
+from gistkit.common.checks import check_int
 from gistkit.compress import VoCo
 from gistkit.hf import attach
 from gistkit.hf.vision import Vision
@@ -87,8 +88,7 @@ class Recipe(FallingRecipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("side", "patches", "questions", "tower_steps", "base_steps", "eval_mosaics", "test_mosaics"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+            check_int(name, getattr(self, name))
 
     @property
     def cells(self) -> int:
@@ -116,11 +116,6 @@ class Recipe(FallingRecipe):
             self, steps=self.tower_steps, batch=self.tower_batch, learning_rate=self.tower_rate,
             eval_every=self.tower_steps,
         )  # fmt: skip
-
-    @property
-    def base(self) -> Recipe:
-        """The schedule of the training that the arms of a seed share."""
-        return replace(self, steps=self.base_steps, eval_every=self.base_steps)
 
 
 PRESETS = {
@@ -359,11 +354,11 @@ def _base(session: Session, mosaics: Mosaics) -> LlavaForConditionalGeneration:
     recipe: Recipe = session.recipe
     model = fresh_model(recipe, session.source, session.seed)
     nn.Module.to(model, session.device)
-    with session.shared("base") as shared:
+    with session.shared("base", steps=recipe.base_steps) as shared:
         # The tower is a part of the base's state, too.
         if not checkpoints.find(shared.state):
             _train_tower(replace(shared, arm="tower", recipe=recipe.tower), model, mosaics)
-        _fit_reader(replace(shared, recipe=recipe.base), BASE, Plain(model, recipe.vision_tokens), mosaics)
+        _fit_reader(shared, BASE, Plain(model, recipe.vision_tokens), mosaics)
     return model
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gistkit.train.presets import PRESETS
 from gistkit_lab.tables.files import published
-from gistkit_lab.tables.table import ALL, EVALUATE, TRAIN, Arm, Column, Stage, Table
+from gistkit_lab.tables.table import ALL, EVALUATE, TRAIN, Arm, Column, Stage, Table, by_heading
 
 PAPER = "Position IDs Matter"
 FIGURES = published("epl")
@@ -61,8 +61,7 @@ def _figures(model: str, arm: str) -> Mapping[str, float]:
     for rows, columns in (("pretrained", PRETRAINED), ("inside", INSIDE), ("outside", OUTSIDE)):
         for at, title, *values in FIGURES[rows]:
             if (at, title) == (model, arm):
-                pairs = zip(columns, values, strict=True)
-                found |= {column.heading: value for column, value in pairs if value is not None}
+                found |= by_heading(columns, values)
     return found
 
 
@@ -124,27 +123,17 @@ _IMAGE_OPEN = (
 
 
 def _image_table(number: int, tokens: Sequence[int]) -> Table:
+    words = ("--preset", "voco-llama", "--questions", "{conversations}", "--images", "{images}")
     arms = []
     for count, layout, *figures in FIGURES["images"]:
-        if count not in tokens:
-            continue
-        settings = ("--layout", layout, "--option", f"memory_tokens={count}")
-        words = ("--preset", "voco-llama", "--questions", "{conversations}", "--images", "{images}")
-        answers = {
-            name: Stage(
-                EVALUATE, ("--questions", f"{{{name}}}", "--images", "{images}", "--examples", ALL), start="train"
-            )
-            for name in ("sqa", "mmb", "vqav2")
-        }
-        its_figures = {column.heading: figure for column, figure in zip(ABOUT_IMAGES, figures, strict=True)}
-        arms.append(
-            Arm(
-                f"{layout.upper()} {count}",
-                f"voco-{count}-{layout}",
-                {"train": Stage(TRAIN, words, settings), **answers},
-                its_figures,
-            )
-        )
+        if count in tokens:
+            settings = ("--layout", layout, "--option", f"memory_tokens={count}")
+            stages = {"train": Stage(TRAIN, words, settings)}
+            for name in ("sqa", "mmb", "vqav2"):
+                asked = ("--questions", f"{{{name}}}", "--images", "{images}", "--examples", ALL)
+                stages[name] = Stage(EVALUATE, asked, start="train")
+            published = by_heading(ABOUT_IMAGES, figures)
+            arms.append(Arm(f"{layout.upper()} {count}", f"voco-{count}-{layout}", stages, published))
     model = "LLaVA 1.5's parts: Vicuna 7B, CLIP at 336 pixels and a pretrained projector"
     return Table(f"{PAPER}, Table {number}", "epl", model, _IMAGE_DATA, ABOUT_IMAGES, arms, _IMAGE_OPEN)
 

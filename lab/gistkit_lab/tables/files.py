@@ -15,7 +15,18 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from gistkit_lab.tables.table import ALL, EVALUATE, TRAIN, Arm, Column, Stage, Table, TrainingLoss, WrongAnswers
+from gistkit_lab.tables.table import (
+    ALL,
+    EVALUATE,
+    TRAIN,
+    Arm,
+    Column,
+    Stage,
+    Table,
+    TrainingLoss,
+    WrongAnswers,
+    by_heading,
+)
 
 KINDS = {"figure": Column, "training loss": TrainingLoss, "wrong answers": WrongAnswers}
 
@@ -53,8 +64,7 @@ def _table(content: Mapping[str, Any], table: Mapping[str, Any]) -> Table:
             for name in arm.get("stages", table["stages"])
             for named in _stages(content["stages"][name], name, values)
         )
-        figures = zip((column.heading for column in columns), arm.get("figures", ()), strict=False)
-        shown = {heading: figure for heading, figure in figures if figure is not None}
+        shown = by_heading(columns, arm.get("figures", ()))
         arms.append(Arm(arm["title"], arm["folder"], stages, shown, arm.get("row", "")))
     return Table(
         f"{content['paper']}, {table['follows']}", table["folder"], table["model"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gistkit_lab.tables.files import published
-from gistkit_lab.tables.table import ALL, EVALUATE, TRAIN, Arm, Column, Stage, Table, WrongAnswers
+from gistkit_lab.tables.table import ALL, EVALUATE, TRAIN, Arm, Column, Stage, Table, WrongAnswers, by_heading
 
 PAPER = "Long Context In-Context Compression by Getting to the Gist of Gisting"
 FIGURES = published("gistpool")
@@ -84,10 +84,10 @@ def _set_table(name: str, figures: str, sets: Sequence[str], follows: str, folde
     arms = []
     column = sets.index(name)
     for title, ratio, losses, wrongs in FIGURES[figures]:
-        loss, wrong = losses[column], wrongs[column]
-        if loss is not None and wrong is not None:
+        published = by_heading(COLUMNS, (losses[column], wrongs[column]))
+        if published:
             stages = {"train": training(name, _settings(title, ratio), "{train}"), "answers": evaluating("{test}")}
-            arms.append(Arm(_title(title, ratio), _folder(name, title, ratio), stages, {"loss": loss, "wrong": wrong}))
+            arms.append(Arm(_title(title, ratio), _folder(name, title, ratio), stages, published))
     data = {"train": f"{name}'s training set", "test": f"{name}'s evaluation split"}
     return Table(f"{PAPER}, {follows}, {name}", folder, model, data, COLUMNS, arms, OPEN + MASK)
 
@@ -102,8 +102,8 @@ def _cross_table(number: int, method: str) -> Table:
         figures = [figure for pair in zip(losses, wrongs, strict=True) for figure in pair]
         stages = {f"answers-{other}": evaluating(f"{{{other}-test}}") for other in MATRIX}
         train = training(name, _settings(method, 5), f"{{{name}-train}}")
-        its_figures = dict(zip((column.heading for column in columns), figures, strict=True))
-        arms.append(Arm(f"trained on {name}", _folder(name, method, 5), {"train": train, **stages}, its_figures))
+        published = by_heading(columns, figures)
+        arms.append(Arm(f"trained on {name}", _folder(name, method, 5), {"train": train, **stages}, published))
     return Table(
         f"{PAPER}, Table {number}, {method} at 5x", "gistpool", "Gemma 2 2B", splits(MATRIX), columns, arms,
         OPEN + _mask_of(method),
@@ -117,18 +117,13 @@ def _mixture_table(number: int, method: str) -> Table:
         words = ("--preset", "gistpool-mixture", "--questions", *mixed, "--weights", "1,1,1")
         for index, ratio in enumerate((2, 5, 10)):
             settings, answers = _settings(method, ratio), evaluating(f"{{{name}-test}}")
-            for source, folder, train, loss, wrong in (
-                ("the other 3", f"not-{name}", Stage(TRAIN, words, settings), others[index], others_wrong[index]),
-                ("the same", name, training(name, settings, f"{{{name}-train}}"), same[index], same_wrong[index]),
+            for source, folder, train, figures in (
+                ("the other 3", f"not-{name}", Stage(TRAIN, words, settings), (others, others_wrong)),
+                ("the same", name, training(name, settings, f"{{{name}-train}}"), (same, same_wrong)),
             ):
-                arms.append(
-                    Arm(
-                        f"{name} {ratio}x, trained on {source}",
-                        _folder(folder, method, ratio),
-                        {"train": train, "answers": answers},
-                        {"loss": loss, "wrong": wrong},
-                    )
-                )
+                title, stages = f"{name} {ratio}x, trained on {source}", {"train": train, "answers": answers}
+                published = by_heading(COLUMNS, [each[index] for each in figures])
+                arms.append(Arm(title, _folder(folder, method, ratio), stages, published))
     return Table(
         f"{PAPER}, Table {number}, {method}", "gistpool", "Gemma 2 2B", splits(MIXED), COLUMNS, arms,
         OPEN + _mask_of(method),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gistkit_lab.tables.files import read
-from gistkit_lab.tables.table import JUDGE, Arm, Column, Stage, Table
+from gistkit_lab.tables.table import JUDGE, Arm, Column, Stage, Table, by_heading
 
 _ABLATIONS = read("cl")["cl-2"]
 _SYSTEMS = {arm.title: arm for arm in _ABLATIONS.arms}
@@ -29,10 +29,8 @@ def _arm(title: str, *figures: float) -> Arm:
     first, second = (_SYSTEMS[name.lower()] if name == "Full" else _SYSTEMS[name] for name in title.split(" vs "))
     answers = [f"{system.folder}/answers" for system in (first, second)]
     judge = Stage(JUDGE, ("--questions", "{test}"), reports=answers)
-    published = dict(zip((column.heading for column in COLUMNS), figures, strict=True))
-    return Arm(
-        title, f"{first.folder}-vs-{second.folder}", {**_runs(first), **_runs(second), "judge": judge}, published
-    )
+    stages = {**_runs(first), **_runs(second), "judge": judge}
+    return Arm(title, f"{first.folder}-vs-{second.folder}", stages, by_heading(COLUMNS, figures))
 
 
 TABLES: Mapping[str, Table] = {

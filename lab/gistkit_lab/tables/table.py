@@ -112,6 +112,12 @@ class TrainingLoss(Column):
         return held_out[-1].get(self.metric) if held_out else None
 
 
+def by_heading(columns: Sequence[Column], figures: Sequence[Any]) -> dict[str, Any]:
+    """A paper's figures of an arm, from left to right; it has none where they are None, or end."""
+    pairs = zip(columns, figures, strict=False)
+    return {column.heading: figure for column, figure in pairs if figure is not None}
+
+
 @dataclass(frozen=True)
 class Arm:
     """A row of a table.
