@@ -205,10 +205,7 @@ def test_the_command_leaves_results_and_pictures(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "attention-sphere.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_commands_help_and_mistakes(capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["study", "pooling", "--help"])
-    assert stop.value.code == 0 and "example: gistkit study pooling --quick" in capsys.readouterr().out
+def test_the_commands_mistakes(capsys):
     for wrong, message in [
         (["--heads", "8"], "expected heads/key heads such as 8/4, got '8'"),
         (["--ratios", "2,2"], "expected each value once, got '2,2'"),

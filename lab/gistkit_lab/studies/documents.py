@@ -17,7 +17,7 @@ from torch import Tensor
 from gistkit.common.checks import IGNORE
 from gistkit.train.data import Corpus
 from gistkit_lab.studies import length as language_models
-from gistkit_lab.studies.draws import SPLITS
+from gistkit_lab.studies.draws import SPLITS, measured
 from gistkit_lab.studies.filler import train_and_measure
 from gistkit_lab.studies.fitting import Session
 from gistkit_lab.studies.positions import Run, Student
@@ -66,7 +66,6 @@ class Recipe(language_models.TunedRecipe):
 
     @property
     def values(self) -> int:
-        """Possible answers."""
         return len(DIGITS)
 
     def most_facts(self, length: int) -> int:
@@ -84,11 +83,8 @@ class Documents:
 
     def __init__(self, corpus: Corpus, recipe: Recipe, seed: int) -> None:
         self.recipe, self.seed = recipe, seed
-        self._texts = {"train": corpus.train, **corpus.splits()}
-        for name, text in self._texts.items():
-            longest = recipe.length if name == "train" else recipe.lengths[-1]
-            if len(text) < longest:
-                raise ValueError(f"corpus: expected at least {longest} bytes in the split {name!r}, got {len(text)}")
+        splits = measured(corpus, recipe.lengths[-1])
+        self._texts = {"train": corpus.train, **{name: split.held_out for name, split in splits.items()}}
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
         """(input_ids, labels), int64 [batch, n] both, of step 0, 1, ..., n varying; labels are -100 but for answers."""

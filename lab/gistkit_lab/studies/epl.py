@@ -6,7 +6,7 @@ position IDs differ between the runs of a seed (Position IDs Matter, Tables 1-3 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any, ClassVar
@@ -95,16 +95,13 @@ class Epl(Study):
     lists: ClassVar[Mapping[str, Names]] = {"layouts": Names(SCHEMES, STUDIED)}
     text = "text file to train on"
     last_layer = False
+    build: ClassVar[Callable[..., Compressor]] = staticmethod(build_compressor)
 
     def about(self, recipe: Any, arms: Sequence[str], source: Corpus) -> str:
         return (
             f"Reconstructing {recipe.chunk} bytes from {recipe.chunk // recipe.ratio} memory tokens; text "
             f"{source.name} ({source.train.numel()} + {source.held_out.numel()} held-out bytes, {source.digest})"
         )
-
-    def build(self, recipe: Any, arm: str, seed: int) -> Compressor:
-        """The untrained compressor of an arm."""
-        return build_compressor(recipe, arm, seed)
 
     def train(self, session: Session) -> Run:
         return reconstruction.train(session, self.build)

@@ -76,7 +76,6 @@ class Recipe(lookups.Recipe):
     sign_contexts: int = 256
 
     def stages(self, selection: str) -> tuple[Stage, ...]:
-        """The stages of an arm."""
         if selection not in STAGED:
             return ()
         return growing(self.steps, self.random_steps, self.ratios, scorer_rests=selection == "rests")

@@ -48,12 +48,7 @@ class FallingRecipe(StudyRecipe):
 
     decay: float = 0.2
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"decay: expected a share from 0 to 1, got {self.decay}")
-
     def learning_rate_at(self, step: int) -> float:
-        """The learning rate of step 0, 1, ..."""
         falling = (self.steps - step) / max(1.0, self.decay * self.steps)
         return self.learning_rate * min(1.0, (step + 1) / max(self.warmup, 1), falling)
 
@@ -135,7 +130,6 @@ class Session:
 
     @property
     def name(self) -> str:
-        """Of the arm."""
         return self.arm if isinstance(self.arm, str) else str(self.arm.name)
 
     @property
@@ -146,8 +140,10 @@ class Session:
     @contextmanager
     def shared(self, arm: Any, **changes: Any) -> Iterator[Session]:
         """The same session with another arm, and other values of its recipe: what several runs share, such as the model
-        that the arms of a seed begin with. It goes on from what is there, and no other process is in this block. Other
-        `steps` are evaluated at their end alone."""
+        that the arms of a seed begin with.
+
+        It goes on from what is there, and no other process is in this block. Other `steps` are evaluated at their end.
+        """
         if "steps" in changes:
             changes["eval_every"] = changes["steps"]
         session = replace(self, arm=arm, recipe=replace(self.recipe, **changes), resume=True)

@@ -138,7 +138,6 @@ class Images:
 
     @property
     def classes(self) -> int:
-        """Classes of the training images."""
         return int(self.train.labels.max()) + 1
 
     @property

@@ -111,7 +111,6 @@ class TunedRecipe(StudyRecipe):
 
     @property
     def dim(self) -> int:
-        """Width of the model."""
         return self.model.dim
 
     @property

@@ -54,7 +54,6 @@ class Words:
 
     @property
     def size(self) -> int:
-        """Tokens of the vocabulary."""
         return self.number(self.cells) + 1
 
 

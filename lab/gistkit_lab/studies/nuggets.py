@@ -91,7 +91,6 @@ class Recipe(StudyRecipe):
         return round(recent + (self.length - self.asked / 2 - recent) / self.ratio)
 
     def stages(self, arm: Arm) -> tuple[Stage, ...]:
-        """The stages of an arm."""
         if (arm.task, arm.method) != ("ae", "learned"):
             return ()
         lower = [ratio for ratio in self.lower_ratios if ratio < arm.ratio]
@@ -436,9 +435,7 @@ class NuggetsStudy(Study):
         "lower_ratios": "ratios of ae on the way to the arm's, as with gistkit train --ratios (default: none)",
     }
     train = staticmethod(train)
-
-    def tokenizer(self, recipe: Recipe) -> Any:
-        return models.tokenizer(recipe)
+    tokenizer = staticmethod(models.tokenizer)
 
     def arms(self, options: argparse.Namespace, recipe: Recipe) -> Sequence[Arm]:
         need("sacrebleu")

@@ -484,7 +484,7 @@ class PoolingStudy(Study):
             return lambda group, runs: _cell([run.share for run in runs if cell(run)])
 
         def guesses(group: Group) -> str:
-            sizes = {"ratio": group[3], "length": group[4]}
+            sizes: dict[str, Any] = {"ratio": group[3], "length": group[4]}
             return " / ".join(f"{chance(recipe, Setting(context=each, **sizes)):.2f}" for each in CONTEXTS[:2])
 
         def counts(group: Group, runs: Sequence[Run]) -> str:

@@ -81,7 +81,6 @@ class PositionRecipe(StudyRecipe):
     shift_rate: float = 0.1
 
     def learning_rate_at(self, step: int) -> float:
-        """The learning rate of step 0, 1, ..."""
         progress = step / self.steps
         shape = (1 + math.cos(math.pi * progress)) / 2 if self.decay == "cosine" else 1 - progress
         return self.learning_rate * min(1.0, (step + 1) / max(self.warmup, 1)) * (self.final + (1 - self.final) * shape)

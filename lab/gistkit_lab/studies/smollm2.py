@@ -68,13 +68,11 @@ class Recipe(ReconstructionRecipe):
             raise ValueError(f"match_embeddings: expected it with method icae alone, got method {self.method}")
 
     def context_at(self, step: int) -> int:
-        """See `ReconstructionRecipe`."""
         if not self.lengths:
             return self.chunk
         return self.lengths[min(step * len(self.lengths) // self.steps, len(self.lengths) - 1)]
 
     def losses_at(self, step: int) -> tuple[str, ...] | None:
-        """See `ReconstructionRecipe`."""
         if not self.compression_steps:
             return None
         return ("compression",) if step < self.compression_steps else ("compression", "ae")
@@ -140,6 +138,8 @@ class SmolLM2(Epl):
     name = "smollm2"
     recipe_type = Recipe
     last_layer = True
+    tokenizer = staticmethod(tokenizer)
+    build = staticmethod(build_compressor)
 
     presets = PRESETS
     preset = "short"
@@ -157,18 +157,12 @@ class SmolLM2(Epl):
     }
     choices: ClassVar[Mapping[str, Sequence[str]]] = {"method": CARRIERS, "dtype": DTYPES}
 
-    def tokenizer(self, recipe: Recipe) -> Any:
-        return tokenizer(recipe)
-
     def about(self, recipe: Recipe, arms: Sequence[str], source: Corpus) -> str:
         return (
             f"SmolLM2-135M, frozen: {recipe.chunk} tokens from {recipe.chunk // recipe.ratio} memory tokens, LoRA of "
             f"rank {recipe.rank} in the encoder; text {source.name} ({len(source.train)} + {len(source.held_out)} "
             "tokens)"
         )
-
-    def build(self, recipe: Any, arm: str, seed: int) -> Compressor:
-        return build_compressor(recipe, arm, seed)
 
     def small(self, recipe: Any) -> bool:
         return False
@@ -210,7 +204,6 @@ class SmolLM2(Epl):
         return "\n\n".join(tables)
 
     def preset_of(self, run_recipe: Recipe) -> str:
-        """The preset of a recipe."""
         options = {name: getattr(run_recipe, name) for name in self.changes}
         return next((name for name in PRESETS if recipe(name, **options) == run_recipe), "other")
 

@@ -240,17 +240,14 @@ class Study(ABC):
     # What is kept of runs.
 
     def arm_of(self, run: Any) -> Any:
-        """The arm of a run."""
         if self.arm_type is None:
             return getattr(run, self.arm_field)
         return self.arm_type(**{each.name: getattr(run, each.name) for each in fields(self.arm_type)})
 
     def arm_name(self, run: Any) -> str:
-        """The name of a run's arm."""
         return _name(self.arm_of(run))
 
     def seed(self, run: Any) -> int:
-        """The seed of a run."""
         return int(run.seed)
 
     def variant(self, recipe: Any) -> str:

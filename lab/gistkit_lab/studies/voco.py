@@ -86,13 +86,11 @@ class Recipe(FallingRecipe):
     test_mosaics: int = 256
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         for name in ("side", "patches", "questions", "tower_steps", "base_steps", "eval_mosaics", "test_mosaics"):
             check_int(name, getattr(self, name))
 
     @property
     def cells(self) -> int:
-        """Items of a mosaic."""
         return self.side**2
 
     @property
@@ -102,7 +100,6 @@ class Recipe(FallingRecipe):
 
     @property
     def vision_tokens(self) -> int:
-        """Vision tokens of a mosaic."""
         return self.grid**2
 
     def patch(self, images: Images) -> int:

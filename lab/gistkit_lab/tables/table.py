@@ -92,7 +92,6 @@ class WrongAnswers(Column):
     form = "{:.1f}"
 
     def value(self, folder: Path, row: str = "") -> float | None:
-        """As in `Column`."""
         score = super().value(folder, row)
         return None if score is None else 100 - score
 
@@ -104,7 +103,6 @@ class TrainingLoss(Column):
     form = "{:.2f}"
 
     def value(self, folder: Path, row: str = "") -> float | None:
-        """As in `Column`."""
         path = folder / METRICS
         if not path.exists():
             return None
