@@ -99,8 +99,8 @@ def build_compressor(recipe: Recipe, selection: str, model: PreTrainedModel) -> 
 
 @dataclass
 class Run(fitting.Run):
-    """Its figures are "loss" in nats an answer, "exact", the share of right answers, which
-    `curve` has after the step, and "kept", the share of values that are nuggets.
+    """Its figures are "loss" in nats an answer, "exact", the share of right answers, and "kept", the share of
+    values that are nuggets, which `curve` does not have.
 
     `signs` of a staged run holds {step: {ratio: what `measure_signs` finds before it}} of the first step, and of the
     scorer's first after random nuggets.
