@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gistkit_lab.studies.draws import SPLITS
-from gistkit_lab.studies.images import resize
-
-if TYPE_CHECKING:
-    from gistkit_lab.studies.images import Images
-    from gistkit_lab.studies.voco import Recipe
+from gistkit_lab.studies.images import Images, resize
 
 # Kinds of questions: which item is at a cell, how many of an item, and which item is left of another.
 KINDS = ("at", "count", "left")
@@ -72,9 +68,12 @@ class Batch(NamedTuple):
 
 
 class Mosaics:
-    """Mosaics of an image set: training ones by seed and step, and those of two splits, from other images each."""
+    """Mosaics of an image set: training ones by seed and step, and those of two splits, from other images each.
 
-    def __init__(self, images: Images, recipe: Recipe, seed: int) -> None:
+    Their sizes are those of a recipe of the study `voco`.
+    """
+
+    def __init__(self, images: Images, recipe: Any, seed: int) -> None:
         self.images, self.recipe, self.seed = images, recipe, seed
         self.words = Words(images.classes, recipe.cells)
         most = recipe.cells + images.classes
