@@ -115,16 +115,22 @@ def judge_report(report: Report, asked: Sequence[Answered | None], judge: Judge,
 
 
 def _judged_row(row: Row, asked: Sequence[Answered | None], judge: Judge, progress: bool) -> Row:
-    pairs = [(each, result) for each, result in zip(asked, row.examples, strict=True) if each is not None]
-    answers = [each._replace(answer=result.prediction or "") for each, result in pairs]
+    if len(row.examples) != len(asked):
+        raise ValueError(f"report: expected results of {len(asked)} examples, got {len(row.examples)} of {row.method}")
+    answers = {
+        index: each._replace(answer=row.examples[index].prediction or "")
+        for index, each in enumerate(asked)
+        if each is not None
+    }
     with need("tqdm").tqdm(
         total=len(answers), desc=f"{row.method}, judged", unit="answer", disable=not progress
     ) as bar:
-        scores = judged(judge, answers, on_answer=bar.update)
-    for (_, result), score in zip(pairs, scores, strict=True):
-        result.judge = score
-    metrics, counts = summary(row.examples)
-    return replace(row, metrics={**metrics, **row.metrics}, counts={**counts, **row.counts})
+        scores = dict(zip(answers, judged(judge, [*answers.values()], on_answer=bar.update), strict=True))
+    examples = tuple(replace(each, judge=scores.get(index)) for index, each in enumerate(row.examples))
+    # An earlier judge's are not its own.
+    parts = zip((row.metrics, row.counts), summary(examples), strict=True)
+    metrics, counts = (new | {key: old[key] for key in old if not key.startswith("qa_judge")} for old, new in parts)
+    return replace(row, metrics=metrics, counts=counts, examples=examples)
 
 
 def _best(judge: Judge, answered: Answered) -> float | None:
