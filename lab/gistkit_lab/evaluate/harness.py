@@ -8,6 +8,7 @@ lm_eval.simple_evaluate(CompressorLM(compressor, tokenizer, marker="Question:"),
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -138,7 +139,8 @@ class CompressorLM(TemplateLM):
         at = len(ids) - self.keep
         before = context.rpartition(self.marker)[0] if self.marker is not None else ""
         if before:
-            at = len(self.tok_encode(before))
+            # A token may have the end of that part and the marker's beginning.
+            at = len(os.path.commonprefix([list(ids), self.tok_encode(before)]))
         cut = max(0, len(ids) - (self.max_length - room))
         at = min(max(at, cut + 1), len(ids))
         return Split(tuple(ids[cut:at]), tuple(ids[at:]))
