@@ -8,7 +8,6 @@ lm_eval.simple_evaluate(CompressorLM(compressor, tokenizer, marker="Question:"),
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -140,7 +139,8 @@ class CompressorLM(TemplateLM):
         before = context.rpartition(self.marker)[0] if self.marker is not None else ""
         if before:
             # A token may have the end of that part and the marker's beginning.
-            at = len(os.path.commonprefix([list(ids), self.tok_encode(before)]))
+            same = [one == other for one, other in zip(ids, self.tok_encode(before), strict=False)]
+            at = [*same, False].index(False)
         cut = max(0, len(ids) - (self.max_length - room))
         at = min(max(at, cut + 1), len(ids))
         return Split(tuple(ids[cut:at]), tuple(ids[at:]))
