@@ -566,7 +566,7 @@ def test_an_adapter_learns_to_answer_from_whole_contexts(corpus, eagle, monkeypa
     assert all(parameter.any() for name, parameter in made.named_parameters() if "lora_B" in name)
 
 
-def test_the_selections_in_models_are_those_that_are_made():
+def test_the_selections_in_models_are_those_that_are_made(tmp_path):
     from gistkit.common.trained import DEFAULTS
 
     assert set(DEFAULTS.values()) <= set(selection.SELECTIONS)
@@ -579,4 +579,7 @@ def test_the_selections_in_models_are_those_that_are_made():
             assert (folder / "gistkit_0_text" / file).read_bytes() == (source / "gistkit_0_text" / file).read_bytes()
         page = (folder / "README.md").read_text()
         assert card.beside(one.adapter) in page and selection.digest(folder) == selection.MEASURED
-        assert selection.ABOUT in page
+        # What is written by hand is kept.
+        copy = shutil.copytree(folder, tmp_path / name)
+        selection.write_card(name, copy)
+        assert (copy / "README.md").read_text() == page
