@@ -28,16 +28,13 @@ from gistkit.hf.smollm2 import load_smollm2
 
 @dataclass(frozen=True)
 class Selection:
-    """A selection around the adapter of one of `MODELS`.
+    """A selection around the adapter of one of `MODELS`."""
 
-    Args:
-        adapter: the name of that model, whose memory is read with an adapter for the text.
-        settings: of `Select`; with "own_reader" a copy of that adapter reads questions, and learns.
-        parts: texts that are joined to a long context in its training, at most.
-    """
-
+    # The name of that model.
     adapter: str
+    # With "own_reader" a copy of that adapter reads questions, and learns.
     settings: Mapping[str, Any]
+    # Texts that are joined to a long context in its training, at most.
     parts: int = 1
 
 
