@@ -64,11 +64,9 @@ def measure(compressor: Compressor, corpus: Corpus, count: int, *, progress: boo
 def asked(
     compressor: Compressor, questions: Sequence[Example], tokenizer: Any, *, progress: bool = True
 ) -> dict[str, float]:
-    """Figures on questions about pages.
+    """Figures on questions about pages: their "count", and of NAME, each of `rows`, in percent:
 
-    Returns:
-        "count" of the questions; and of NAME, each of `rows`: NAME, exact answers in percent; NAME_within, answers with
-        the right one within; NAME_f1, the F1 of words, in percent.
+    NAME, exact answers; NAME_within, answers with the right one within; NAME_f1, the F1 of words.
     """
     found: dict[str, float] = {"count": len(questions)}
     for name, one in compared(compressor, questions, tokenizer, progress=progress).items():

@@ -53,11 +53,7 @@ def add(parser: Any) -> None:
 
 
 def asked(arguments: argparse.Namespace) -> bool:
-    """Whether this is what the arguments ask for.
-
-    Raises:
-        ValueError: if they have only its options.
-    """
+    """Whether this is what the arguments ask for; its options alone are refused."""
     for name in ("ratios", "by", "shares", "fit"):
         if arguments.against is None and getattr(arguments, name) is not None:
             raise ValueError(f"--{name}: expected none without --against, got {getattr(arguments, name)}")

@@ -243,11 +243,7 @@ def _show(found: Report | SetReports, arguments: argparse.Namespace) -> int:
 
 
 def whole_documents(path: Path) -> Iterator[str]:
-    """The documents of a file or a folder as `file_documents` takes them, in its order, none cut or held out.
-
-    Raises:
-        FileNotFoundError, ValueError: as `file_documents`.
-    """
+    """The documents of a file or a folder as `file_documents` takes them, in its order, none cut or held out."""
     from gistkit.formats.files import suffix_of
     from gistkit.train.document_files import ROWS, file_rows, files_in
     from gistkit.train.documents import articles

@@ -105,11 +105,7 @@ class PromptedJudge:
         raise NotImplementedError
 
     def check(self) -> None:
-        """Asks once, so that a wrong address, name or key shows before all the others.
-
-        Raises:
-            JudgeError: if no answer came.
-        """
+        """Asks once, so that a wrong address, name or key shows, as a JudgeError, before all the others."""
         self(*self.trial, context="One and one are two.")
 
     def __call__(self, *texts: str, context: str = "") -> float:

@@ -123,16 +123,7 @@ class CompressorLM(TemplateLM):
         )
 
     def split(self, context: str, ids: Sequence[int], room: int) -> Split:
-        """Where a context is split.
-
-        Args:
-            context: its text.
-            ids: its tokens.
-            room: tokens that are to follow it.
-
-        Raises:
-            ValueError: if these leave no room for a token of the context.
-        """
+        """Where a context, a text and its `ids`, is split if `room` tokens are to follow it."""
         if room >= self.max_length:
             raise ValueError(f"max_length: expected more than the {room} tokens after a context, got {self.max_length}")
         at = len(ids) - self.keep
@@ -174,11 +165,7 @@ class CompressorLM(TemplateLM):
         return totals
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """What follows each context, up to the first of its stop texts; greedy, as most tasks ask.
-
-        Raises:
-            ValueError: if a task wants samples, or an argument of generation that is not known.
-        """
+        """What follows each context, up to the first of its stop texts; greedy, as most tasks ask."""
         groups: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
             groups.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(index)

@@ -147,11 +147,7 @@ def _best(judge: Judge, answered: Answered) -> float | None:
 
 
 def score_of(judge: Callable[..., float], *texts: str, context: str) -> float:
-    """What a judge says of texts, with the whole document if it reads that.
-
-    Raises:
-        ValueError: if it is no number from 0 to 1.
-    """
+    """What a judge says of texts, from 0 to 1, with the whole document if it reads that."""
     more = {"context": context} if getattr(judge, "reads_context", False) else {}
     score = judge(*texts, **more)
     if not isinstance(score, int | float) or not 0 <= score <= 1:

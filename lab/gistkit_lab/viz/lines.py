@@ -31,14 +31,7 @@ def legend_beside(axes: Axes, *entries: Any) -> None:
 
 
 def draw_band(axes: Axes, seeds: Sequence[Sequence[Any]], *, alpha: float = 0.2, **style: Any) -> Any:
-    """The line of the seeds' mean, with a band from lowest to highest.
-
-    Args:
-        axes: to draw into.
-        seeds: the curve of each, points of (x, y, ...).
-        alpha: of the band.
-        style: of the line, its colour among it.
-    """
+    """The line of the mean of the seeds' curves, points of (x, y, ...), with a band from lowest to highest."""
     points = np.array([[point[:2] for point in curve] for curve in seeds], dtype=float)
     at, values = points[..., 0].mean(0), points[..., 1]
     (line,) = axes.plot(at, values.mean(0), **style)
