@@ -146,17 +146,14 @@ def test_every_row_of_a_ratio_keeps_the_same_bytes_and_answers_as_one_by_one():
     for name, example in zip((0, 1, 2, 3), [*SETS["doors"], *SETS["ferries"]], strict=True):
         budget = kept(len(example.context), 5)
         select = Select(model, budget=budget, by="even").eval()
-        report = compare(
-            {"even": select}, [example], tokenizer=tokenizer, tasks=["qa"], max_new_tokens=4, progress=False
-        )
+        settings = {"tokenizer": tokenizer, "tasks": ["qa"], "max_new_tokens": 4, "progress": False}
+        report = compare({"even": select, "it": compressor}, [example], **settings)
         one, other = report["even"].examples[0], outcomes[Entry(PLAIN, "even", 5)]
         assert other.nats[name] == pytest.approx(one.qa_nats, rel=1e-5) and other.answer_tokens[name] == one.qa_tokens
         scores = one.exact_match, one.contains_answer, one.token_f1
         assert (other.exact[name], other.within[name], other.f1[name]) == scores
-        trained = compare({"it": compressor}, [example], tokenizer=tokenizer, tasks=["qa"], progress=False)
-        assert outcomes[Entry("mine", "mine", 2)].nats[name] == pytest.approx(
-            trained["it"].examples[0].qa_nats, rel=1e-5
-        )
+        (trained,) = report["it"].examples
+        assert outcomes[Entry("mine", "mine", 2)].nats[name] == pytest.approx(trained.qa_nats, rel=1e-5)
 
 
 def test_a_compressor_whose_memory_is_read_without_an_adapter_stands_beside_the_plain_model():
@@ -217,6 +214,9 @@ def test_what_was_measured_is_kept_and_goes_on(tmp_path):
     for wrong, told in (({"ratios": [0]}, "ratios: expected"), ({"by": ["best"]}, "by: expected some of kvzip")):
         with pytest.raises(ValueError, match=told):
             entries({}, **wrong)
+    # A folder's name may be a score's.
+    with pytest.raises(ValueError, match="trained: expected names that no other row has, got 'kvzip'"):
+        against_presses(model, byte_tokenizer(), SETS, trained={"kvzip": adapted(model)})
 
 
 def test_an_interval_covers_the_mean_as_often_as_it_says():

@@ -228,9 +228,12 @@ def against_presses(
         on_step: called with what is done next, in words.
 
     Raises:
-        ValueError: if there is no question, or `done` is about others or another model.
+        ValueError: if there is no question, a trained compressor is called as a score or another row, or `done` is
+            about other questions or another model.
     """
     trained = dict(trained or {})
+    if taken := sorted({*trained} & {PLAIN, FULL, NONE, NEWEST, OLDEST, POOLED, *SCORES}):
+        raise ValueError(f"trained: expected names that no other row has, got {taken[0]!r}")
     asked = asked_of(sets, tokenizer)
     settings: dict[str, Any] = {"model": display_name(model), "dtype": str(model.dtype).removeprefix("torch.")}
     settings |= {"max_new_tokens": max_new_tokens, "machine": machine()}

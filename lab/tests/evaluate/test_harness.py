@@ -96,8 +96,10 @@ def test_the_plain_model_has_the_scores_that_lm_evals_own_adapter_has(tasks):
     for name in names:
         figures = {key: value for key, value in results[name].items() if isinstance(value, float)}
         assert figures == pytest.approx({key: expected[name][key] for key in figures}, rel=1e-5) and figures
-    logs = [[float(value) for ((value, _),) in sample] for sample in samples["local_sciq"]]
-    expected_logs = [[float(value) for ((value, _),) in sample] for sample in expected_samples["local_sciq"]]
+    logs, expected_logs = (
+        [[float(value) for ((value, _),) in sample] for sample in found["local_sciq"]]
+        for found in (samples, expected_samples)
+    )
     for row, other in zip(logs, expected_logs, strict=True):
         assert len(row) == 4 and row == pytest.approx(other, rel=1e-5) and len(set(row)) == 4
     assert samples["local_triviaqa"] == expected_samples["local_triviaqa"]

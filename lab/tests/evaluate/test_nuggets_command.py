@@ -12,21 +12,23 @@ from tests.helpers.models import byte_tokenizer
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_the_tokens_that_dodo_keeps(run, folder, tmp_path):  # noqa: F811
+@pytest.mark.parametrize("parts", [1, 3])
+def test_the_tokens_that_dodo_keeps(run, folder, tmp_path, parts):  # noqa: F811
     model = AutoModelForCausalLM.from_pretrained(folder)
-    dodo = new_compressor(model, "dodo", ratio=4, layer=1, lora=2)
+    dodo = new_compressor(model, "dodo", ratio=4, layer=1, lora=2, part=-(-len(TEXT) // parts)).eval()
     dodo.save_pretrained(tmp_path / "dodo")
     new_compressor(model, "avgpool", ratio=4, lora=2).save_pretrained(tmp_path / "avgpool")
     text_file = tmp_path / "a.txt"
     text_file.write_text(TEXT)
     status, shown, complaints = run("nuggets", text_file, "--compressor", tmp_path / "dodo")
     assert status == 0, complaints
-    count = -(-len(TEXT) // 4)
+    ids, count = byte_tokenizer()(TEXT)["input_ids"], -(-len(TEXT) // 4)
+    kept = [TEXT[place - 1] for place in dodo.encode(ids).positions[0, 1:].tolist()]
+    assert len(dodo.part_ends(ids)) >= parts and len(kept) == count
     assert f"{count} of {len(TEXT)} tokens kept, {len(TEXT) / count:.1f}x" in shown
     assert (tmp_path / "a.html").read_text().count("<mark") >= count
     assert (tmp_path / "a.html").read_text().startswith("<!DOCTYPE html>")
     # The table counts what the memory holds.
-    kept = [TEXT[place - 1] for place in dodo.encode(byte_tokenizer()(TEXT)["input_ids"]).positions[0, 1:].tolist()]
     first = shown.splitlines()[4].split("|")
     assert first[1].strip() == repr(max(kept, key=lambda it: (kept.count(it), TEXT.count(it))))
     assert float(first[2]) == pytest.approx(max(map(kept.count, kept)) / count, abs=5e-4)
