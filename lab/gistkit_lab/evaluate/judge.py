@@ -127,9 +127,10 @@ def _judged_row(row: Row, asked: Sequence[Answered | None], judge: Judge, progre
     ) as bar:
         scores = dict(zip(answers, judged(judge, [*answers.values()], on_answer=bar.update), strict=True))
     examples = tuple(replace(each, judge=scores.get(index)) for index, each in enumerate(row.examples))
+    metrics, counts = summary(examples)
     # An earlier judge's are not its own.
-    parts = zip((row.metrics, row.counts), summary(examples), strict=True)
-    metrics, counts = (new | {key: old[key] for key in old if not key.startswith("qa_judge")} for old, new in parts)
+    metrics |= {name: value for name, value in row.metrics.items() if name != "qa_judge"}
+    counts |= {name: value for name, value in row.counts.items() if name != "qa_judged"}
     return replace(row, metrics=metrics, counts=counts, examples=examples)
 
 
