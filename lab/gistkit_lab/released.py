@@ -13,7 +13,7 @@ from gistkit.nn import GPT, SeqPE, SeqPEPositions
 from gistkit.nn.seqpe.positions import Integration
 from gistkit_lab.vit import ViT
 
-# Name of a layer's map or norm here: its name there; maps of a GPT-2 are transposed.
+# Name of a layer's map or norm here: its name there; maps of a GPT-2 and of an encoder's blocks are transposed.
 _GPT = {
     "norm_1": "ln_1",
     "norm_2": "ln_2",
@@ -31,14 +31,13 @@ _VIT = {
     "network.down": "mlp.fc2",
 }
 _LAYER = "transformers."
-# Name of a weight here: (its name in the released code, whether it is transposed there).
 _BLOCK = {
-    "norm_1": ("layernorm_1", False),
-    "norm_2": ("layernorm_2", False),
-    "qkv": ("attn.c_attn", True),
-    "attention_out": ("attn.c_proj", True),
-    "up": ("mlp.c_fc", True),
-    "down": ("mlp.c_proj", True),
+    "norm_1": "layernorm_1",
+    "norm_2": "layernorm_2",
+    "qkv": "attn.c_attn",
+    "attention_out": "attn.c_proj",
+    "up": "mlp.c_fc",
+    "down": "mlp.c_proj",
 }
 # Masks that a GPT-2 keeps as buffers, and its tied output embedding.
 _LEFT = re.compile(r"h\.\d+\.attn\.(masked_)?bias|lm_head\.weight")
@@ -77,15 +76,18 @@ def reference_model(
             raise ValueError(f"state: expected a weight {name!r}, got {len(state)} others")
         return left.pop(name)
 
-    names = _VIT if images else _GPT
-    list_name = "blocks" if images else "h"
-    layers = len({name.split(".")[1] for name in left if name.startswith(f"{list_name}.")})
     weights: dict[str, Tensor] = {}
+
+    def move(ours: str, theirs: str) -> None:
+        weights.update({f"{ours}.{part}": take(f"{theirs}.{part}") for part in ("weight", "bias")})
+
+    names, list_name, norm = (_VIT, "blocks", "norm") if images else (_GPT, "h", "ln_f")
+    layers = len({name.split(".")[1] for name in left if name.startswith(f"{list_name}.")})
     if images:
         patches = take("patch_embed.proj.weight")
         weights |= {"patches.weight": patches.flatten(1), "patches.bias": take("patch_embed.proj.bias")}
-        weights |= {"cls": take("cls_token").flatten()}
-        weights |= {f"head.{part}": take(f"head.{part}") for part in ("weight", "bias")}
+        weights |= {"cls": take("cls_token").flatten(), "position.extra": take("cls_token_pos_embed")[0]}
+        move("head", "head")
         dim = len(patches)
     else:
         tokens = take("wte.weight")
@@ -98,15 +100,13 @@ def reference_model(
     if not shared and not any("pe_qk" in name for name in left):
         projections = []
     for i, name in enumerate(projections):
-        weights |= {f"position.projections.{i}.{part}": take(f"{name}.{part}") for part in ("weight", "bias")}
-    if images:
-        weights["position.extra"] = take("cls_token_pos_embed")[0]
+        move(f"position.projections.{i}", name)
     for i in range(layers):
         for ours, theirs in names.items():
-            matrix = take(f"{list_name}.{i}.{theirs}.weight")
-            weights[f"blocks.{i}.{ours}.weight"] = matrix.T if matrix.dim() == 2 and not images else matrix
-            weights[f"blocks.{i}.{ours}.bias"] = take(f"{list_name}.{i}.{theirs}.bias")
-    weights |= {f"norm.{part}": take(f"{'norm' if images else 'ln_f'}.{part}") for part in ("weight", "bias")}
+            move(f"blocks.{i}.{ours}", f"{list_name}.{i}.{theirs}")
+            if not images:
+                weights[f"blocks.{i}.{ours}.weight"] = weights[f"blocks.{i}.{ours}.weight"].t()
+    move("norm", norm)
     unknown = [name for name in left if images or not _LEFT.fullmatch(name)]
     if unknown:
         raise ValueError(f"state: expected the weights of a model with SeqPE, got others too: {', '.join(unknown[:5])}")
@@ -139,12 +139,11 @@ def _load(model: nn.Module, weights: Mapping[str, Tensor], sizes: str) -> None:
     model.load_state_dict(weights)
 
 
-def reference_encoder(state: Mapping[str, Tensor], *, prefix: str = "", heads: int | None = None) -> SeqPE:
+def reference_encoder(state: Mapping[str, Tensor], *, heads: int | None = None) -> SeqPE:
     """An encoder with the weights of the paper's released code.
 
     Args:
         state: a state dict with that code's names (`token_of_seqpe_embed.weight`, `transformers.0.attn...`).
-        prefix: of those names.
         heads: dim / 64 by default, as in that code.
 
     Raises:
@@ -152,26 +151,24 @@ def reference_encoder(state: Mapping[str, Tensor], *, prefix: str = "", heads: i
     """
 
     def weight(name: str) -> Tensor:
-        if prefix + name not in state:
-            raise ValueError(f"state: expected a weight {prefix + name!r}, got {len(state)} others")
-        return state[prefix + name].detach()
+        if name not in state:
+            raise ValueError(f"state: expected a weight {name!r}, got {len(state)} others")
+        return state[name].detach()
 
     tokens, places, out = (
         weight(f"{name}.weight") for name in ("token_of_seqpe_embed", "pos_of_seqpe_embed", "out_proj")
     )
-    axes = len(weight("dim_token_embed")) if prefix + "dim_token_embed" in state else 1
-    names = [name.removeprefix(prefix + _LAYER) for name in state if name.startswith(prefix + _LAYER)]
-    layers = len({name.split(".")[0] for name in names})
+    axes = len(weight("dim_token_embed")) if "dim_token_embed" in state else 1
+    layers = len({name.split(".")[1] for name in state if name.startswith(_LAYER)})
     weights: dict[str, Tensor] = {"tokens": tokens, "places": places, "cls": weight("cls_token_embed").flatten()}
     if axes > 1:
         weights["dimensions"] = weight("dim_token_embed").flatten(1)
-    pairs: list[tuple[str, str, bool]] = [("norm", "layernorm", False), ("out", "out_proj", False)]
+    for ours, theirs in (("norm", "layernorm"), ("out", "out_proj")):
+        weights |= {f"{ours}.{part}": weight(f"{theirs}.{part}") for part in ("weight", "bias")}
     for i in range(layers):
-        pairs += [(f"blocks.{i}.{local}", f"{_LAYER}{i}.{name}", turned) for local, (name, turned) in _BLOCK.items()]
-    for local, released, transposed in pairs:
-        matrix = weight(f"{released}.weight")
-        weights[f"{local}.weight"] = matrix.T if transposed else matrix
-        weights[f"{local}.bias"] = weight(f"{released}.bias")
+        for ours, theirs in _BLOCK.items():
+            weights[f"blocks.{i}.{ours}.weight"] = weight(f"{_LAYER}{i}.{theirs}.weight").t()
+            weights[f"blocks.{i}.{ours}.bias"] = weight(f"{_LAYER}{i}.{theirs}.bias")
     sizes: dict[str, Any] = {"base": len(tokens), "digits": len(places) // axes, "axes": axes, "layers": layers}
     encoder = SeqPE(tokens.shape[1], out_dim=len(out), heads=heads, shared_places=False, **sizes).to(tokens.dtype)
     _load(encoder, weights, f"dim {encoder.dim}, {axes} axes and {encoder.digits} digits")

@@ -46,12 +46,7 @@ def train(
 ) -> Select:  # fmt: skip
     """A selection with the adapter: KVzip at 4x, which can be asked for any other ratio.
 
-    Args:
-        known: contexts with their questions; every other context of a step is one with made-up facts.
-        steps: updates.
-        size: contexts of a step.
-        most: questions about each.
-        rate: of learning, see `update`.
+    A step has up to `most` questions about each of `size` contexts, every other one of which is one with made-up facts.
     """
     corpus = manuals(tokenizer)
     made = Select(model, ratio=4, by="kvzip", lora=lora_of(RANK), losses="qa")

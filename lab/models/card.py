@@ -28,33 +28,16 @@ READ = {
 
 
 def write_card(folder: Path, name: str, model: Any, sittings: Sequence[Any]) -> None:
-    """Writes README.md into a model's folder.
-
-    Args:
-        folder: of the model.
-        name: of the model.
-        model, sittings: see `make.Model` and `make.Sitting`.
-    """
+    """Writes README.md into the folder of a `make.Model`."""
     found = json.loads((TEXT / "text.json").read_text())
     packages = ", ".join(f"{package} {version}" for package, version in found["packages"].items())
     settings = ", ".join(f"{key} {value}" for key, value in model.settings.items())
     rows = [["steps", "contexts a step", "tokens", "hours", "held-out loss in nats a token", "machine", "commit"]]
     for one in sittings:
         losses = ", ".join(f"{loss} {value:.3f}" for loss, value in one.held_out.items() if loss != "loss")
-        machine = one.machine
-        where = f"{machine['processor']}, {machine['threads']} threads, {machine['instruction_set']}"
-        span = f"{one.first} to {one.last}"
-        rows.append(
-            [
-                span,
-                str(one.batch),
-                f"{one.tokens / 1e6:.2f}M",
-                f"{one.seconds / 3600:.2f}",
-                losses or "-",
-                where,
-                machine["commit"],
-            ]
-        )
+        cells = [f"{one.first} to {one.last}", str(one.batch), f"{one.tokens / 1e6:.2f}M", f"{one.seconds / 3600:.2f}"]
+        where = "{processor}, {threads} threads, {instruction_set}".format_map(one.machine)
+        rows.append([*cells, losses or "-", where, one.machine["commit"]])
     measured = next((one.measured for one in reversed(sittings) if one.measured), {})
     hours, tokens = (sum(getattr(one, key) for one in sittings) for key in ("seconds", "tokens"))
     option = "" if name in DEFAULTS.values() else f" --compressor {name}"

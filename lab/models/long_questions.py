@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from manual_questions import by_name
+from manual_questions import by_name, write
 from texts import TEXT, held_out_pages
 
 from gistkit.hf.smollm2 import load_smollm2_tokenizer
@@ -38,12 +38,8 @@ def lines(tokenizer: Any) -> dict[str, list[dict[str, Any]]]:
 
 def main() -> int:
     """Writes a file of JSON lines for each set into a folder."""
-    out = Path(sys.argv[1])
-    out.mkdir(parents=True, exist_ok=True)
     for kind, questions in lines(load_smollm2_tokenizer()).items():
-        path = out / f"{kind}.jsonl"
-        path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in questions))
-        print(f"{len(questions)} questions: {path}")
+        write(Path(sys.argv[1]) / f"{kind}.jsonl", questions)
     return 0
 
 

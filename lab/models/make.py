@@ -16,8 +16,9 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,9 @@ MAPS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 @dataclass(frozen=True)
 class Stage:
-    """What is trained on for a number of steps.
+    """What is trained on for a number of steps; the last stage goes on as long as one likes.
 
-    Args:
-        steps: so many, following the stage before; the last stage goes on as long as one likes.
-        losses: of the compressor, with their weights.
-        shortest, longest: tokens of a context.
-        continuation: tokens behind it, at most.
+    Contexts have `shortest` to `longest` tokens.
     """
 
     steps: int
@@ -62,22 +59,16 @@ class Stage:
 
 @dataclass(frozen=True)
 class Model:
-    """A compressor of SmolLM2-135M and how it is trained.
-
-    Args:
-        method, settings: of `gistkit.compress.METHODS`, and its arguments.
-        rank: of LoRA on queries, keys, values and outputs.
-        stages: one after another.
-        batch: contexts a step, where a sitting has no number of its own.
-        learning_rate, warmup, decay: of `Recipe`, for each sitting: every one ends with a falling learning rate, so
-            that its weights can be used.
-    """
+    """A compressor of SmolLM2-135M and how it is trained."""
 
     method: str
     settings: Mapping[str, Any]
     stages: Sequence[Stage]
+    # Of LoRA on queries, keys, values and outputs.
     rank: int = 16
+    # Contexts a step, where a sitting has no number of its own.
     batch: int = 4
+    # Of each sitting, which ends with a falling learning rate, so that its weights can be used.
     learning_rate: float = 2e-3
     warmup: int = 50
     decay: float = 0.25
@@ -107,14 +98,7 @@ MODELS = {
 class Sitting:
     """A line of history.jsonl: the steps [first, last) of those up to `until`, and what they gave.
 
-    Args:
-        first, last, until: counted over all sittings; `last` is below `until` in one that has paused.
-        batch: contexts a step.
-        tokens: of contexts, continuations and questions read.
-        seconds: of training.
-        held_out: losses at the end, by name, in nats a token.
-        measured: figures by domain, see `measure`; {} where nothing was measured.
-        machine: processor, versions, commit.
+    Steps are counted over all sittings; `last` is below `until` in one that has paused.
     """
 
     first: int
@@ -123,6 +107,7 @@ class Sitting:
     batch: int = 4
     tokens: int = 0
     seconds: float = 0.0
+    # Losses at the end in nats a token, and figures by domain, if it was measured.
     held_out: dict[str, float] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
@@ -205,8 +190,7 @@ def sit(name: str, steps: int, contexts: int, *, batch: int | None = None, deadl
         first = before[-1].last if before else 0
         now = Sitting(first, first, first + steps, batch=batch or model.batch)
     corpus = manuals()
-    start = folder if before else None
-    compressor = new_compressor(model) if start is None else Compressor.from_pretrained(start, load_smollm2()[0])
+    compressor = Compressor.from_pretrained(folder, load_smollm2()[0]) if before else new_compressor(model)
     now.machine = {**machine(), "commit": commit(FOLDER)}
     now.tokens, now.seconds = 0, 0.0
     interrupted, paused = None, False
@@ -235,7 +219,11 @@ def sit(name: str, steps: int, contexts: int, *, batch: int | None = None, deadl
         steps_done = [record for record in read_metrics(out / "metrics.jsonl") if "seconds" in record]
         now.last += len(steps_done)
         now.seconds += steps_done[-1]["seconds"]
-        now.tokens += round(sum(record["tokens_per_second"] * seconds for record, seconds in timed(steps_done)))
+        clock = [0.0, *(record["seconds"] for record in steps_done)]
+        rates = [record["tokens_per_second"] for record in steps_done]
+        now.tokens += round(
+            sum(rate * (end - begin) for rate, (begin, end) in zip(rates, pairwise(clock), strict=True))
+        )
         if paused:
             break
     if contexts and not paused:
@@ -251,14 +239,6 @@ def sit(name: str, steps: int, contexts: int, *, batch: int | None = None, deadl
     if interrupted is not None:
         raise interrupted
     return now
-
-
-def timed(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], float]]:
-    """Each step's record with the seconds that it took."""
-    before = 0.0
-    for record in records:
-        yield record, record["seconds"] - before
-        before = record["seconds"]
 
 
 def write_history(folder: Path, lines: Sequence[Sitting]) -> None:

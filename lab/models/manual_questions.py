@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,16 +23,12 @@ PAGE = 512
 
 
 class Question(NamedTuple):
-    """A line of the file.
+    """A line of the file."""
 
-    Args:
-        page: "package/name" of a page, without the number that its file has.
-        question, answer: the answer as the page has it.
-        at: the character of the page where the answer is; in another version of the package the nearest one counts.
-    """
-
+    # "package/name", without the number that its file has.
     page: str
     question: str
+    # As the page has it, at this character; in another version of the package the nearest place counts.
     answer: str
     at: int
 
@@ -40,13 +36,6 @@ class Question(NamedTuple):
 def read(path: Path = FILE) -> list[Question]:
     """All questions."""
     return [Question(**json.loads(line)) for line in path.read_text().splitlines()]
-
-
-class About(NamedTuple):
-    """A question and the token ids that it is about."""
-
-    context: list[int]
-    asked: Question
 
 
 class Together(NamedTuple):
@@ -57,17 +46,26 @@ class Together(NamedTuple):
 
 
 def together(tokenizer: Any, length: int, path: Path) -> list[Together]:
-    """Questions about pages that are not held out, those of a page about up to `length` tokens of it together.
-
-    The tokens are those around the middle of the answers; what has no answer among them is left out.
-    """
-    pages = by_name(training_pages())
+    """Questions about pages that are not held out, those of a page about up to `length` tokens of it together."""
     questions: dict[str, list[Question]] = {}
     for one in read(path):
         questions.setdefault(one.page, []).append(one)
-    found = []
-    for name, asked in questions.items():
-        for page in pages.get(name, [])[:1]:
+    return _about(tokenizer, length, questions.values(), training_pages())
+
+
+def about(tokenizer: Any, length: int, path: Path = FILE) -> list[Together]:
+    """The questions about held-out pages, each about up to `length` tokens with the answer in their middle."""
+    return _about(tokenizer, length, ([one] for one in read(path)), held_out_pages())
+
+
+def _about(tokenizer: Any, length: int, groups: Iterable[list[Question]], files: Iterable[Path]) -> list[Together]:
+    """Questions about a page each, and the tokens around the middle of their answers.
+
+    What has no answer there, or no page, is left out: other versions of the packages differ.
+    """
+    pages, found = by_name(files), []
+    for asked in groups:
+        for page in pages.get(asked[0].page, [])[:1]:
             text = page.read_text()
             places = [at for one in asked if (at := nearest(text, one.answer, one.at)) is not None]
             if not places:
@@ -76,22 +74,6 @@ def together(tokenizer: Any, length: int, path: Path) -> list[Together]:
             words = tokenizer.decode(context)
             found.append(Together(context, [one for one in asked if one.answer in words]))
     return [one for one in found if one.asked]
-
-
-def about(tokenizer: Any, length: int, path: Path = FILE) -> list[About]:
-    """The questions, each about up to `length` tokens of its page with the answer in their middle.
-
-    Those whose page is not held out, or has no such answer, are left out: other versions of the packages differ.
-    """
-    pages = by_name(held_out_pages())
-    found = []
-    for one in read(path):
-        for page in pages.get(one.page, [])[:1]:
-            text = page.read_text()
-            if (at := nearest(text, one.answer, one.at)) is None:
-                continue
-            found.append(About(around(tokenizer, text, at, length), one))
-    return found
 
 
 def by_name(pages: Iterable[Path]) -> dict[str, list[Path]]:
@@ -113,8 +95,15 @@ def examples(tokenizer: Any, length: int, path: Path = FILE) -> list[Example]:
     ids = lambda question: tokenizer(QUESTION.format(question=question), add_special_tokens=False)["input_ids"]  # noqa: E731
     return [
         Example(context, question=ids(one.question), answers=[one.answer])
-        for context, one in about(tokenizer, length, path)
+        for context, (one,) in about(tokenizer, length, path)
     ]
+
+
+def write(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    """Writes questions with their contexts as JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    print(f"{len(lines)} questions: {path}")
 
 
 def nearest(text: str, answer: str, at: int) -> int | None:
@@ -128,11 +117,9 @@ def main() -> int:
     out, tokenizer = Path(sys.argv[1]), load_smollm2_tokenizer()
     lines = [
         {"context": tokenizer.decode(context), "question": one.question, "answers": [one.answer]}
-        for context, one in about(tokenizer, PAGE)
+        for context, (one,) in about(tokenizer, PAGE)
     ]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    print(f"{len(lines)} questions: {out}")
+    write(out, lines)
     return 0
 
 

@@ -45,12 +45,11 @@ def measure(compressor: Compressor, corpus: Corpus, count: int, *, progress: boo
     tokenizer = corpus.tokenizer
     passages = corpus.chunks(CONTEXT + FOLLOWING, count=count).tolist()
     plain = [Example(row[:CONTEXT], continuation=row[CONTEXT:]) for row in passages]
-    batch = Passages(corpus, CONTEXT, CONTEXT, FOLLOWING, count, 0).held_out(count)[0]
+    rows = Passages(corpus, CONTEXT, CONTEXT, FOLLOWING, count, 0).held_out_rows(count)
     facts = [
-        Example(context, question=[token for token in question if token >= 0], answers=[answer])
-        for context, question, answer in zip(
-            batch["input_ids"].tolist(), batch["question_ids"].tolist(), answers_of(batch, tokenizer), strict=True
-        )
+        # Without the end of the answer.
+        Example(row["input_ids"], question=row["question_ids"], answers=[tokenizer.decode(row["answer_ids"][:-1])])
+        for row in rows
     ]
     (kept,) = run(compressor, tokenizer, plain, baselines=(), tasks=("ae",), batch_size=16, progress=progress).rows
     found = {"bleu4": kept.metrics["ae_bleu4"], "accuracy": kept.metrics["ae_accuracy"]}
@@ -65,11 +64,9 @@ def measure(compressor: Compressor, corpus: Corpus, count: int, *, progress: boo
 def asked(
     compressor: Compressor, questions: Sequence[Example], tokenizer: Any, *, progress: bool = True
 ) -> dict[str, float]:
-    """Figures on questions about pages.
+    """Figures on questions about pages: their "count", and of NAME, each of `rows`, in percent:
 
-    Returns:
-        "count" of the questions; and of NAME, each of `rows`: NAME, exact answers in percent; NAME_within, answers with
-        the right one within; NAME_f1, the F1 of words, in percent.
+    NAME, exact answers; NAME_within, answers with the right one within; NAME_f1, the F1 of words.
     """
     found: dict[str, float] = {"count": len(questions)}
     for name, one in compared(compressor, questions, tokenizer, progress=progress).items():
@@ -109,12 +106,6 @@ def compared(
     )  # fmt: skip
     outcomes = {one.entry: one for one in found.outcomes}
     return {name: outcomes[entry] for name, entry in named.items()}
-
-
-def answers_of(batch: dict[str, Any], tokenizer: Any) -> list[str]:
-    """The answers of a batch as text."""
-    return [tokenizer.decode([token for token in row if token >= 0], skip_special_tokens=True)
-            for row in batch["answer_ids"].tolist()]  # fmt: skip
 
 
 def measured(compressor: Compressor, count: int) -> dict[str, dict[str, float]]:

@@ -16,12 +16,7 @@ from gistkit.train.batches import Row
 class Passages(Batches):
     """Contexts of one length a step, each with a made-up fact, its continuation, and a question with its answer.
 
-    Args:
-        corpus: of a tokenizer.
-        shortest, longest: tokens of a context, drawn evenly.
-        continuation: tokens that follow it.
-        size: rows of a batch.
-        seed: at least 0.
+    Lengths are drawn evenly from `shortest` to `longest` tokens.
     """
 
     def __init__(self, corpus: Corpus, shortest: int, longest: int, continuation: int, size: int, seed: int) -> None:

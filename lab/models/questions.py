@@ -72,12 +72,9 @@ KINDS = ("dates", "numbers", "names", "codes", "yes or no", ABSENT)
 
 
 def draw_facts(count: int, random: np.random.Generator, held_out: bool = False) -> dict[str, list[Fact]]:
-    """Facts of several kinds by kind, each about another thing; those that are not in the text have no sentence.
+    """Facts of several kinds by kind, each about another thing; one in eight is not in the text, without a sentence.
 
-    Args:
-        count: of facts, one in eight of which is not in the text.
-        random: of the draws.
-        held_out: each fifth of the names, places and projects, rather than the others.
+    With `held_out` they are of each fifth of the names, places and projects, rather than of the others.
     """
     own = lambda values: [value for index, value in enumerate(values) if (index % 5 == 0) == held_out]  # noqa: E731
     pick = lambda values: str(values[int(random.integers(len(values)))])  # noqa: E731
@@ -133,13 +130,7 @@ def draw_facts(count: int, random: np.random.Generator, held_out: bool = False) 
 
 
 def plant(passage: list[int], sentence: list[int], ends: set[int], random: np.random.Generator) -> list[int]:
-    """Token ids of a passage with a sentence in it, behind one of its sentences if it has a whole one.
-
-    Args:
-        passage, sentence: token ids.
-        ends: the ids that end a sentence.
-        random: decides where.
-    """
+    """Token ids of a passage with a sentence in it, behind one of its sentences, which `ends` end, if there is one."""
     places = [index + 1 for index, token in enumerate(passage) if token in ends] or [0, len(passage)]
     at = places[int(random.integers(len(places)))]
     return [*passage[:at], *sentence, *passage[at:]]

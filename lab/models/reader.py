@@ -59,31 +59,22 @@ FILE = Path(__file__).with_name("training_questions.jsonl")
 
 @dataclass(frozen=True)
 class Asked:
-    """A question about a text.
-
-    Args:
-        kind: of `questions.KINDS`, `WORDS` or `HAND`.
-        question, answer: token ids.
-        states: [len(answer), d], the outputs that predict the answer from the whole text, if all of it is right there.
-    """
+    """A question about a text and its answer, token ids, of one of `questions.KINDS`, `WORDS` or `HAND`."""
 
     kind: str
     question: list[int]
     answer: list[int]
+    # [len(answer), d], the outputs that predict the answer from the whole text, if all of it is right there.
     states: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """A text as the model has read it.
+    """A text as the model has read it, and what is asked about it."""
 
-    Args:
-        memories: at each of `RATIOS`.
-        later: the same of a later part of a long context, whose first tokens are kept for their scores only.
-        asked: about it.
-    """
-
+    # At each of `RATIOS`.
     memories: list[Memory]
+    # The same of a later part of a long context, whose first tokens are kept for their scores only.
     later: list[Memory]
     asked: list[Asked]
 
@@ -101,11 +92,7 @@ def new_reader(name: str, dtype: torch.dtype) -> tuple[Select, PressReader, Any]
 
 
 def facts_about(seed: int, tokenizer: Any, corpus: Any) -> tuple[list[int], list[Asked]]:
-    """A passage with facts in it, and questions about them and about its next words.
-
-    Args:
-        seed: of the draws; held-out pages and names below `HELD_OUT`.
-    """
+    """A passage with facts in it, and questions about them and about its next words; held out below `HELD_OUT`."""
     draw, is_held_out = np.random.default_rng([11, seed]), seed < HELD_OUT
     tokens = corpus.held_out if is_held_out else corpus.train
     length = int(draw.integers(SHORTEST, LONGEST + 1))
@@ -252,13 +239,8 @@ def update(optimizer: torch.optim.Optimizer, rate: float, step: int, steps: int)
 def train(name: str, dtype: torch.dtype, steps: int, rate: float, size: int, most: int, every: int = 100) -> None:
     """Trains for `steps`, or to their end if it has paused; writes a line every `every` steps, and a checkpoint.
 
-    Args:
-        steps: updates, with those of the reader that models/ has.
-        rate: of learning; it rises for 20 steps and falls to a tenth.
-        size: texts of a step.
-        most: questions of each.
-
-    A step draws how many texts a context has: 1, 2, 4 and so on to `Selection.parts`.
+    A step has up to `most` questions about each of `size` texts, and draws how many of these a context has: 1, 2, 4 and
+    so on to `Selection.parts`. The steps of the reader that models/ has count.
     """
     made, presses, _ = new_reader(name, dtype)
     parts = SELECTIONS[name].parts

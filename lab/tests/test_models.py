@@ -38,10 +38,12 @@ from gistkit.evaluate import Example
 from gistkit.train import Corpus, Trainer
 from gistkit_lab.presses import Comparison, Entry, Outcome
 from tests.cli.test_cli import small_llama
+from tests.helpers.in_place_oracle import unsettle
 from tests.helpers.models import byte_tokenizer
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
+MACHINE = {"processor": "some", "threads": 1, "instruction_set": "avx2", "commit": "0"}
 SENTENCE = "The scheduler keeps every task in its queue until a worker asks for one. "
 
 
@@ -106,10 +108,8 @@ def test_facts_of_several_kinds_are_about_other_things_and_held_out_ones_have_ot
             else:
                 assert fact.answer in fact.sentence and fact.answer not in fact.question
         seen[held_out] = {name for name in NAMES for _, fact in facts if name in fact.sentence.split()}
-        assert all(
-            len({fact.question for each in found.values() for fact in each}) == (7 if held_out else 8)
-            for found in drawn
-        )
+        questions = [{fact.question for each in found.values() for fact in each} for found in drawn]
+        assert {*map(len, questions)} == {7 if held_out else 8}
     assert seen[False] and seen[True] and not seen[False] & seen[True]
 
 
@@ -162,10 +162,7 @@ def test_the_stages_of_a_sitting():
 @pytest.fixture
 def place(corpus, tmp_path, monkeypatch):
     """A folder for models with one of the small model's in it, in two stages of 4 steps each."""
-    stages = (
-        make.Stage(4, {"ae": 1.0}, 70, 90, 10),
-        make.Stage(4, {"ae": 1.0, "lm": 0.5, "qa": 0.5}, 70, 90, 10),
-    )
+    stages = make.Stage(4, {"ae": 1.0}, 70, 90, 10), make.Stage(4, {"ae": 1.0, "lm": 0.5, "qa": 0.5}, 70, 90, 10)
     settings = {"chunk": 30, "ratio": 5, "layout": "epl"}
     model = make.Model("x500", settings, stages, rank=2, batch=2, warmup=1, precision="no")
     monkeypatch.setattr(make, "MODELS", {"tiny": model, "cut": model})
@@ -307,10 +304,14 @@ def test_questions_of_the_files_are_short_and_none_is_there_twice():
 
 
 def test_the_answer_nearest_to_its_place_counts():
-    assert manual_questions.nearest("1 of 11", "1", 0) == 0
-    assert manual_questions.nearest("1 of 11", "1", 4) == 5
-    assert manual_questions.nearest("1 of 11", "1", 99) == 6
+    assert [manual_questions.nearest("1 of 11", "1", at) for at in (0, 4, 99)] == [0, 5, 6]
     assert manual_questions.nearest("1 of 11", "2", 0) is None
+
+
+def written(folder, lines):
+    path = folder / "questions.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
 
 
 def pages_of_text(folder, monkeypatch):
@@ -335,9 +336,7 @@ def test_questions_are_about_the_part_of_a_held_out_page_with_the_answer(tmp_pat
         {"page": "some-doc/none", "question": "Which port?", "answer": "1", "at": 0},
         {"page": f"some-doc/page-{number}", "question": "Which port?", "answer": "7777777", "at": 0},
     ]
-    path = tmp_path / "questions.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    tokenizer = byte_tokenizer()
+    path, tokenizer = written(tmp_path, lines), byte_tokenizer()
     (found,) = manual_questions.examples(tokenizer, 60, path)
     assert found.answers == [str(4000 + number)] and len(found.context) == 60
     read = tokenizer.decode(found.context)
@@ -345,7 +344,7 @@ def test_questions_are_about_the_part_of_a_held_out_page_with_the_answer(tmp_pat
     assert "Which port?" in tokenizer.decode(found.question)
     # And those for training about one that is not held out, together.
     lines[0] = lines[1] | {"question": "What keeps every task?", "answer": "scheduler"}
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    written(tmp_path, lines)
     (found,) = manual_questions.together(tokenizer, 500, path)
     assert [one.question for one in found.asked] == ["What keeps every task?", "Which port?"]
     assert len(found.context) == 500 and str(4000 + other) in tokenizer.decode(found.context)
@@ -363,15 +362,11 @@ def test_long_questions_are_about_the_first_tokens_of_held_out_pages_and_of_the_
         {"page": "some-doc/none", "tokens": 900, "question": "Which port?", "answer": "1"},
         {"page": "stars/maya", "tokens": 50, "question": "What is of three stars?", "answer": "turtle"},
     ]
-    path = tmp_path / "questions.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    monkeypatch.setattr(long_questions, "FILE", path)
+    monkeypatch.setattr(long_questions, "FILE", written(tmp_path, lines))
     monkeypatch.setattr(long_questions, "TEXT", tmp_path)
     found = long_questions.lines(byte_tokenizer())
-    assert {kind: [one["answers"] for one in asked] for kind, asked in found.items()} == {
-        "manuals": [[str(4000 + number)]],
-        "sky": [["turtle"]],
-    }
+    answers = {kind: [one["answers"] for one in asked] for kind, asked in found.items()}
+    assert answers == {"manuals": [[str(4000 + number)]], "sky": [["turtle"]]}
     assert found["sky"][0]["context"] == ("The turtle is three stars. " * 9)[:50]
 
 
@@ -386,13 +381,7 @@ def test_long_questions_are_distinct_and_short():
 @pytest.fixture
 def with_adapter():
     """AvgPool with an adapter that changes what the model reads."""
-    compressor = AvgPool(small_llama(), ratio=2, lora=2).eval()
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in compressor.trainable():
-            if "lora_B" in name:
-                parameter.normal_(std=0.3)
-    return compressor
+    return unsettle(AvgPool(small_llama(), ratio=2, lora=2), 0.3).eval()
 
 
 def test_questions_are_measured_beside_no_and_full_context_with_and_without_the_adapter(
@@ -422,10 +411,8 @@ def test_what_is_measured(untrained, with_adapter, place, corpus, monkeypatch):
         assert figures["way"] == pytest.approx((none - memory) / (none - full)) and min(none, memory, full) > 1
         assert 0 <= figures["bleu4"] <= 100 and 0 <= figures["accuracy"] <= 1
         assert own == "" or figures["adapter_full"] != figures["full"]
-        made = make.Model("x500", {"chunk": 30}, ())
-        machine = {"processor": "some", "threads": 1, "instruction_set": "avx2", "commit": "0"}
-        sitting = make.Sitting(0, 2, 2, measured={"manuals": figures}, machine=machine)
-        card.write_card(place / "models", "tiny", made, [sitting])
+        sitting = make.Sitting(0, 2, 2, measured={"manuals": figures}, machine=MACHINE)
+        card.write_card(place / "models", "tiny", make.Model("x500", {"chunk": 30}, ()), [sitting])
         page = (place / "models" / "README.md").read_text()
         assert f"{figures['memory']:.3g}" in page and ("both with the adapter" in page) == bool(own)
         assert "| KVzip" in page and f"{figures['way']:.2f} of the way" in page
@@ -438,82 +425,72 @@ def test_a_card_has_what_was_read_with_its_adapter_in_a_comparison(tmp_path, mon
     rows = [Outcome(Entry(reader, "full context", 1), *figures) for reader in ("mine", "other")]
     Comparison({"dtype": "bfloat16"}, ["doors"], [0], [8], rows).save(tmp_path / "presses-some.jsonl")
     page = card.beside("mine")
-    assert (
-        "| with the adapter of mine" in page and "other" not in page and "1 questions (doors) about 1 contexts" in page
-    )
+    assert "| with the adapter of mine" in page and "other" not in page
+    assert "1 questions (doors) about 1 contexts" in page
 
 
 @pytest.mark.parametrize(("last", "stage", "answers"), [(1, 1, False), (2, 1, False), (3, 2, True), (9, 2, True)])
 def test_the_card_says_what_has_been_learned(place, last, stage, answers):
     stages = (make.Stage(2, {"ae": 1.0}, 8, 16), make.Stage(100, {"ae": 1.0, "qa": 0.5}, 8, 16))
-    made = make.Model("x500", {"chunk": 30}, stages)
-    machine = {"processor": "some", "threads": 1, "instruction_set": "avx2", "commit": "0"}
-    folder = place / "models" / "staged"
-    folder.mkdir(parents=True, exist_ok=True)
-    card.write_card(folder, "staged", made, [make.Sitting(0, last, last, machine=machine)])
-    page = (folder / "README.md").read_text()
+    made, sitting = make.Model("x500", {"chunk": 30}, stages), make.Sitting(0, last, last, machine=MACHINE)
+    card.write_card(place / "models", "staged", made, [sitting])
+    page = (place / "models" / "README.md").read_text()
     assert f"The training is in stage {stage} of 2." in page
     assert ("has not learned to answer" not in page) is answers
 
 
-def test_a_selection_has_the_adapter_of_a_trained_one_byte_for_byte(place, monkeypatch):
+@pytest.fixture
+def means(place, monkeypatch):
+    """`means(name, settings)`: a trained AvgPool, and a selection of this name around its adapter."""
     model = make.Model("avgpool", {"ratio": 2}, make.MODELS["tiny"].stages, rank=2, precision="no")
-    monkeypatch.setattr(make, "MODELS", {"means": model})
-    for name in ("MODELS", "FOLDER", "load_smollm2"):
-        monkeypatch.setattr(selection, name, getattr(make, name))
-    trained = make.new_compressor(model)
-    with torch.no_grad():
-        for _, parameter in trained.trainable():
-            parameter.add_(0.1)
+    load = lambda dtype=torch.float32: (small_llama().to(dtype), byte_tokenizer())  # noqa: E731
+    for module in (make, selection, reader):
+        monkeypatch.setattr(module, "MODELS", {"means": model})
+        monkeypatch.setattr(module, "load_smollm2", load)
+        monkeypatch.setattr(module, "FOLDER", make.FOLDER)
+    trained = unsettle(make.new_compressor(model), 0.02)
     trained.trained_length = 77
     make.save(trained, make.FOLDER / "means")
-    monkeypatch.setattr(
-        selection, "SELECTIONS", {"chosen": selection.Selection("means", {"ratio": 8, "by": "kvzip", "shares": "all"})}
-    )
+
+    def around(name, settings):
+        for module in (selection, reader):
+            monkeypatch.setattr(module, "SELECTIONS", {name: selection.Selection("means", settings, parts=2)})
+
+    return around
+
+
+def test_a_selection_has_the_adapter_of_a_trained_one_byte_for_byte(means):
+    means("chosen", {"ratio": 8, "by": "kvzip", "shares": "all"})
     folder = selection.build("chosen")
     selection.write_card("chosen")
     own, other = ((path / "gistkit_0_text").iterdir() for path in (folder, make.FOLDER / "means"))
     assert {path.name: path.read_bytes() for path in own} == {path.name: path.read_bytes() for path in other}
     made = Compressor.from_pretrained(folder, small_llama())
-    assert (made.method, made.ratio, made.shares, made.trained_length, made.languages) == (
-        "select",
-        8,
-        "all",
-        77,
-        ("en",),
-    )
+    assert (made.method, made.ratio, made.shares) == ("select", 8, "all")
+    assert (made.trained_length, made.languages) == (77, ("en",))
     page = (folder / "README.md").read_text()
     assert "# chosen\n" in page and "1/8 of the context's own keys" in page and "--compressor chosen" in page
     assert "These weights have not been measured" in page and "51% exactly" not in page
 
 
-def test_a_reader_learns_from_what_a_selection_keeps_and_goes_on(place, corpus, monkeypatch):
-    model = make.Model("avgpool", {"ratio": 2}, make.MODELS["tiny"].stages, rank=2, precision="no")
-    settings = {"ratio": 8, "by": "kvzip", "shares": "all", "own_reader": True}
-    load = lambda dtype=torch.float32: (small_llama().to(dtype), byte_tokenizer())  # noqa: E731
-    for module in (make, selection, reader):
-        monkeypatch.setattr(module, "MODELS", {"means": model})
-        monkeypatch.setattr(module, "load_smollm2", load)
-    for module in (selection, reader):
-        monkeypatch.setattr(module, "FOLDER", make.FOLDER)
-        monkeypatch.setattr(module, "SELECTIONS", {"read": selection.Selection("means", settings, parts=2)})
-    monkeypatch.setattr(reader, "RUNS", place / "runs")
-    monkeypatch.setattr(reader, "manuals", lambda: corpus)
-    # A token is a byte.
-    for name, value in {"HELD_OUT": 2, "SHORTEST": 600, "LONGEST": 700}.items():
+@pytest.fixture
+def eagle(monkeypatch):
+    """Texts of a size for bytes as tokens, and the one with a question by hand."""
+    for name, value in {"SHORTEST": 600, "LONGEST": 700}.items():
         monkeypatch.setattr(reader, name, value)
     monkeypatch.setattr(reader, "draw_facts", lambda count, random, held_out: draw_facts(2, random, held_out))
-    trained = make.new_compressor(model)
-    with torch.no_grad():
-        for _, parameter in trained.trainable():
-            parameter.add_(0.02)
-    make.save(trained, make.FOLDER / "means")
-
-    tokenizer = byte_tokenizer()
     question = manual_questions.Question("package/page", "What is it called?", "Eagle", 0)
-    by_hand = manual_questions.Together(reader.ids_of(tokenizer, "an Eagle it is"), [question])
-    monkeypatch.setattr(reader, "together", lambda *given: [by_hand])
-    texts = place / "runs" / "read" / "texts"
+    context = reader.ids_of(byte_tokenizer(), "an Eagle it is")
+    monkeypatch.setattr(reader, "together", lambda *given: [manual_questions.Together(context, [question])])
+    return context
+
+
+@pytest.mark.usefixtures("eagle")
+def test_a_reader_learns_from_what_a_selection_keeps_and_goes_on(place, means, corpus, monkeypatch):
+    means("read", {"ratio": 8, "by": "kvzip", "shares": "all", "own_reader": True})
+    for name, value in {"RUNS": place / "runs", "manuals": lambda: corpus, "HELD_OUT": 2}.items():
+        monkeypatch.setattr(reader, name, value)
+    tokenizer, texts = byte_tokenizer(), place / "runs" / "read" / "texts"
     for seed in range(5):
         context, asked = reader.facts_about(seed, tokenizer, corpus)
         assert 500 < len(context) < 800 and {one.kind for one in asked} > {reader.WORDS}
@@ -576,16 +553,11 @@ def test_a_reader_learns_from_what_a_selection_keeps_and_goes_on(place, corpus, 
     assert all(torch.equal(tensor, whole["weights"][name]) for name, tensor in again["weights"].items())
 
 
-def test_an_adapter_learns_to_answer_from_whole_contexts(corpus, monkeypatch, capsys):
-    tokenizer, question = byte_tokenizer(), manual_questions.Question("package/page", "What is it called?", "Eagle", 0)
-    context = reader.ids_of(tokenizer, "an Eagle it is")
-    monkeypatch.setattr(reader, "together", lambda *given: [manual_questions.Together(context, [question])])
+def test_an_adapter_learns_to_answer_from_whole_contexts(corpus, eagle, monkeypatch, capsys):
+    tokenizer = byte_tokenizer()
     monkeypatch.setattr(adapter, "manuals", lambda tokenizer: corpus)
-    for name, value in {"SHORTEST": 600, "LONGEST": 700}.items():
-        monkeypatch.setattr(reader, name, value)
-    monkeypatch.setattr(reader, "draw_facts", lambda count, random, held_out: draw_facts(2, random, held_out))
     known = reader.by_hand(tokenizer, 512)
-    assert [(ids, one.kind) for ids, (one,) in known] == [(context, reader.HAND)]
+    assert [(ids, one.kind) for ids, (one,) in known] == [(eagle, reader.HAND)]
     model = small_llama()
     made = adapter.train(model, tokenizer, known, steps=20, size=2, most=3, rate=1e-2)
     nats = [json.loads(line)["nats"] for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
@@ -594,7 +566,7 @@ def test_an_adapter_learns_to_answer_from_whole_contexts(corpus, monkeypatch, ca
     assert all(parameter.any() for name, parameter in made.named_parameters() if "lora_B" in name)
 
 
-def test_the_selections_in_models_are_those_that_are_made():
+def test_the_selections_in_models_are_those_that_are_made(tmp_path):
     from gistkit.common.trained import DEFAULTS
 
     assert set(DEFAULTS.values()) <= set(selection.SELECTIONS)
@@ -607,4 +579,7 @@ def test_the_selections_in_models_are_those_that_are_made():
             assert (folder / "gistkit_0_text" / file).read_bytes() == (source / "gistkit_0_text" / file).read_bytes()
         page = (folder / "README.md").read_text()
         assert card.beside(one.adapter) in page and selection.digest(folder) == selection.MEASURED
-        assert selection.ABOUT in page
+        # What is written by hand is kept.
+        copy = shutil.copytree(folder, tmp_path / name)
+        selection.write_card(name, copy)
+        assert (copy / "README.md").read_text() == page

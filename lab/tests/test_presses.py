@@ -30,6 +30,7 @@ from gistkit_lab.presses.comparison import (
     shown,
 )
 from gistkit_lab.presses.reader import PressReader
+from tests.helpers.in_place_oracle import unsettle
 from tests.helpers.models import byte_tokenizer, tiny, tiny_llama
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -45,15 +46,9 @@ SETS = {
 }
 
 
-def adapted(model, seed=0):
+def adapted(model, std=0.2):
     """AvgPool with an adapter that changes what the model computes."""
-    compressor = AvgPool(model, ratio=2, lora=2).eval()
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in compressor.trainable():
-            if "lora_B" in name:
-                parameter.normal_(std=0.2)
-    return compressor
+    return unsettle(AvgPool(model, ratio=2, lora=2), std).eval()
 
 
 def ids(text):
@@ -117,12 +112,7 @@ def test_full_and_no_context_are_the_model_with_the_adapter_merged_into_it(tmp_p
 
 def test_a_reader_of_its_own_reads_full_contexts_as_it_reads_memories():
     model = tiny_llama(**SIZES)
-    compressor = Select(model, ratio=1, by="even", lora=2, own_reader=True).eval()
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in compressor.trainable():
-            if "lora_B" in name:
-                parameter.normal_(std=0.2)
+    compressor = unsettle(Select(model, ratio=1, by="even", lora=2, own_reader=True), 0.2).eval()
     reader = PressReader(model, byte_tokenizer(), {}, compressor)
     with evaluating(reader.select), reader.select.folded():
         text = reader.read(ids(CONTEXT))
@@ -134,9 +124,8 @@ def test_a_reader_of_its_own_reads_full_contexts_as_it_reads_memories():
 def test_every_row_of_a_ratio_keeps_the_same_bytes_and_answers_as_one_by_one():
     model, tokenizer = tiny_llama(**SIZES), byte_tokenizer()
     compressor = adapted(model)
-    found = against_presses(
-        model, tokenizer, SETS, trained={"mine": compressor}, ratios=[2, 5], by=["even", "snapkv"], max_new_tokens=4
-    )
+    rows = entries({"mine": compressor}, ratios=[2, 5], by=["even", "snapkv"])
+    found = against_presses(model, tokenizer, SETS, trained={"mine": compressor}, rows=rows, max_new_tokens=4)
     assert found.sets == ["doors"] * 3 + ["ferries"] and found.contexts == [0, 0, 1, 0]
     lengths = [len(CONTEXT), 31]
     assert found.lengths == lengths
@@ -157,17 +146,14 @@ def test_every_row_of_a_ratio_keeps_the_same_bytes_and_answers_as_one_by_one():
     for name, example in zip((0, 1, 2, 3), [*SETS["doors"], *SETS["ferries"]], strict=True):
         budget = kept(len(example.context), 5)
         select = Select(model, budget=budget, by="even").eval()
-        report = compare(
-            {"even": select}, [example], tokenizer=tokenizer, tasks=["qa"], max_new_tokens=4, progress=False
-        )
+        settings = {"tokenizer": tokenizer, "tasks": ["qa"], "max_new_tokens": 4, "progress": False}
+        report = compare({"even": select, "it": compressor}, [example], **settings)
         one, other = report["even"].examples[0], outcomes[Entry(PLAIN, "even", 5)]
         assert other.nats[name] == pytest.approx(one.qa_nats, rel=1e-5) and other.answer_tokens[name] == one.qa_tokens
         scores = one.exact_match, one.contains_answer, one.token_f1
         assert (other.exact[name], other.within[name], other.f1[name]) == scores
-        trained = compare({"it": compressor}, [example], tokenizer=tokenizer, tasks=["qa"], progress=False)
-        assert outcomes[Entry("mine", "mine", 2)].nats[name] == pytest.approx(
-            trained["it"].examples[0].qa_nats, rel=1e-5
-        )
+        (trained,) = report["it"].examples
+        assert outcomes[Entry("mine", "mine", 2)].nats[name] == pytest.approx(trained.qa_nats, rel=1e-5)
 
 
 def test_a_compressor_whose_memory_is_read_without_an_adapter_stands_beside_the_plain_model():
@@ -175,7 +161,7 @@ def test_a_compressor_whose_memory_is_read_without_an_adapter_stands_beside_the_
     compressor = FiveHundredX(model, chunk=20, ratio=5, lora=2).eval()
     rows = entries({"chunks": compressor}, ratios=[4], by=["even"])
     assert {entry.reader for entry in rows} == {PLAIN} and Entry(PLAIN, "chunks", 5.0) in rows
-    found = against_presses(model, byte_tokenizer(), SETS, trained={"chunks": compressor}, rows=[rows[2]], ratios=[4])
+    found = against_presses(model, byte_tokenizer(), SETS, trained={"chunks": compressor}, rows=[rows[2]])
     assert found.outcomes[0].tokens == [math.ceil(len(CONTEXT) / 20) * 4, 8]
 
 
@@ -195,19 +181,14 @@ def test_a_trained_selection_has_a_row_at_each_ratio_that_reads_long_contexts_in
 
 def test_what_was_measured_is_kept_and_goes_on(tmp_path):
     model, calls = tiny_llama(**SIZES), []
-    settings = {"ratios": [4], "by": ["even"], "max_new_tokens": 2}
+    rows, settings = entries({}, ratios=[4], by=["even"]), {"max_new_tokens": 2}
     first = against_presses(model, byte_tokenizer(), SETS, rows=[Entry(PLAIN, FULL, 1)], **settings)
     again = Comparison.load(first.save(tmp_path / "found.jsonl"))
     assert again.outcomes[0].exact == first.outcomes[0].exact and again.settings == first.settings
-    whole = against_presses(
-        model,
-        byte_tokenizer(),
-        SETS,
-        done=replace(again, settings=again.settings | {"machine": {"processor": "another"}}),
-        on_outcome=lambda found: calls.append(len(found.outcomes)),
-        **settings,
-    )
-    assert calls == list(range(2, len(entries({}, ratios=[4], by=["even"])) + 1))
+    done = replace(again, settings=again.settings | {"machine": {"processor": "another"}})
+    count = lambda found: calls.append(len(found.outcomes))  # noqa: E731
+    whole = against_presses(model, byte_tokenizer(), SETS, rows=rows, done=done, on_outcome=count, **settings)
+    assert calls == list(range(2, len(rows) + 1))
     assert whole.outcomes[0] == again.outcomes[0]
     assert whole.settings == again.settings | {"earlier": [{"processor": "another"}]}
     with pytest.raises(ValueError, match="done: expected a comparison of the same model, questions"):
@@ -217,14 +198,14 @@ def test_what_was_measured_is_kept_and_goes_on(tmp_path):
     mine = against_presses(model, byte_tokenizer(), SETS, trained={"mine": adapted(model)}, rows=rows, **settings)
     edited = SETS | {"ferries": [replace(SETS["ferries"][0], answers=["nine"])]}
     for done, sets, trained, base, told in (
-        (mine, SETS, {"mine": adapted(model, 1)}, model, "rows of the same compressor mine"),
+        (mine, SETS, {"mine": adapted(model, 0.1)}, model, "rows of the same compressor mine"),
         (again, edited, {}, model, "the same contexts, questions and answers"),
         (again, SETS, {}, tiny_llama(initializer_range=0.03, **SIZES), "the same model's weights"),
         (replace(again, settings=no_digests), SETS, {}, model, "with digests"),
     ):
         with pytest.raises(ValueError, match=f"done: expected .*{told}.*, got"):
             against_presses(base, byte_tokenizer(), sets, trained=trained, done=done, **settings)
-    other = against_presses(model, byte_tokenizer(), SETS, rows=rows, trained={"other": adapted(model, 1)},
+    other = against_presses(model, byte_tokenizer(), SETS, rows=rows, trained={"other": adapted(model, 0.1)},
                             done=mine, **settings)  # fmt: skip
     assert {*other.settings["digests"]["compressors"]} == {"mine", "other"}
     (tmp_path / "other.jsonl").write_text('{"rows": 1}\n')
@@ -232,7 +213,10 @@ def test_what_was_measured_is_kept_and_goes_on(tmp_path):
         Comparison.load(tmp_path / "other.jsonl")
     for wrong, told in (({"ratios": [0]}, "ratios: expected"), ({"by": ["best"]}, "by: expected some of kvzip")):
         with pytest.raises(ValueError, match=told):
-            against_presses(model, byte_tokenizer(), SETS, **wrong)
+            entries({}, **wrong)
+    # A folder's name may be a score's.
+    with pytest.raises(ValueError, match="trained: expected names that no other row has, got 'kvzip'"):
+        against_presses(model, byte_tokenizer(), SETS, trained={"kvzip": adapted(model)})
 
 
 def test_an_interval_covers_the_mean_as_often_as_it_says():

@@ -106,17 +106,6 @@ def test_embeddings_of_the_caller_are_used(projection: str) -> None:
     close(model(pixels, positions, embeddings=e[12:]), model(pixels, positions + 9))
 
 
-def test_cls_has_its_own_row_in_a_learned_table() -> None:
-    model, pixels = vit(encoding("learned-2d")), images(3, 4)
-    plain = vit(NoPE(extra_tokens=1))
-    plain.load_state_dict({name: p for name, p in model.state_dict().items() if not name.startswith("position")})
-    torch.nn.init.zeros_(model.position.table)
-    assert (model(pixels) - plain(pixels)).abs().max() > 1e-6
-    with torch.no_grad():
-        plain.cls += model.position.extra[0]
-    close(model(pixels), plain(pixels))
-
-
 def test_drop_path_leaves_whole_rows_out_and_keeps_the_expectation() -> None:
     """By layer from 0 to the rate; attention and network of a row are left out separately."""
     model, pixels = vit(NoPE(extra_tokens=1), drop_path=0.4), images(2, 2, 1).expand(1500, -1, -1, -1)
@@ -146,11 +135,6 @@ def test_drop_path_leaves_whole_rows_out_and_keeps_the_expectation() -> None:
     for wrong in (-0.1, 1.0):
         with pytest.raises(ValueError, match="drop_path: expected at least 0 and below 1, got"):
             vit(NoPE(extra_tokens=1), drop_path=wrong)
-
-
-def test_grid_positions_are_row_major() -> None:
-    assert grid_positions(2, 3).tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
-    assert grid_positions(1, 2, (4, 9)).tolist() == [[4, 9], [4, 10]]
 
 
 def test_what_is_refused() -> None:

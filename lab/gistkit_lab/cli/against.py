@@ -53,11 +53,7 @@ def add(parser: Any) -> None:
 
 
 def asked(arguments: argparse.Namespace) -> bool:
-    """Whether this is what the arguments ask for.
-
-    Raises:
-        ValueError: if they have only its options.
-    """
+    """Whether this is what the arguments ask for; its options alone are refused."""
     for name in ("ratios", "by", "shares", "fit"):
         if arguments.against is None and getattr(arguments, name) is not None:
             raise ValueError(f"--{name}: expected none without --against, got {getattr(arguments, name)}")
@@ -87,21 +83,20 @@ def run(arguments: argparse.Namespace) -> int:
     model, tokenizer = load_model(arguments.model, arguments.dtype, device(arguments.device))
     folder = arguments.compressor or default_for(arguments.model)
     trained = {} if folder is None else {Path(folder).name: load_compressor(Path(folder), model)}
-    by, ratios, shares = arguments.by or SCORES, arguments.ratios or RATIOS, arguments.shares or ("equal",)
+    given = {name: getattr(arguments, name) for name in ("ratios", "by", "shares", "fit")}
+    rows = presses.entries(trained, **{name: value for name, value in given.items() if value is not None})
     sets = _sets(arguments, tokenizer, model)
-    fit = bool(arguments.fit)
-    entries = presses.entries(trained, ratios=ratios, by=by, shares=shares, fit=fit)
     done = presses.Comparison.load(out) if out.exists() else None
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with need("tqdm").tqdm(total=len(entries), unit="row") as bar:
+        with need("tqdm").tqdm(total=len(rows), unit="row") as bar:
 
             def keep(comparison: Comparison) -> None:
                 comparison.save(out)
                 bar.update()
 
             found = presses.against_presses(
-                model, tokenizer, sets, trained=trained, ratios=ratios, by=by, shares=shares, fit=fit, done=done,
+                model, tokenizer, sets, trained=trained, rows=rows, done=done,
                 max_new_tokens=arguments.max_new_tokens or 16, on_outcome=keep, on_step=bar.set_description,
             )  # fmt: skip
     except ValueError as error:

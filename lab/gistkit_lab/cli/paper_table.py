@@ -154,11 +154,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _make(run: Run, launcher: Sequence[str] | None) -> int:
-    """Runs a command whose result is not there yet; its status.
-
-    Raises:
-        ValueError: if its folder has the result of another command, or of an earlier one of what it starts from.
-    """
+    """Runs a command whose result is not there yet; its status. Results of other commands or sources are refused."""
     from gistkit.train import checkpoints
 
     before, sources = _recorded(run.folder), [_recorded(folder).get("id") for folder in run.sources]

@@ -137,11 +137,7 @@ def run(options: argparse.Namespace) -> int:
 def check_unused(out: Path, jobs: Sequence[Job] | None = None) -> None:
     """Refuses a folder with results or checkpoints of runs, which new runs would replace.
 
-    Args:
-        jobs: the new runs where they write no results there: checkpoints of theirs alone are refused.
-
-    Raises:
-        ValueError: saying what is there, and both ways on.
+    With `jobs`, runs that write no results there, checkpoints of theirs alone are refused.
     """
     results, states = out / "results.jsonl", sorted(out.glob(CHECKPOINTS))
     if jobs is not None:
@@ -160,11 +156,7 @@ def check_unused(out: Path, jobs: Sequence[Job] | None = None) -> None:
 
 
 def saved_by_job(path: Path, study: Study, plan: StudyPlan, saved_lines: Sequence[Line]) -> dict[str, Line]:
-    """The lines of a file that a plan asks for, by the names of its jobs.
-
-    Raises:
-        ValueError: if one of these runs has another recipe, another text or other images.
-    """
+    """The lines of a file that a plan asks for, by the names of its jobs; refused with another recipe or other data."""
     from gistkit_lab.studies.shown import changes
 
     job_names = {job.name for job in plan.jobs}

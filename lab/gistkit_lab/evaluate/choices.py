@@ -22,16 +22,15 @@ _ROUND = 1_000_000
 
 
 class Choice(NamedTuple):
-    """A question with its options below it.
-
-    `where` it stands, its image, a file's name or what is in one, the question, and the letter of the right option.
-    `group` names the questions that are one with their options in different orders.
-    """
+    """A question with its options below it."""
 
     where: str
+    # A file's name, or what is in one.
     image: str | bytes
     question: str
+    # The letter of the right option.
     answer: str
+    # The name of the questions that are one with their options in different orders.
     group: str
 
 
@@ -41,10 +40,6 @@ def choices(path: Path) -> Iterator[Choice]:
     - ScienceQA: problems.json. Images are test/ID/image.png.
     - MMBench: a .tsv file with the images in it. Its circular evaluation asks a question as often as it has options,
       each time with these moved on by one; where no question is there in several orders, they are made here.
-
-    Raises:
-        OSError: if there is no such file.
-        ValueError: naming the file, the line or the place in the document, and the field of what is not as expected.
     """
     return _mmbench(path) if files.suffix_of(path) == ".tsv" else _scienceqa(path)
 
@@ -52,9 +47,7 @@ def choices(path: Path) -> Iterator[Choice]:
 def image_conversations(path: Path, images: Path, extracted: Path) -> list[Conversation]:
     """The test questions of a file in one of these forms, or what `gistkit.train.load_conversations` reads.
 
-    Args:
-        path, images: as there.
-        extracted: a folder for images that are in the file.
+    Images that are in the file are written into the folder `extracted`.
     """
     if not path.is_file() or not images.is_dir() or not is_choices(path):
         return load_conversations(path, images)

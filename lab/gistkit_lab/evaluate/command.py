@@ -147,8 +147,8 @@ def run(arguments: argparse.Namespace) -> int:
     if len(sets) == 1:
         (examples,) = (each() for each in sets.values())
         return _show(measure(compressor, tokenizer, examples, **settings), arguments)
-    found = {each.name: domain_of(each.path) for each in chosen if name_of(each.path) is None}
-    domains = {name: domain for name, domain in found.items() if domain is not None}
+    local = {each.name: each.path for each in chosen if name_of(each.path) is None}
+    domains = {name: domain for name, path in local.items() if (domain := domain_of(path)) is not None}
     return _show(run_sets(compressor, tokenizer, sets, domains=domains, **settings), arguments)
 
 
@@ -158,9 +158,7 @@ def _read_on(arguments: argparse.Namespace) -> int:
         name = "segment" if arguments.segment is not None else "excluded_words"
         raise ValueError(f"--{name.replace('_', '-')}: not allowed without --tau, got {getattr(arguments, name)}")
     plain: dict[str, Any] = dict.fromkeys(("questions", "images", "tasks", "max_new_tokens", *JUDGE))
-    refuse(
-        arguments, "--tau", documents=False, prompt="plain", keep_examples=False, **plain
-    )  # fmt: skip
+    refuse(arguments, "--tau", documents=False, prompt="plain", keep_examples=False, **plain)
     check_data(arguments)
     baselines = ["recent", "full"] if arguments.baselines is None else arguments.baselines
     if unknown := sorted({*baselines} - {"recent", "full"}):
@@ -192,15 +190,9 @@ def _read_on(arguments: argparse.Namespace) -> int:
         sampled = torch.Generator().manual_seed(0)
         reader.calibrate(corpus.batch(arguments.batch_size, context + continuation, sampled) for _ in range(4))
     report = read_on(
-        reader,
-        rows,
-        continuation,
-        baselines=baselines,
-        batch_size=arguments.batch_size,
-        tokenizer=tokenizer,
-        excluded_words=arguments.excluded_words,
-        processes=processes,
-    )
+        reader, rows, continuation, baselines=baselines, batch_size=arguments.batch_size, tokenizer=tokenizer,
+        excluded_words=arguments.excluded_words, processes=processes,
+    )  # fmt: skip
     return show(report, arguments)
 
 
@@ -213,6 +205,7 @@ def _about_images(arguments: argparse.Namespace, judge: Any) -> int:
     from gistkit import train
     from gistkit_lab.evaluate.choices import first, image_conversations
     from gistkit_lab.evaluate.images import evaluate_images
+    from gistkit_lab.evaluate.sets import SetReports
 
     processes = launched()
     device_name = processes.on(device(arguments.device))
@@ -234,11 +227,8 @@ def _about_images(arguments: argparse.Namespace, judge: Any) -> int:
                 judge=judge,
                 processes=processes,
             )
-    if len(reports) == 1:
-        return _show(next(iter(reports.values())), arguments)
-    from gistkit_lab.evaluate.sets import SetReports
-
-    return _show(SetReports(reports), arguments)
+    (first_report, *others) = reports.values()
+    return _show(SetReports(reports) if others else first_report, arguments)
 
 
 def _show(found: Report | SetReports, arguments: argparse.Namespace) -> int:
@@ -253,11 +243,7 @@ def _show(found: Report | SetReports, arguments: argparse.Namespace) -> int:
 
 
 def whole_documents(path: Path) -> Iterator[str]:
-    """The documents of a file or a folder as `file_documents` takes them, in its order, none cut or held out.
-
-    Raises:
-        FileNotFoundError, ValueError: as `file_documents`.
-    """
+    """The documents of a file or a folder as `file_documents` takes them, in its order, none cut or held out."""
     from gistkit.formats.files import suffix_of
     from gistkit.train.document_files import ROWS, file_rows, files_in
     from gistkit.train.documents import articles

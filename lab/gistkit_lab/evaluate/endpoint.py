@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from http.client import HTTPException
 from typing import Any, TypeVar
 from urllib.error import HTTPError
@@ -104,11 +105,7 @@ class PromptedJudge:
         raise NotImplementedError
 
     def check(self) -> None:
-        """Asks once, so that a wrong address, name or key shows before all the others.
-
-        Raises:
-            JudgeError: if no answer came.
-        """
+        """Asks once, so that a wrong address, name or key shows, as a JudgeError, before all the others."""
         self(*self.trial, context="One and one are two.")
 
     def __call__(self, *texts: str, context: str = "") -> float:
@@ -166,7 +163,10 @@ class PromptedJudge:
         reason = f"HTTP {error.code} {error.reason}"
         if error.code in (401, 403):
             return reason
-        said = error.read(LARGEST).decode("utf-8", "replace")
+        said = ""
+        # The body may end early.
+        with suppress(OSError, HTTPException):
+            said = error.read(LARGEST).decode("utf-8", "replace")
         if self._key:
             said = said.replace(self._key, "***")
         return f"{reason}: {said}" if said.strip() else reason
@@ -187,16 +187,12 @@ def in_order(
     return found
 
 
-_OBJECT = re.compile(r"\{[^{}]*\}")
-
-
 def objects(text: str) -> Iterator[dict[str, Any]]:
-    """The JSON objects without others in them that a reply holds, the last first."""
-    for part in reversed(_OBJECT.findall(text)):
-        try:
-            yield json.loads(part)
-        except (ValueError, RecursionError):
-            continue
+    """The JSON objects that a reply holds, the last to begin first."""
+    decoder = json.JSONDecoder()
+    for brace in reversed([match.start() for match in re.finditer("{", text)]):
+        with suppress(ValueError, RecursionError):
+            yield decoder.raw_decode(text, brace)[0]
 
 
 class _NoRedirects(HTTPRedirectHandler):

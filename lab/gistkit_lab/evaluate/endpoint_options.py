@@ -14,8 +14,7 @@ KEY = "GISTKIT_JUDGE_KEY"
 
 
 def add_judge(group: Any, does: str, fields: str) -> None:
-    """Adds --judge, --judge-model, --judge-prompt and --judge-concurrency; the help says what it `does`, and which
-    `fields` its prompt has."""
+    """Adds the options; the help says what the judge `does`, and which `fields` its prompt has."""
     group.add_argument(
         "--judge", metavar="URL",
         help=f"OpenAI-compatible API, such as http://localhost:8000/v1, whose model {does}; its key is read from the "
@@ -30,12 +29,7 @@ def add_judge(group: Any, does: str, fields: str) -> None:
 
 
 def chosen_judge(arguments: argparse.Namespace, kind: type[Kind]) -> Kind | None:
-    """The judge, after one successful request; None without --judge.
-
-    Raises:
-        ValueError: if the other options are given without --judge, or --judge without a model.
-        OSError: if the endpoint does not answer correctly.
-    """
+    """The judge, after one successful request; None without --judge, beside which its options are refused."""
     given = {name: getattr(arguments, f"judge_{name}") for name in ("model", "prompt", "concurrency")}
     if arguments.judge is None:
         for name, value in given.items():

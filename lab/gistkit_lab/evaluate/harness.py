@@ -123,22 +123,15 @@ class CompressorLM(TemplateLM):
         )
 
     def split(self, context: str, ids: Sequence[int], room: int) -> Split:
-        """Where a context is split.
-
-        Args:
-            context: its text.
-            ids: its tokens.
-            room: tokens that are to follow it.
-
-        Raises:
-            ValueError: if these leave no room for a token of the context.
-        """
+        """Where a context, a text and its `ids`, is split if `room` tokens are to follow it."""
         if room >= self.max_length:
             raise ValueError(f"max_length: expected more than the {room} tokens after a context, got {self.max_length}")
         at = len(ids) - self.keep
         before = context.rpartition(self.marker)[0] if self.marker is not None else ""
         if before:
-            at = len(self.tok_encode(before))
+            # A token may have the end of that part and the marker's beginning.
+            same = [one == other for one, other in zip(ids, self.tok_encode(before), strict=False)]
+            at = [*same, False].index(False)
         cut = max(0, len(ids) - (self.max_length - room))
         at = min(max(at, cut + 1), len(ids))
         return Split(tuple(ids[cut:at]), tuple(ids[at:]))
@@ -172,11 +165,7 @@ class CompressorLM(TemplateLM):
         return totals
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """What follows each context, up to the first of its stop texts; greedy, as most tasks ask.
-
-        Raises:
-            ValueError: if a task wants samples, or an argument of generation that is not known.
-        """
+        """What follows each context, up to the first of its stop texts; greedy, as most tasks ask."""
         groups: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
             groups.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(index)

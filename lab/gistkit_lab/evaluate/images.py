@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 from gistkit.common.processes import Processes
 from gistkit.compress import VoCo
@@ -15,31 +15,15 @@ from gistkit.evaluate.metrics import need
 from gistkit.evaluate.report import Report
 from gistkit.evaluate.runner import Runner, end_tokens
 from gistkit.hf.image_contexts import join_contexts
+from gistkit.train import ImageQuestion
 from gistkit_lab.evaluate.image_measures import choice_match, chosen_letter, vqa_accuracy
 from gistkit_lab.evaluate.judge import Answered, Judge, judge_report
-
-
-class ImageExample(Protocol):
-    """A question about images, such as `gistkit.train.ImageQuestion`: a context as `VoCo.split` gives it, the token ids
-    of the question and of the first right answer with its end, all right answers as texts, and the name of those
-    questions that are one."""
-
-    @property
-    def context(self) -> Mapping[str, Any]: ...
-    @property
-    def question(self) -> Sequence[int]: ...
-    @property
-    def answer(self) -> Sequence[int]: ...
-    @property
-    def answers(self) -> Sequence[str]: ...
-    @property
-    def group(self) -> str: ...
 
 
 class _Numbered:
     """A VoCo whose contexts are numbers of examples: images are read when their batch comes."""
 
-    def __init__(self, compressor: VoCo, examples: Sequence[ImageExample]) -> None:
+    def __init__(self, compressor: VoCo, examples: Sequence[ImageQuestion]) -> None:
         self.compressor, self.model, self.examples = compressor, compressor.model, examples
         self.decode, self.logits, self.generate = compressor.decode, compressor.logits, compressor.generate
 
@@ -50,7 +34,7 @@ class _Numbered:
 def evaluate_images(
     compressor: VoCo,
     tokenizer: Any,
-    examples: Sequence[ImageExample],
+    examples: Sequence[ImageQuestion],
     *,
     batch_size: int = 8,
     max_new_tokens: int | None = None,
@@ -62,7 +46,7 @@ def evaluate_images(
 
     "qa_vqa", the mean `vqa_accuracy`, is there where a question has several answers. "qa_choice" is there where every
     answer names an option by its letter: the share of questions whose answer names it (`choice_match`), each time for
-    those that are asked in several orders of the options (`ImageExample.group`, MMBench's circular evaluation).
+    those that are asked in several orders of the options (`ImageQuestion.group`, MMBench's circular evaluation).
 
     Args:
         compressor: of images.

@@ -115,16 +115,23 @@ def judge_report(report: Report, asked: Sequence[Answered | None], judge: Judge,
 
 
 def _judged_row(row: Row, asked: Sequence[Answered | None], judge: Judge, progress: bool) -> Row:
-    pairs = [(each, result) for each, result in zip(asked, row.examples, strict=True) if each is not None]
-    answers = [each._replace(answer=result.prediction or "") for each, result in pairs]
+    if len(row.examples) != len(asked):
+        raise ValueError(f"report: expected results of {len(asked)} examples, got {len(row.examples)} of {row.method}")
+    answers = {
+        index: each._replace(answer=row.examples[index].prediction or "")
+        for index, each in enumerate(asked)
+        if each is not None
+    }
     with need("tqdm").tqdm(
         total=len(answers), desc=f"{row.method}, judged", unit="answer", disable=not progress
     ) as bar:
-        scores = judged(judge, answers, on_answer=bar.update)
-    for (_, result), score in zip(pairs, scores, strict=True):
-        result.judge = score
-    metrics, counts = summary(row.examples)
-    return replace(row, metrics={**metrics, **row.metrics}, counts={**counts, **row.counts})
+        scores = dict(zip(answers, judged(judge, [*answers.values()], on_answer=bar.update), strict=True))
+    examples = tuple(replace(each, judge=scores.get(index)) for index, each in enumerate(row.examples))
+    metrics, counts = summary(examples)
+    # An earlier judge's are not its own.
+    metrics |= {name: value for name, value in row.metrics.items() if name != "qa_judge"}
+    counts |= {name: value for name, value in row.counts.items() if name != "qa_judged"}
+    return replace(row, metrics=metrics, counts=counts, examples=examples)
 
 
 def _best(judge: Judge, answered: Answered) -> float | None:
@@ -141,11 +148,7 @@ def _best(judge: Judge, answered: Answered) -> float | None:
 
 
 def score_of(judge: Callable[..., float], *texts: str, context: str) -> float:
-    """What a judge says of texts, with the whole document if it reads that.
-
-    Raises:
-        ValueError: if it is no number from 0 to 1.
-    """
+    """What a judge says of texts, from 0 to 1, with the whole document if it reads that."""
     more = {"context": context} if getattr(judge, "reads_context", False) else {}
     score = judge(*texts, **more)
     if not isinstance(score, int | float) or not 0 <= score <= 1:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gistkit.cli.evaluate import refuse
 from gistkit.options.arguments import add_command, device, existing, path, positive, whole
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
 from gistkit.options.outputs import check_file
@@ -48,6 +49,9 @@ def add(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     check_file("--out", arguments.out)
+    if arguments.plain:
+        untrained = dict.fromkeys(("method", "layout", "ratio", "chunk"))
+        refuse(arguments, "--plain", compressor=None, encoder=None, option=[], **untrained)
     device_name = device(arguments.device)
 
     from lm_eval import simple_evaluate

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gistkit.common.files import write_picture, write_text
 from gistkit.options.arguments import add_command, device, path, typed
 from gistkit.options.models import add_model, load_compressor, load_model, trained_folder
 from gistkit.options.outputs import check_file
 from gistkit.options.texts import STDIN, find_sources
+
+if TYPE_CHECKING:
+    from gistkit.compress import Dodo
 
 PURPOSE = "show which tokens of a text a Dodo compressor keeps, and how it scores the others"
 EXAMPLES = """\
@@ -55,24 +59,18 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(
             f"--compressor: expected a dodo compressor, which keeps tokens of the text, got {compressor.method}"
         )
-    rows = compressor.contexts([text_ids(text, tokenizer)])
-    input_rows = compressor.with_bos(rows)
-    scores = compressor.whole_scores(input_rows)
-    nugget_columns = set(compressor.nuggets(input_rows, scores).index[0].tolist())
-    ids = input_rows.ids[0].tolist()
-    columns = range(1, len(ids))
-    tokens = token_texts(tokenizer, ids[1:])
-    selected = [place in nugget_columns for place in columns]
-    title = f"{source.name}: {len(nugget_columns)} of {len(tokens)} tokens"
+    ids, scores, selected = _scored(compressor, text_ids(text, tokenizer))
+    tokens, count = token_texts(tokenizer, ids), sum(selected)
+    title = f"{source.name}: {count} of {len(tokens)} tokens"
     if out.suffix == ".html":
         from gistkit_lab.viz.text import text_page
 
-        write_text(out, text_page(tokens, scores[0, 1:].tolist(), selected, title=title))
+        write_text(out, text_page(tokens, scores, selected, title=title))
     else:
         from gistkit_lab.viz.text import draw_text
 
-        write_picture(out, draw_text(tokens, scores[0, 1:].tolist(), selected, title=title), dpi=150)
-    print(f"{title} kept, {len(tokens) / len(nugget_columns):.1f}x\n")
+        write_picture(out, draw_text(tokens, scores, selected, title=title), dpi=150)
+    print(f"{title} kept, {len(tokens) / count:.1f}x\n")
     table = [["token", "share of nuggets", "share of text"]]
     table += [
         [repr(token), f"{nugget_share:.3f}", f"{text_share:.3f}"]
@@ -81,3 +79,17 @@ def _run(arguments: argparse.Namespace) -> int:
     print(format_table([row for row in table if row[1] != "0.000"]))
     print(f"\nWritten: {out}")
     return 0
+
+
+def _scored(compressor: Dodo, row: list[int]) -> tuple[list[int], list[float], list[bool]]:
+    """The tokens of a text without BOS, their scores, and which are kept, in the parts that `encode` reads."""
+    ids, scores, selected = list[int](), list[float](), list[bool]()
+    for start, end in pairwise([0, *compressor.part_ends(row)]):
+        first = [compressor.bos_token] if start else []
+        part = compressor.with_bos(compressor.contexts([[*first, *row[start:end]]]))
+        own = compressor.whole_scores(part)
+        kept = set(compressor.nuggets(part, own).index[0].tolist())
+        ids += part.ids[0, 1:].tolist()
+        scores += own[0, 1:].tolist()
+        selected += [column in kept for column in range(1, part.ids.shape[1])]
+    return ids, scores, selected

@@ -29,7 +29,6 @@ def read_on(
     asked: int,
     *,
     baselines: Sequence[str] = BASELINES,
-    method: str | None = None,
     batch_size: int = 8,
     progress: bool = True,
     tokenizer: Any | None = None,
@@ -44,7 +43,6 @@ def read_on(
         asked: the loss is the mean over so many tokens at each text's end.
         baselines: some of "recent", the plain model with as many last tokens as the model keeps states on average, and
             "full", the plain model with all tokens.
-        method: the name of the model's row; None: its `title`.
         batch_size: texts at a time.
         progress: whether to show a progress bar.
         tokenizer: of transformers, for the perplexity of words.
@@ -79,7 +77,7 @@ def read_on(
         return _row(name, [text for part in scored for text in part], excluded_words is not None, clock)
 
     with evaluating(compressor), tqdm(total=total, unit="text", dynamic_ncols=True, disable=hidden) as bar:
-        rows = [row(method or model.title, model)]
+        rows = [row(model.title, model)]
         if "recent" in baselines:
             # BOS is a state too.
             recent = Recent(compressor, max(1, round(rows[0].metrics["states"]) - 1))
@@ -91,22 +89,11 @@ def read_on(
 
 
 def last_tokens(
-    model: LanguageModel,
-    texts: Sequence[Sequence[int]] | Tensor,
-    asked: int,
-    *,
-    batch_size: int = 8,
+    model: LanguageModel, texts: Sequence[Sequence[int]] | Tensor, asked: int, *, batch_size: int = 8
 ) -> tuple[float, float, int]:
-    """The loss of the last `asked` tokens of texts, and the states kept for them.
+    """Of the last `asked` tokens of texts the mean loss in nats, the mean number of states, and the number of tokens.
 
-    Args:
-        model, texts, asked, batch_size: as in `read_on`.
-
-    Returns:
-        Their mean loss in nats, the mean number of states for each, and the number of tokens.
-
-    Raises:
-        ValueError: if an argument is out of range.
+    The arguments are those of `read_on`.
     """
     _check(texts, asked, batch_size)
     scored = [text for part in _batches(texts, batch_size) for text in _scored(model, part, asked)]

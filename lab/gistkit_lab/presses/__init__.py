@@ -2,8 +2,15 @@
 
 from gistkit_lab.presses.comparison import Comparison, Entry, Outcome, against_presses, entries
 from gistkit_lab.presses.facts import fact_questions
-from gistkit_lab.presses.intervals import Interval, interval
-from gistkit_lab.presses.report import curves, pairs_table, parts_table, presses_table, trained_names
+from gistkit_lab.presses.report import (
+    Interval,
+    curves,
+    interval,
+    pairs_table,
+    parts_table,
+    presses_table,
+    trained_names,
+)
 
 __all__ = [
     "Comparison",

@@ -157,9 +157,20 @@ def entries(
 ) -> list[Entry]:
     """The rows of each reader: the whole context, none of it, the trained compressor, then those of each ratio.
 
-    A trained selection has a row at each ratio. With `fit` each row of a score has a second one, whose values and
-    biases are fitted.
+    Args:
+        trained: compressors around one model, by name; a selection has a row at each ratio.
+        ratios: whole numbers of at least 1.
+        by: names of `gistkit.compress.scores.SCORES`.
+        shares: how heads share what scores keep, as of `Select`.
+        fit: whether each row of a score has a second one, whose values and biases are fitted.
+
+    Raises:
+        ValueError: if a ratio or a score is none.
     """
+    for ratio in ratios:
+        check_int("ratios", ratio, 1)
+    if unknown := sorted({*by} - {*SCORES}):
+        raise ValueError(f"by: expected some of {', '.join(SCORES)}, got {unknown[0]!r}")
     adapted = {name: one for name, one in trained.items() if _adapts(one)}
     found = []
     for reader in (*adapted, PLAIN):
@@ -194,10 +205,6 @@ def against_presses(
     sets: Mapping[str, Sequence[Example]],
     *,
     trained: Mapping[str, Compressor] | None = None,
-    ratios: Sequence[int] = RATIOS,
-    by: Sequence[str] = tuple(SCORES),
-    shares: Sequence[str] = ("equal",),
-    fit: bool = False,
     rows: Sequence[Entry] | None = None,
     max_new_tokens: int = 24,
     done: Comparison | None = None,
@@ -214,24 +221,19 @@ def against_presses(
         tokenizer: of transformers.
         sets: examples by the name of their set, with questions; of a context one continuation counts.
         trained: compressors around `model`, by name.
-        ratios: whole numbers of at least 1.
-        by: names of `gistkit.compress.scores.SCORES`.
-        shares: how heads share what scores keep, as of `Select`.
-        fit: whether each row of a score has a second one with a fit.
-        rows: the entries to measure; None: all of `entries`.
+        rows: the entries to measure; None: those that `entries` gives by default.
         max_new_tokens: of an answer.
         done: a comparison whose entries need not be measured again.
         on_outcome: called with all that there is after each entry.
         on_step: called with what is done next, in words.
 
     Raises:
-        ValueError: if an argument is out of range, or `done` is about other questions or another model.
+        ValueError: if there is no question, a trained compressor is called as a score or another row, or `done` is
+            about other questions or another model.
     """
     trained = dict(trained or {})
-    for ratio in ratios:
-        check_int("ratios", ratio, 1)
-    if unknown := sorted({*by} - {*SCORES}):
-        raise ValueError(f"by: expected some of {', '.join(SCORES)}, got {unknown[0]!r}")
+    if taken := sorted({*trained} & {PLAIN, FULL, NONE, NEWEST, OLDEST, POOLED, *SCORES}):
+        raise ValueError(f"trained: expected names that no other row has, got {taken[0]!r}")
     asked = asked_of(sets, tokenizer)
     settings: dict[str, Any] = {"model": display_name(model), "dtype": str(model.dtype).removeprefix("torch.")}
     settings |= {"max_new_tokens": max_new_tokens, "machine": machine()}
@@ -246,8 +248,7 @@ def against_presses(
         _check_same(done, found)
         known.update(done.settings["digests"]["compressors"])
     have = {outcome.entry for outcome in found.outcomes}
-    left = [entry for entry in rows or entries(trained, ratios=ratios, by=by, shares=shares, fit=fit)
-            if entry not in have]  # fmt: skip
+    left = [entry for entry in rows or entries(trained) if entry not in have]
     for name in dict.fromkeys(entry.reader for entry in left):
         own = [entry for entry in left if entry.reader == name]
         fits = any(entry.fit for entry in own)

@@ -23,20 +23,16 @@ from gistkit.hf.keep import Layers
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """A context as the model has read it.
+    """A context as the model has read it."""
 
-    Args:
-        layers: keys and values [1, Hk, n, D] of all layers.
-        windows: of layers with a sliding window.
-        states: [n, d], outputs.
-        scores: [Hk, n] of each layer's keys, by the name of the score.
-        references: queries of each layer that read it again, for fits.
-    """
-
+    # Keys and values [1, Hk, n, D] of all layers, and the widths of sliding windows.
     layers: Layers
     windows: list[int | None]
+    # [n, d], outputs.
     states: Tensor
+    # [Hk, n] of each layer's keys, by the name of the score.
     scores: dict[str, list[Tensor]] = field(default_factory=dict)
+    # Queries of each layer that read it again, for fits.
     references: dict[int, References] = field(default_factory=dict)
 
     @property
@@ -117,8 +113,7 @@ class PressReader:
     ) -> Memory:
         """The `count` tokens of each key head, or of a mean one, that a score chooses, as `Select` does.
 
-        Args:
-            sinks: how many of the score's first tokens are kept whatever their scores; None: all.
+        `sinks` first tokens are kept whatever their scores; None: all of the score's own.
         """
 
         def scores(layer: int) -> Tensor:
@@ -183,9 +178,7 @@ class _Pooled(AvgPool):
 class _Kept(hf.Keeper):
     """Keeps all keys and values of a pass over one row, the queries of a pass without scores, and else the scores.
 
-    Args:
-        frequencies: of a layer's RoPE.
-        scores: by name; those that read the text again, or depend on the number of tokens that are kept, are left out.
+    Scores that read the text again, or depend on the number of tokens that are kept, are left out.
     """
 
     def __init__(self, frequencies: Callable[[int], Tensor | None], scores: Mapping[str, Score]) -> None:

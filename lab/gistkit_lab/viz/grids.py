@@ -8,11 +8,11 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from gistkit.viz.style import COLOURS, Picture
-from gistkit_lab.viz.similarity import Scale, arrays_of, similarities
+from gistkit_lab.viz.similarity import arrays_of, similarities
 
 
 def draw_grid_similarity(
-    embeddings: Mapping[str, ArrayLike], points: Sequence[tuple[int, int]] | None = None, *, scale: Scale = "row"
+    embeddings: Mapping[str, ArrayLike], points: Sequence[tuple[int, int]] | None = None
 ) -> Figure:
     """Maps of e_p . e_p' over a grid of positions p', a column for each position p and a row for each encoder (SeqPE,
     Figure 3).
@@ -20,7 +20,6 @@ def draw_grid_similarity(
     Args:
         embeddings: [height, width, D] by title.
         points: the positions p, (row, column); by default the middle and the four corners' neighbourhoods.
-        scale: see `similarities`.
     """
     arrays = arrays_of(embeddings, "height, width, D")
     height, width = next(iter(arrays.values())).shape[:2]
@@ -36,7 +35,7 @@ def draw_grid_similarity(
     for row, (title, maps) in zip(grid, arrays.items(), strict=True):
         flat = maps.reshape(-1, maps.shape[-1])
         for axes, (i, j) in zip(row, points, strict=True):
-            image = similarities(maps[i, j][None], flat, scale=scale).reshape(height, width)
+            image = similarities(maps[i, j][None], flat).reshape(height, width)
             axes.imshow(image, cmap="magma", interpolation="nearest")
             axes.plot(j, i, marker="s", markersize=7, markerfacecolor="none", markeredgecolor=COLOURS["sky"])
             axes.set(title=f"({i}, {j})", xticks=[], yticks=[])

@@ -1,4 +1,4 @@
-"""Lines over seeds: their mean, and how far they reach."""
+"""Lines over seeds: their mean, and how far they reach; the studies' loss curves."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from gistkit.viz.style import COLOURS
+from gistkit.viz.style import COLOURS, OTHER_STYLES, Picture, tidy
 
 
 def styles(shapes: Mapping[str, tuple[str, str, str]]) -> dict[str, dict[str, Any]]:
@@ -30,14 +31,7 @@ def legend_beside(axes: Axes, *entries: Any) -> None:
 
 
 def draw_band(axes: Axes, seeds: Sequence[Sequence[Any]], *, alpha: float = 0.2, **style: Any) -> Any:
-    """The line of the seeds' mean, with a band from lowest to highest.
-
-    Args:
-        axes: to draw into.
-        seeds: the curve of each, points of (x, y, ...).
-        alpha: of the band.
-        style: of the line, its colour among it.
-    """
+    """The line of the mean of the seeds' curves, points of (x, y, ...), with a band from lowest to highest."""
     points = np.array([[point[:2] for point in curve] for curve in seeds], dtype=float)
     at, values = points[..., 0].mean(0), points[..., 1]
     (line,) = axes.plot(at, values.mean(0), **style)
@@ -52,3 +46,31 @@ def draw_bars(axes: Axes, values: Mapping[Any, Sequence[float]], **style: Any) -
     means = np.array([np.mean(values[x]) for x in at])
     reach = np.abs([[np.min(values[x]), np.max(values[x])] for x in at] - means[:, None]).T
     return axes.errorbar(at, means, reach, capsize=2, **style)
+
+
+def draw_loss_curves(
+    curves: Mapping[str, Sequence[Sequence[tuple[int, float, float]]]],
+    *,
+    goal: float,
+    legend: str = "position layout",
+) -> Figure:
+    """Held-out loss against training steps, a line a layout, with a band from lowest to highest over seeds.
+
+    Args:
+        curves: for each layout, or other setting, its seeds' curves of (step, loss in nats a token, accuracy).
+        goal: loss at which a thin line is drawn.
+        legend: title of the legend.
+    """
+    figure = Picture(figsize=(6.4, 4.0), layout="constrained", dpi=120)
+    axes = figure.subplots()
+    for index, (layout, seeds) in enumerate(curves.items()):
+        style = LAYOUT_STYLE.get(layout, OTHER_STYLES[index % len(OTHER_STYLES)])
+        name = layout.upper() if layout in LAYOUT_STYLE else layout
+        draw_band(axes, seeds, label=name, markersize=4, markevery=2, **style)
+    axes.axhline(goal, color="0.5", linewidth=0.8)
+    axes.annotate(f"loss {goal:g}", (0, goal), xytext=(2, 3), textcoords="offset points", color="0.35", fontsize=8)
+    axes.set(xlabel="training step", ylabel="held-out loss (nats a token)", ylim=(0, None))
+    axes.set_title("Reconstructing a context from memory tokens", loc="left")
+    axes.legend(frameon=False, title=legend)
+    tidy(axes)
+    return figure

@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike
 from gistkit.common.checks import at_least
 from gistkit.viz.legible import legible
 from gistkit.viz.style import COLOURS, FigureOrAxes, axes_of, tidy
+from gistkit_lab.evaluate.token_types import check_selected
 from gistkit_lab.viz.lines import legend_beside
-from gistkit_lab.viz.text import check_selected
 
 MOST_LABELS = 48
 

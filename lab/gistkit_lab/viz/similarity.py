@@ -3,66 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from gistkit.viz.style import COLOURS, FigureOrAxes, Picture
-
-Scale = Literal["row", "none"]
+from gistkit.viz.style import COLOURS, Picture
 
 
-def similarities(embeddings: ArrayLike, others: ArrayLike | None = None, *, scale: Scale = "row") -> NDArray[Any]:
+def similarities(embeddings: ArrayLike, others: ArrayLike | None = None) -> NDArray[Any]:
     """Dot products e_p . e_p' of embeddings [P, D] with others [P', D] (their own by default): [P, P'].
 
-    Args:
-        scale: "row" scales each row from 0 to 1, because the row of a long embedding would dominate; "none" does not.
+    Each row is scaled from 0 to 1, because the row of a long embedding would dominate.
     """
     rows = np.asarray(embeddings, dtype=np.float64)
     products = rows @ (rows if others is None else np.asarray(others, dtype=np.float64)).T
-    if scale == "none":
-        return products
     low, high = products.min(-1, keepdims=True), products.max(-1, keepdims=True)
     return (products - low) / np.maximum(high - low, np.finfo(np.float64).tiny)
 
 
-def draw_similarity(
-    embeddings: Mapping[str, ArrayLike],
-    *,
-    scale: Scale = "row",
-    trained: int | None = None,
-    ax: Axes | None = None,
-) -> FigureOrAxes:
+def draw_similarity(embeddings: Mapping[str, ArrayLike], *, trained: int | None = None) -> Figure:
     """Heat maps of e_p . e_p' of positions 0, 1, ..., one for each encoder (SeqPE, Figure 2).
 
     Args:
         embeddings: [P, D] by title, such as "before training" and "after training".
-        scale: see `similarities`.
         trained: number of positions in training; a dashed line marks it.
-        ax: axes to draw the map of a single encoder into.
     """
     arrays = arrays_of(embeddings, "P, D")
-    if ax is not None and len(arrays) > 1:
-        raise ValueError(f"ax: expected None or the embeddings of one encoder, got axes and those of {len(arrays)}")
-    figure = Picture(figsize=(1.2 + 3.6 * len(arrays), 3.9), layout="constrained") if ax is None else ax.figure
-    grid = figure.subplots(1, len(arrays), squeeze=False)[0] if ax is None else [ax]
+    figure = Picture(figsize=(1.2 + 3.6 * len(arrays), 3.9), layout="constrained")
+    grid = figure.subplots(1, len(arrays), squeeze=False)[0]
     for axes, (title, rows) in zip(grid, arrays.items(), strict=True):
-        image = axes.imshow(similarities(rows, scale=scale), cmap="magma", interpolation="nearest")
+        image = axes.imshow(similarities(rows), cmap="magma", interpolation="nearest")
         axes.set(title=title, xlabel="position p'")
         if trained is not None:
             for line in (axes.axvline, axes.axhline):
                 line(trained - 0.5, color=COLOURS["sky"], linewidth=1.0, linestyle="--")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(5, integer=True))
-        if scale == "none" or axes is grid[-1]:
-            figure.colorbar(
-                image, ax=axes, label="e_p . e_p'" + (", from 0 to 1 in each row" if scale == "row" else "")
-            )
+    figure.colorbar(image, ax=grid[-1], label="e_p . e_p', from 0 to 1 in each row")
     grid[0].set_ylabel("position p")
-    return figure if ax is None else ax
+    return figure
 
 
 def arrays_of(embeddings: Mapping[str, ArrayLike], shape: str) -> dict[str, NDArray[Any]]:

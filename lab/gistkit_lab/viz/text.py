@@ -17,6 +17,7 @@ from gistkit.common.checks import at_least, one_of
 from gistkit.viz.browser import file_of
 from gistkit.viz.legible import legible, symbol_of
 from gistkit.viz.style import COLOURS, Picture
+from gistkit_lab.evaluate.token_types import check_selected, check_tokens
 from gistkit_lab.viz.flow import flow, width_of
 
 Scale = Literal["rank", "linear"]
@@ -225,10 +226,7 @@ def _check_text(
     function: str, tokens: Sequence[str], scores: ArrayLike, selected: ArrayLike | None, scale: str
 ) -> tuple[NDArray[np.float64], Sequence[bool | None], NDArray[np.float64]]:
     """The numbers, whether each token is a nugget (None: there are no nuggets), and the shades, 0 to 1."""
-    if isinstance(tokens, str) or not all(isinstance(token, str) for token in tokens):
-        raise TypeError(f"{function}: expected tokens to be a sequence of strings, one a token")
-    if not len(tokens):
-        raise ValueError(f"{function}: expected at least one token, got none")
+    check_tokens(function, tokens)
     values = np.asarray(scores, dtype=np.float64)
     if values.shape != (len(tokens),):
         raise ValueError(f"{function}: expected scores of shape [{len(tokens)}], one a token, got {list(values.shape)}")
@@ -245,13 +243,3 @@ def _check_text(
     if selected is None:
         return values, [None] * len(tokens), shades
     return values, check_selected(function, selected, len(tokens)).tolist(), shades
-
-
-def check_selected(function: str, selected: ArrayLike, count: int) -> NDArray[np.bool_]:
-    """`selected` as bool [count]."""
-    is_nugget = np.asarray(selected)
-    if is_nugget.dtype != bool:
-        raise TypeError(f"{function}: expected selected of dtype bool, got {is_nugget.dtype}")
-    if is_nugget.shape != (count,):
-        raise ValueError(f"{function}: expected selected of shape [{count}], one a token, got {list(is_nugget.shape)}")
-    return is_nugget

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,13 +26,9 @@ def draw_accuracy(
 ) -> Figure:
     """Right answers in percent by the tokens that are left of an image, a panel a kind of question.
 
-    Args:
-        lines: {kind: {method: {tokens: the seeds' shares}}}; points are means, bars go from lowest to highest.
-        bounds: {kind: {title: share}}, thin horizontal lines.
-        titles: of the methods.
+    `lines` are {kind: {method: {tokens: the seeds' shares}}}, `bounds` {kind: {title: share}}, thin horizontal lines.
     """
-    figure = Picture(figsize=(3.2 * len(lines) + 2.0, 3.4), layout="constrained", dpi=120)
-    panels = figure.subplots(1, len(lines), squeeze=False, sharey=True)[0]
+    figure, panels = _panels(lines, 3.2, "right answers (%)")
     for axes, (kind, methods) in zip(panels, lines.items(), strict=True):
         for method, values in methods.items():
             draw_bars(axes, values, label=titles[method], markersize=5, **STYLE[method])
@@ -43,10 +39,7 @@ def draw_accuracy(
         axes.set_xscale("log")
         axes.set_xticks(counts, [str(count) for count in counts])
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set(xlabel="tokens left of an image", ylim=(0, 105))
-        axes.set_title(kind, loc="left", fontsize=10)
-        tidy(axes)
-    panels[0].set_ylabel("right answers (%)")
+        axes.set(xlabel="tokens left of an image")
     if panels[-1].get_legend_handles_labels()[0]:
         legend_beside(panels[-1])
     return figure
@@ -55,34 +48,32 @@ def draw_accuracy(
 def draw_curves(
     curves: Mapping[str, Mapping[str, Sequence[Sequence[tuple[int, float]]]]], label: str, titles: Mapping[str, str]
 ) -> Figure:
-    """Held-out figures by training steps, a panel a ratio and a line a method, with a band from lowest to highest.
-
-    Args:
-        curves: {panel: {method: its seeds' curves of (step, value)}}.
-        label: of the vertical axis.
-        titles: of the methods.
-    """
-    figure = Picture(figsize=(3.6 * len(curves) + 2.0, 3.4), layout="constrained", dpi=120)
-    panels = figure.subplots(1, len(curves), squeeze=False, sharey=True)[0]
-    for axes, (panel, arms) in zip(panels, curves.items(), strict=True):
+    """Held-out figures by training steps, {panel: {method: the seeds' curves of (step, value)}}, a panel a ratio."""
+    figure, panels = _panels(curves, 3.6, label)
+    for axes, arms in zip(panels, curves.values(), strict=True):
         for method, seeds in arms.items():
             draw_band(axes, seeds, label=titles[method], markersize=4, **STYLE[method])
-        axes.set(xlabel="training step", ylim=(0, 105))
-        axes.set_title(panel, loc="left", fontsize=10)
-        tidy(axes)
-    panels[0].set_ylabel(label)
+        axes.set(xlabel="training step")
     legend_beside(panels[-1])
     return figure
 
 
-def draw_maps(maps: Mapping[str, NDArray[Any]], tokens: Sequence[int], picture: NDArray[Any], title: str) -> Figure:
-    """Heat maps over an image, a row a name and a column a token; the image itself in front.
+def _panels(titles: Collection[str], width: float, label: str) -> tuple[Figure, Sequence[Axes]]:
+    """A figure of percentages with a panel a title, each so many inches wide, and the panels."""
+    figure = Picture(figsize=(width * len(titles) + 2.0, 3.4), layout="constrained", dpi=120)
+    panels = figure.subplots(1, len(titles), squeeze=False, sharey=True)[0]
+    for axes, title in zip(panels, titles, strict=True):
+        axes.set(ylim=(0, 105))
+        axes.set_title(title, loc="left", fontsize=10)
+        tidy(axes)
+    panels[0].set_ylabel(label)
+    return figure, panels
 
-    Args:
-        maps: float [tokens, side, side] by name; each map is scaled to its own largest weight, which stands above it.
-        tokens: their numbers.
-        picture: [height, width], drawn in grey.
-        title: of all.
+
+def draw_maps(maps: Mapping[str, NDArray[Any]], tokens: Sequence[int], picture: NDArray[Any], title: str) -> Figure:
+    """Heat maps over an image [height, width], a row a name and a column a token; the image itself in front.
+
+    Maps are [tokens, side, side] by name, each scaled to its own largest weight, which stands above it.
     """
     figure = Picture(figsize=(1.5 * (len(tokens) + 1), 1.75 * len(maps) + 0.4), layout="constrained", dpi=120)
     grid: NDArray[Any] = figure.subplots(len(maps), len(tokens) + 1, squeeze=False)

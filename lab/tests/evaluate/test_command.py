@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gistkit import cli
 from gistkit.evaluate import Markers
+from gistkit_lab.evaluate.command import whole_documents
 from gistkit_lab.evaluate.summary_context import SummaryContext
 from tests.cli.test_cli import TEXT, folder, one_line, run  # noqa: F401 - fixtures
 
@@ -23,46 +24,32 @@ def questions(tmp_path):
     return path
 
 
-def test_an_endpoint_judges(run, questions, tmp_path, monkeypatch, capsys):  # noqa: F811
+@pytest.mark.parametrize("several", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_an_endpoint_judges(run, questions, tmp_path, monkeypatch, several):  # noqa: F811
     monkeypatch.setenv("GISTKIT_JUDGE_KEY", KEY)
-    prompt = tmp_path / "prompt.txt"
+    prompt, out, other = (tmp_path / name for name in ("prompt.txt", "a-b.json", "other.jsonl"))
     prompt.write_text("{question}/{reference}/{answer}")
+    other.write_text("".join(questions.read_text().replace("The", "Our").splitlines(keepends=True)[:2]))
     bad = (400, {}, "too long")
-    # The first reply is to the trial, and the first answer has none.
+    # The first reply is to the trial, and the first answer of each set has none.
     answer = lambda number, body: bad if "/0/" in body["messages"][0]["content"] else RIGHT  # noqa: E731
-    out = tmp_path / "a-b.json"
-    words = ("--questions", questions, "--baselines", "", "--max-new-tokens", 3, "--method", "icae", "--out", out)
+    words = ["--baselines", "", "--max-new-tokens", 3, "--method", "icae", "--out", out, "--questions", questions]
     with Server(answer) as server:
         judge = ("--judge", server.url, "--judge-model", "grader", "--judge-prompt", prompt, "--judge-concurrency", 2)
-        status, shown, complaints = run("evaluate", *words, *judge)
-    assert status == 0 and "QA judge" in shown, complaints
-    assert "the judge gave 1 of 3 answers of ICAE EPL 5x no score" in complaints
-    assert [headers["Authorization"] for _, headers, _ in server.requests] == [f"Bearer {KEY}"] * 4
+        status, shown, complaints = run("evaluate", *words, *([other] if several else []), *judge)
+    assert status == 0 and "QA judge" in shown and ("mean of 2 sets" in shown) == several, complaints
+    sizes = {" to questions": 3, " to other": 2} if several else {"": 3}
+    for where, count in sizes.items():
+        assert f"the judge gave 1 of {count} answers{where} of ICAE EPL 5x no score" in complaints
+    keys = [headers["Authorization"] for _, headers, _ in server.requests]
+    assert keys == [f"Bearer {KEY}"] * (1 + sum(sizes.values()))
     written = out.read_text()
     assert KEY not in written + shown + complaints
     report = json.loads(written)
-    assert report["settings"]["judge"]["model"] == "grader"
-    assert report["rows"][0]["counts"]["qa_judged"] == 2 and report["rows"][0]["metrics"]["qa_judge"] == 100
-
-
-@pytest.mark.slow
-def test_answers_without_a_score_are_told_of_each_of_several_sets(run, questions, tmp_path):  # noqa: F811
-    other = tmp_path / "other.jsonl"
-    other.write_text("".join(questions.read_text().replace("The", "Our").splitlines(keepends=True)[:2]))
-    prompt, out = tmp_path / "prompt.txt", tmp_path / "report.json"
-    prompt.write_text("{question}/{reference}/{answer}")
-    bad = (400, {}, "too long")
-    # Each set has an answer 0.
-    answer = lambda number, body: bad if "/0/" in body["messages"][0]["content"] else RIGHT  # noqa: E731
-    words = ("--questions", questions, other, "--baselines", "", "--max-new-tokens", 3, "--method", "icae")
-    with Server(answer) as server:
-        judge = ("--judge", server.url, "--judge-model", "grader", "--judge-prompt", prompt, "--out", out)
-        status, shown, complaints = run("evaluate", *words, *judge)
-    assert status == 0 and "mean of 2 sets" in shown, complaints
-    for name, count in (("questions", 3), ("other", 2)):
-        assert f"the judge gave 1 of {count} answers to {name} of ICAE EPL 5x no score" in complaints
-    counts = {each["name"]: each["rows"][0]["counts"] for each in json.loads(out.read_text())["sets"]}
-    assert {name: each["qa_judged"] for name, each in counts.items()} == {"questions": 2, "other": 1}
+    reports = report["sets"] if several else [report]
+    for each, count in zip(reports, sizes.values(), strict=True):
+        assert each["settings"]["judge"]["model"] == "grader" and each["rows"][0]["metrics"]["qa_judge"] == 100
+        assert each["rows"][0]["counts"]["qa_judged"] == count - 1
 
 
 def test_a_judge_that_cannot_answer_is_known_before_the_evaluation(run, questions, tmp_path):  # noqa: F811
@@ -142,3 +129,23 @@ def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsy
 def test_mistakes_are_told_in_a_line(run, words, message):  # noqa: F811
     status, shown, complaints = run("evaluate", *words)
     assert status == 2 and not shown and one_line(complaints.splitlines()[-1:], message)
+
+
+def test_whole_documents_are_those_of_the_files_and_none_is_held_out(tmp_path):
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    (rows / "train.jsonl").write_text("".join(json.dumps({"text": f"Document {n}."}) + "\n" for n in range(3)))
+    (rows / "test.jsonl").write_text(json.dumps({"text": "Last\nlines."}) + "\n")
+    assert list(whole_documents(rows)) == ["Last\nlines.", *(f"Document {n}." for n in range(3))]
+    wiki = tmp_path / "wiki.test.tokens"
+    wiki.write_text(" \n = One = \n \n text one \n \n = Two = \n \n text two \n")
+    assert [document.split() for document in whole_documents(wiki)] == [
+        ["=", name, "=", "text", name.lower()] for name in ("One", "Two")
+    ]
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for name in ("b", "a"):
+        (texts / f"{name}.txt").write_text(f"{name} and more")
+    assert list(whole_documents(texts)) == ["a and more", "b and more"]
+    with pytest.raises(FileNotFoundError, match=r"text: expected a file or a folder, got .*none"):
+        list(whole_documents(tmp_path / "none"))

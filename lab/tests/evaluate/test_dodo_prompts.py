@@ -3,12 +3,7 @@
 import json
 
 from gistkit.evaluate import Example, Markers
-from gistkit_lab.evaluate.prompts import (
-    iter_questions,
-    question_prompt,
-    sentence_summary_prompt,
-    word_summary_prompt,
-)
+from gistkit_lab.evaluate.prompts import iter_questions, question_prompt, sentence_summary_prompt, word_summary_prompt
 
 CHAT = Markers("<user>\n", "<end>\n<model>\n")
 
@@ -17,14 +12,11 @@ def test_prompts_of_the_paper():
     context, rest = question_prompt("It {rained}.", "Did it {rain}?")
     assert context == "[INST]\nIt {rained}."
     assert rest == ("\nBased on the provided document, answer the following question:\nDid it {rain}?\n[/INST]")
-    assert sentence_summary_prompt("It rained.") == (
-        "[INST]\nIt rained.",
-        "\nPlease summarize the above document in one sentence.\n[/INST]",
-    )
-    assert "".join(word_summary_prompt("It rained.", 7)) == (
-        "[INST]\nPlease summarize the following text into 7 words: It rained.\n[/INST]"
-    )
-    assert word_summary_prompt("It rained.", 7).question == "\n[/INST]"
+    close = "\n[/INST]"
+    sentence = "\nPlease summarize the above document in one sentence."
+    assert sentence_summary_prompt("It rained.") == ("[INST]\nIt rained.", sentence + close)
+    words = "[INST]\nPlease summarize the following text into 7 words: It rained."
+    assert word_summary_prompt("It rained.", 7) == (words, close)
 
 
 def test_prompts_within_other_markers():

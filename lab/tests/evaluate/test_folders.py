@@ -24,15 +24,14 @@ def test_narrativeqa_is_a_folder_with_summaries_beside(tmp_path):
     assert [each.name for each in question_sets([tmp_path])] == [tmp_path.name]
     with pytest.raises(ValueError, match="split: expected one of train, validation, test, got 'valid'"):
         asked(tmp_path, "valid")
-    written(tmp_path / "qaps.csv", f"{head}d1,train,Who?,a,b,x,x,x\nd9,train,Who?,a,b,x,x,x\n")
-    with pytest.raises(ValueError, match=r"qaps\.csv, line 3, 'document_id': expected one of .*\.csv, got 'd9'"):
-        asked(tmp_path, "train")
-    written(tmp_path / "qaps.csv", "document_id,set,question\nd1,train,Who?\n")
-    with pytest.raises(ValueError, match=r"qaps\.csv, line 2, 'answer1': expected a column of this name"):
-        asked(tmp_path, "train")
-    written(tmp_path / "qaps.csv", f"{head}d1,train,Who?\n")
-    with pytest.raises(ValueError, match=r"qaps\.csv, line 2: expected 8 cells as in the header, got 3"):
-        asked(tmp_path, "train")
+    for rows, message in (
+        (f"{head}d9,train,Who?,a,b,x,x,x\n", r"line 2, 'document_id': expected one of .*\.csv, got 'd9'"),
+        ("document_id,set,question\nd1,train,Who?\n", "line 2, 'answer1': expected a column of this name"),
+        (f"{head}d1,train,Who?\n", "line 2: expected 8 cells as in the header, got 3"),
+    ):
+        written(tmp_path / "qaps.csv", rows)
+        with pytest.raises(ValueError, match=rf"qaps\.csv, {message}"):
+            asked(tmp_path, "train")
 
 
 def test_fairytaleqa_asks_about_whole_stories(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,8 +96,10 @@ def test_the_plain_model_has_the_scores_that_lm_evals_own_adapter_has(tasks):
     for name in names:
         figures = {key: value for key, value in results[name].items() if isinstance(value, float)}
         assert figures == pytest.approx({key: expected[name][key] for key in figures}, rel=1e-5) and figures
-    logs = [[float(value) for ((value, _),) in sample] for sample in samples["local_sciq"]]
-    expected_logs = [[float(value) for ((value, _),) in sample] for sample in expected_samples["local_sciq"]]
+    logs, expected_logs = (
+        [[float(value) for ((value, _),) in sample] for sample in found["local_sciq"]]
+        for found in (samples, expected_samples)
+    )
     for row, other in zip(logs, expected_logs, strict=True):
         assert len(row) == 4 and row == pytest.approx(other, rel=1e-5) and len(set(row)) == 4
     assert samples["local_triviaqa"] == expected_samples["local_triviaqa"]
@@ -186,7 +189,7 @@ def test_what_is_generated_ends_at_the_first_stop_text():
             model.generate_until(requests((context, settings)), disable_tqdm=True)
 
 
-def test_where_a_context_is_split():
+def test_where_a_context_is_split(monkeypatch):
     tokenizer = byte_tokenizer(start=True)
     model = CompressorLM(
         ICAE(tiny_llama(vocab_size=258), chunk=8, ratio=4, lora=2), tokenizer, keep=4, marker="Q:", max_length=20
@@ -205,6 +208,10 @@ def test_where_a_context_is_split():
     assert [len(part) for part in split("long Q: " + "x" * 30)] == [1, 17]
     with pytest.raises(ValueError, match="max_length: expected more than the 20 tokens after a context, got 20"):
         split("one", 20)
+    # A token of a space and the marker belongs to the marker.
+    monkeypatch.setattr(model, "tok_encode", lambda text: re.findall(" Q:|.", text))
+    assert split("one Q: two") == (("o", "n", "e"), (" Q:", " ", "t", "w", "o"))
+    monkeypatch.undo()
     # A text that has the first token already gets no second one.
     assert model.tok_encode("<start>a") == model.tok_encode("a") == [257, *model.tok_encode("a", False)]
 
@@ -251,3 +258,5 @@ def test_the_command_runs_tasks_of_ones_own(folder, tasks, capsys):
     assert cli.main([*words, "--plain", "--tasks", "local_sciq"]) == 0
     assert cli.main([*words, "--plain", "--tasks", "none_such"]) == 2
     assert "--tasks: expected names of lm_eval's tasks, got 'none_such'" in capsys.readouterr().err
+    assert cli.main([*words, "--plain", "--tasks", "local_sciq", *compressor]) == 2
+    assert "--compressor: not allowed with --plain, got" in capsys.readouterr().err

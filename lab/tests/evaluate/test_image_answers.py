@@ -52,11 +52,6 @@ def test_an_option_is_named_by_its_letter(prediction, letter):
     assert choice_match(prediction, ["X.", "A", "B"]) == (letter in "AB" and letter != "")
 
 
-def test_no_answer_has_no_accuracy():
-    with pytest.raises(ValueError, match="answers: expected at least one, got none"):
-        vqa_accuracy("yes", [])
-
-
 @pytest.fixture
 def data(photos, tmp_path):  # noqa: F811
     """Photos, and two sets of questions: of one answer each, and of several people's."""
@@ -134,10 +129,9 @@ def test_on_the_command_line(llava, data, capsys):  # noqa: F811
 
 def test_answers_that_are_no_list_of_texts(data):
     path = data / "wrong.jsonl"
-    for answers, message in (
-        ([], "'answers': expected a list of at least one text"),
-        (["a", 3], "'answers': expected a list of at least one text"),
-    ):
+    for answers in ([], ["a", 3]):
         path.write_text(json.dumps({"image": "0.png", "question": "who", "answers": answers}))
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match="'answers': expected a list of at least one text"):
             load_conversations(path, data / "photos")
+    with pytest.raises(ValueError, match="answers: expected at least one, got none"):
+        vqa_accuracy("yes", [])

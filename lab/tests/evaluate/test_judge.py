@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from endpoint import KEY, RIGHT, Server, in_turn, reply
@@ -19,13 +20,8 @@ QUESTION, REFERENCE, ANSWER = "Where?", "Rome", "In Rome."
 
 def test_a_request_is_the_interfaces_and_its_prompt_the_template():
     with Server(in_turn(RIGHT)) as server:
-        judge = OpenAIJudge(
-            server.url + "/",
-            "grader",
-            template="{context}|{question}|{reference}|{answer}|{other} {",
-            key=KEY,
-            settings={"max_tokens": 9},
-        )
+        template = "{context}|{question}|{reference}|{answer}|{other} {"
+        judge = OpenAIJudge(server.url + "/", "grader", template=template, key=KEY, settings={"max_tokens": 9})
         # What the texts hold is no field of the template.
         assert judge("{answer}?", "Rome", "a\nb", context="{reference}") == 1
     path, headers, body = server.requests[0]
@@ -47,6 +43,7 @@ def test_a_request_is_the_interfaces_and_its_prompt_the_template():
         ('{"score": 0} no: {"score": 1}', 1),
         ('{"score": true}', 1),
         ('{"score": 1} {"note": 3}', 1),
+        (r'{"reason": "it has {x} and \\frac{1}{2}", "score": 1}', 1),
     ],
 )
 def test_the_last_score_of_a_reply_counts(text, score):
@@ -60,6 +57,7 @@ def test_the_last_score_of_a_reply_counts(text, score):
     [
         (500, {}, "busy"),
         (429, {"Retry-After": "0"}, ""),
+        (500, {"Transfer-Encoding": "chunked"}, "ends early"),
         (200, {}, reply("I think it is right.")),
         (200, {}, reply('{"score": 7}')),
         (200, {}, "no JSON"),
@@ -72,9 +70,8 @@ def test_what_may_pass_is_tried_again_so_many_times(bad):
         assert OpenAIJudge(server.url, "grader", wait=0)(QUESTION, REFERENCE, ANSWER) == 1
         assert len(server.requests) == 3
     with Server(in_turn(bad)) as server:
-        with pytest.raises(
-            JudgeError, match=r"^judge: expected a score from grader at http:\S+, got none in 2 attempts"
-        ):
+        message = r"^judge: expected a score from grader at http:\S+, got none in 2 attempts"
+        with pytest.raises(JudgeError, match=message):
             OpenAIJudge(server.url, "grader", wait=0, attempts=2)(QUESTION, REFERENCE, ANSWER)
         assert len(server.requests) == 2
 
@@ -116,9 +113,7 @@ def test_a_silent_or_missing_server_is_an_error_in_a_line():
 def test_waits_grow_and_are_bounded(monkeypatch):
     waits = []
     monkeypatch.setattr(time, "sleep", waits.append)
-    slow = (429, {"Retry-After": "5"}, "")
-    very_slow = (503, {"Retry-After": "999"}, "")
-    busy = (500, {}, "")
+    slow, very_slow, busy = (429, {"Retry-After": "5"}, ""), (503, {"Retry-After": "999"}, ""), (500, {}, "")
     with Server(in_turn(busy, busy, slow, very_slow, RIGHT)) as server:
         assert OpenAIJudge(server.url, "grader", wait=1, attempts=5)(QUESTION, REFERENCE, ANSWER) == 1
     assert waits == [1, 2, 5, 30]
@@ -171,38 +166,49 @@ DATA = [
 ]
 
 
-def answered(**settings):
-    compressor = ICAE(tiny_llama(vocab_size=260), chunk=8, ratio=4, lora=2, losses=("qa",)).eval()
-    return compare(
-        {"ours": compressor}, DATA, tokenizer=byte_tokenizer(), tasks=["qa"], max_new_tokens=3, **settings
-    )  # fmt: skip
+@pytest.fixture(scope="module")
+def answered():
+    compressor = ICAE(tiny_llama(vocab_size=260), chunk=8, ratio=4, lora=2).eval()
+    settings = {"tokenizer": byte_tokenizer(), "tasks": ["qa"], "max_new_tokens": 3, "progress": False}
+    return compare({"ours": compressor}, DATA, **settings)
 
 
-def test_an_evaluation_asks_a_function(tmp_path):
-    seen = []
+def test_an_evaluation_asks_a_function(answered, tmp_path):
+    seen, asked = [], questions_of(DATA, byte_tokenizer())
 
     def strict(question, reference, answer):
         seen.append((question, reference, answer))
         return reference == "it did"
 
-    report = judge_report(answered(progress=False), questions_of(DATA, byte_tokenizer()), strict, progress=False)
+    report = judge_report(answered, asked, strict, progress=False)
     row = report["ours"]
-    predictions = [result.prediction for result in row.examples]
-    assert seen == [("Did it?", "yes", predictions[0]), ("Did it?", "it did", predictions[0]), ("Where?", "here", predictions[1])]  # fmt: skip  # noqa: E501
+    first, second, _ = (result.prediction for result in row.examples)
+    assert seen == [("Did it?", "yes", first), ("Did it?", "it did", first), ("Where?", "here", second)]
     assert [result.judge for result in row.examples] == [1, 0, None]
     assert row.metrics["qa_judge"] == 50 and row.counts["qa_judged"] == 2
     assert report.settings["judge"] == "strict" and "QA judge" in report.table()
     assert Report.load(report.save(tmp_path / "report.json", examples=True)) == report
 
+    # Another judge's scores are its own, and the report that it is given stays as it is.
+    def none(*texts):
+        raise JudgeError("no")
 
-def test_an_evaluation_asks_an_endpoint_and_goes_on_without_a_score(tmp_path, capsys):
+    assert judge_report(report, asked, lambda *texts: 0, progress=False)["ours"].metrics["qa_judge"] == 0
+    again = judge_report(report, asked, none, progress=False)["ours"]
+    assert "qa_judge" not in again.metrics and "qa_judged" not in again.counts
+    assert report["ours"] == row and {result.judge for result in answered["ours"].examples} == {None}
+    with pytest.raises(ValueError, match="report: expected results of 3 examples, got 0 of ours"):
+        judge_report(Report((replace(row, examples=()),), {}), asked, strict)
+
+
+def test_an_evaluation_asks_an_endpoint_and_goes_on_without_a_score(answered, tmp_path, capsys):
     def answer(number, body):
         prompt = body["messages"][0]["content"]
         return (404, {}, "no") if "It rained." in prompt else RIGHT
 
     with Server(answer) as server:
         judge = OpenAIJudge(server.url, "grader", key=KEY)
-        report = judge_report(answered(), questions_of(DATA, byte_tokenizer()), judge)
+        report = judge_report(answered, questions_of(DATA, byte_tokenizer()), judge)
     row = report["ours"]
     assert [result.judge for result in row.examples] == [None, 1, None]
     assert row.metrics["qa_judge"] == 100 and row.counts["qa_judged"] == 1 and row.counts["qa_examples"] == 2

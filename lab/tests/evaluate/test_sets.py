@@ -28,17 +28,11 @@ def test_means_count_every_set_the_same():
     reports = SetReports({name: report(*values) for name, values in SETS.items()}, DOMAINS)
     means = reports.means()
     # One set of no domain has no mean beside itself.
-    assert {domain: names for domain, (names, _) in means.items()} == {
-        "in-domain": ("SQuAD", "NewsQA"),
-        "out-of-domain": ("DROP",),
-    }
+    names = {domain: names for domain, (names, _) in means.items()}
+    assert names == {"in-domain": ("SQuAD", "NewsQA"), "out-of-domain": ("DROP",)}
     none, ours = means["in-domain"][1]
-    assert (none.method, none.metrics, none.counts) == (
-        "NoContext",
-        {"ae_loss": 3.0, "qa_token_f1": 30.0},
-        {"examples": 101},
-    )
-    assert (ours.method, ours.metrics, ours.seconds) == ("X", {"ae_loss": 1.5, "qa_token_f1": 40.0}, 4.0)
+    assert none == Row("NoContext", {"ae_loss": 3.0, "qa_token_f1": 30.0}, {"examples": 101}, 2.0)
+    assert ours == Row("X", {"ae_loss": 1.5, "qa_token_f1": 40.0}, {"examples": 101}, 4.0)
     assert means["out-of-domain"][1][0].metrics == {"ae_loss": 1.0, "qa_token_f1": 33.0}
     assert reports["DROP"]["X"].metrics["qa_token_f1"] == 43.0
     alike = SetReports({name: report(*SETS[name]) for name in ("SQuAD", "ours")})
@@ -55,21 +49,14 @@ def test_the_table_has_a_row_a_set_and_the_means(tmp_path):
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in str(reports).splitlines()]
     assert lines[0] == ["set", "method", "AE loss", "QA F1"]
     assert [line[0] for line in lines[2::2]] == [*SETS, "mean of 2 in-domain", "mean of 1 out-of-domain"]
-    assert lines[2] == ["SQuAD", "NoContext", "4.000", "20.00"] and lines[11] == [
-        "mean of 2 in-domain",
-        "X",
-        "1.500",
-        "40.00",
-    ]
+    assert lines[2] == ["SQuAD", "NoContext", "4.000", "20.00"]
+    assert lines[11] == ["mean of 2 in-domain", "X", "1.500", "40.00"]
     reports = SetReports({"a": report(1.0, math.inf, 1), "b": report(3.0, 1.0, 1)})
     content = json.loads(reports.save(tmp_path / "sets.json").read_text())
-    assert [(each["name"], each["domain"], each["rows"][0]["metrics"]["ae_loss"]) for each in content["sets"]] == [
-        ("a", None, None),
-        ("b", None, 1.0),
-    ]
-    assert (
-        content["means"][0]["sets"] == ["a", "b"] and content["means"][0]["rows"][1]["metrics"]["qa_token_f1"] == 12.0
-    )
+    losses = [(each["name"], each["domain"], each["rows"][0]["metrics"]["ae_loss"]) for each in content["sets"]]
+    assert losses == [("a", None, None), ("b", None, 1.0)]
+    (mean,) = content["means"]
+    assert mean["sets"] == ["a", "b"] and mean["rows"][1]["metrics"]["qa_token_f1"] == 12.0
 
 
 def test_each_set_is_measured_by_itself():

@@ -88,19 +88,16 @@ def test_a_summary_leaves_the_first_token_and_the_opening_marker_in_place():
     model, tokenizer, brackets = tiny_llama(vocab_size=258), byte_tokenizer(start=True), Markers("<user>", "<model>")
     reader = SummaryContext(model, tokenizer, ratio=4, slack=1.5, markers=brackets, stop_tokens=())
     settings = {"ratio": 4, "slack": 1.5, "brackets": brackets}
-    rows = [
-        tokenizer(TEXTS[0])["input_ids"],
-        tokenizer("<user>" + TEXTS[2])["input_ids"],
-        tokenizer(TEXTS[3], add_special_tokens=False)["input_ids"],
-    ]
+
+    def tokens_of(first, second, third):
+        last = tokenizer(third, add_special_tokens=False)["input_ids"]
+        return [tokenizer(first)["input_ids"], tokenizer("<user>" + second)["input_ids"], last]
+
+    rows = tokens_of(TEXTS[0], TEXTS[2], TEXTS[3])
     made = [written_by_hand(model, tokenizer, TEXTS[index], (), **settings)[0] for index in (0, 2, 3)]
     texts = [tokenizer.decode(tokens).strip() for tokens in made]
     assert reader.summaries(rows) == texts
-    read = [
-        tokenizer(texts[0])["input_ids"],
-        tokenizer("<user>" + texts[1])["input_ids"],
-        tokenizer(texts[2], add_special_tokens=False)["input_ids"],
-    ]
+    read = tokens_of(*texts)
     assert [ids[0] == 257 for ids in read] == [True, True, False]
     ours, plain = reader.encode(rows), FullContext(model).encode(read)
     assert ours.lengths == plain.lengths and ours.context_lengths == tuple(map(len, rows))

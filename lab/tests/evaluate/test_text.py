@@ -10,12 +10,15 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="the viz extra is not installed")
 
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
 from gistkit_lab.viz import draw_text, text_html, text_page
 from gistkit_lab.viz import text as coloured
 from tests.helpers.browser import contrast
+from tests.viz.test_fuzz import HOSTILE, WORST, shape
 
 TOKENS = [
     "The", " <b>", "x", "&amp;", "\n", ' "it\'s"', ",\n\n", "", " $5", "_$", "\tna", "ïve", " 日本", "\ufffd", ".",
@@ -100,7 +103,10 @@ def test_text_is_legible_on_every_shade():
             ground = opacity(style) * shade + (1 - opacity(style)) * np.array(to_rgb(page))
             assert contrast(ground, to_rgb(ink)) >= 4.5
     for shades in (coloured.SHADES, coloured.NUGGET_SHADES, coloured.PLAIN_SHADES):
-        assert all(contrast(shades(share)[:3], (0, 0, 0)) >= 4.5 for share in np.linspace(0, 1, 9))
+        colours = shades(np.linspace(0, 1, 33))[:, :3]
+        grey = colours @ (0.299, 0.587, 0.114)
+        assert (np.diff(grey) < 0).all() and grey[0] - grey[-1] > 0.3
+        assert all(contrast(colour, (0, 0, 0)) >= 4.5 for colour in colours)
 
 
 def boxes(figure):
@@ -199,22 +205,21 @@ def test_the_figure_fits_its_text(tmp_path):
 
 
 @pytest.mark.parametrize("function", [text_html, draw_text])
-def test_texts_that_do_not_fit_their_scores_are_refused(function):
-    name = function.__name__
-    with pytest.raises(TypeError, match=f"{name}: expected tokens to be a sequence of strings"):
-        function("abc", [1.0] * 3, [True] * 3)
-    with pytest.raises(TypeError, match=f"{name}: expected tokens to be a sequence of strings"):
-        function([1, 2], [1.0] * 2, [True] * 2)
-    with pytest.raises(ValueError, match=f"{name}: expected at least one token, got none"):
-        function([], [], [])
-    with pytest.raises(ValueError, match=rf"{name}: expected scores of shape \[2\], one a token, got \[3\]"):
-        function(["a", "b"], [1.0] * 3, [True] * 2)
-    with pytest.raises(ValueError, match=f"{name}: expected scores to be numbers, got NaN at token 1"):
-        function(["a", "b"], [1.0, np.nan], [True] * 2)
-    with pytest.raises(ValueError, match=rf"{name}: expected selected of shape \[2\], one a token, got \[1\]"):
-        function(["a", "b"], [1.0] * 2, [True])
-    with pytest.raises(TypeError, match=f"{name}: expected selected of dtype bool, got int64"):
-        function(["a", "b"], [1.0] * 2, [1, 0])
+@pytest.mark.parametrize(
+    ("tokens", "scores", "selected", "message"),
+    [
+        ("abc", [1.0] * 3, [True] * 3, "expected tokens to be a sequence of strings"),
+        ([1, 2], [1.0] * 2, [True] * 2, "expected tokens to be a sequence of strings"),
+        ([], [], [], "expected at least one token, got none"),
+        (["a", "b"], [1.0] * 3, [True] * 2, r"expected scores of shape \[2\], one a token, got \[3\]"),
+        (["a", "b"], [1.0, np.nan], [True] * 2, "expected scores to be numbers, got NaN at token 1"),
+        (["a", "b"], [1.0] * 2, [True], r"expected selected of shape \[2\], one a token, got \[1\]"),
+        (["a", "b"], [1.0] * 2, [1, 0], "expected selected of dtype bool, got int64"),
+    ],
+)
+def test_texts_that_do_not_fit_their_scores_are_refused(function, tokens, scores, selected, message):
+    with pytest.raises((TypeError, ValueError), match=f"{function.__name__}: {message}"):
+        function(tokens, scores, selected)
 
 
 def test_a_text_without_nuggets_is_shaded_by_any_number():
@@ -252,12 +257,6 @@ def test_linear_shades_of_nuggets_and_of_nothing():
             function(["a"], [1.0], scale="log")
 
 
-def test_shades_get_darker_in_grey():
-    for shades in (coloured.SHADES, coloured.NUGGET_SHADES, coloured.PLAIN_SHADES):
-        grey = shades(np.linspace(0, 1, 33))[:, :3] @ (0.299, 0.587, 0.114)
-        assert (np.diff(grey) < 0).all() and grey[0] - grey[-1] > 0.3
-
-
 def test_the_page_is_a_whole_document():
     title = "</title><script>alert(1)</script> \ud800 & co"
     page = text_page(["<script>", "</body>", "日本", "é"], [1, 2, 3, 4], [True, False, False, True], title=title)
@@ -268,3 +267,16 @@ def test_the_page_is_a_whole_document():
     # Written as its charset says, it is what was drawn; nothing is loaded from elsewhere.
     assert "日本" in page.encode("utf-8").decode("utf-8") and not re.search(r"(?:src|href)=|url\(|https?:", page)
     assert "default-src 'none'" in page
+
+
+@pytest.mark.fuzz
+@settings(max_examples=settings.default.max_examples // 4)
+@given(st.lists(HOSTILE, min_size=3, max_size=3), HOSTILE, HOSTILE)
+@example(WORST[:3], WORST[3], WORST[7])
+def test_hostile_texts_add_no_elements(tokens, label, title):
+    for function in (text_html, text_page):
+        plain = function(["a", "b", "c"], [1, 2, 3], [True, False, True], label="label", title="title")
+        page = function(tokens, [1, 2, 3], [True, False, True], label=label, title=title or "title")
+        assert shape(page) == shape(plain)
+        if function is text_page:
+            page.encode("utf-8")
