@@ -1,14 +1,11 @@
-"""Position encodings inside decoders built like a Llama: their formulas in its layers, caches, padding, training."""
+"""Position encodings inside GPT-2 and decoders built like a Llama: their formulas, caches, padding, training."""
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 
 from gistkit import hf
 from gistkit.nn import TEXT_ENCODINGS, NoPE, PoPE, PositionEncoding, RoPE2D, SeqPE, SeqPEPositions
@@ -17,7 +14,7 @@ from tests.helpers.encodings import close
 from tests.helpers.models import checkpoint, double_angles, tiny
 from tests.helpers.tiers import mostly_slow
 
-HEADS, KEY_HEADS, HEAD_DIM, LAYERS, DIM = 4, 2, 12, 2, 48
+HEADS, KEY_HEADS, HEAD_DIM, LAYERS = 4, 2, 12, 2
 IDS = torch.randint(1, 50, (2, 9), generator=torch.Generator().manual_seed(1))
 ROWS = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10, 11], [90, 9, 0, 1, 2, 3, 4, 7, 2]])
 # Without windows, which no encoding is told of.
@@ -26,9 +23,11 @@ OPEN: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
     "qwen2": {"use_sliding_window": False},
     "qwen3": {},
+    "gpt2": {},
 }
 CASES = [(family, name) for family in OPEN for name in TEXT_ENCODINGS]
-QUICK = {("llama", name) for name in TEXT_ENCODINGS} | {("qwen3", "seqpe-bias"), ("qwen2", "seqpe-mul")}
+QUICK = {(family, name) for family in ("llama", "gpt2") for name in TEXT_ENCODINGS}
+QUICK |= {("qwen3", "seqpe-bias"), ("qwen2", "seqpe-mul")}
 
 
 def encoding(name: str, **options: Any) -> PositionEncoding:
@@ -36,52 +35,26 @@ def encoding(name: str, **options: Any) -> PositionEncoding:
     return encodings.encoding(name, heads=HEADS, head_dim=HEAD_DIM, layers=LAYERS, **options).double()
 
 
-def model_of(family: str, **changes: Any) -> PreTrainedModel:
-    return tiny(family, pad_token_id=0, head_dim=HEAD_DIM, **OPEN[family] | changes)
-
-
-@contextmanager
-def patched(
-    model: PreTrainedModel, name: str, position: PositionEncoding, positions: Tensor, rope: bool
-) -> Iterator[None]:
-    """The model's own layers, with a formula in the place of its RoPE (or after it) and dense attention."""
-    file = sys.modules[type(model.get_decoder().layers[0].self_attn).__module__]
-    before, own, layer = file.apply_rotary_pos_emb, model.config._attn_implementation, [0]
-    added: list[Any] = []
-
-    def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-        if rope:
-            query, key = before(query, key, cos, sin)
-        query, key, more = encodings.integrated(name, position, query, key, positions, layer[0])
-        layer[0] += 1
-        added.append(more)
-        return query, key
-
-    def attention(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, scaling: float, **kwargs: Any
-    ) -> Any:
-        visible = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
-        return encodings.dense(query, key, value, visible, added.pop(), scaling), None
-
-    AttentionInterface.register("formula", attention)
-    AttentionMaskInterface.register("formula", lambda *args, **kwargs: None)
-    file.apply_rotary_pos_emb = rotate
-    model.set_attn_implementation("formula")
-    try:
-        with double_angles(model):
-            yield
-    finally:
-        file.apply_rotary_pos_emb = before
-        model.set_attn_implementation(own)
+def inside(family: str, name: str, **options: Any) -> tuple[Any, PositionEncoding]:
+    """A model and an encoding of its heads; "gpt2" has as many key heads as heads, and no RoPE."""
+    if family == "gpt2":
+        return tiny("gpt2", pad_token_id=0), encoding(name, key_heads=HEADS, **options)
+    return tiny(family, pad_token_id=0, head_dim=HEAD_DIM, **OPEN[family]), encoding(name, **options)
 
 
 def by_formula(
-    model: PreTrainedModel, name: str, position: PositionEncoding, positions: Tensor | None = None, rope: bool = False
+    model: Any, name: str, position: PositionEncoding, positions: Tensor | None = None, rope: bool = False
 ) -> Tensor:
+    """The model's own layers without its positions, or with its RoPE, with dense attention and a formula in it."""
     positions = torch.arange(IDS.shape[1]).expand_as(IDS) if positions is None else positions
-    embedded = model.get_input_embeddings()(IDS) + encodings.added(name, position, positions, DIM)
-    with patched(model, name, position, positions, rope):
-        return model(inputs_embeds=embedded, position_ids=positions, use_cache=False).logits
+    embedded = model.get_input_embeddings()(IDS)
+    embedded = embedded + encodings.added(name, position, positions, embedded.shape[-1])
+    # At position 0 RoPE turns nothing.
+    own = positions if rope else torch.zeros_like(positions)
+    if model.config.model_type == "gpt2":
+        embedded = embedded - model.transformer.wpe(own).detach()
+    with encodings.written_out(model, name, position, positions), double_angles(model):
+        return model(inputs_embeds=embedded, position_ids=own, use_cache=False).logits
 
 
 @pytest.mark.parametrize(
@@ -89,7 +62,7 @@ def by_formula(
     [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES],
 )
 def test_logits_are_those_of_the_formulas(family: str, name: str) -> None:
-    model, position = model_of(family), encoding(name)
+    model, position = inside(family, name)
     for positions in (None, ROWS):
         with hf.encode_positions(model, position):
             found = model(IDS, position_ids=positions).logits
@@ -98,7 +71,7 @@ def test_logits_are_those_of_the_formulas(family: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", mostly_slow(TEXT_ENCODINGS, "nope", "learned", "alibi", "seqpe-bias"))
 def test_beside_the_models_own_rope(name: str) -> None:
-    model, position = model_of("llama"), encoding(name)
+    model, position = inside("llama", name)
     with hf.encode_positions(model, position, rope=True):
         found = model(IDS, position_ids=ROWS).logits
     close(found, by_formula(model, name, position, ROWS, rope=True))
@@ -110,17 +83,10 @@ def test_beside_the_models_own_rope(name: str) -> None:
 
 
 def test_each_layer_may_have_its_projection() -> None:
-    model, position = model_of("llama"), encoding("seqpe-sum", projection="layer")
+    model, position = inside("llama", "seqpe-sum", projection="layer")
     with hf.encode_positions(model, position):
         found = model(IDS).logits
     close(found, by_formula(model, "seqpe-sum", position))
-
-
-def inside(family: str, name: str) -> tuple[Any, PositionEncoding]:
-    """A model and an encoding of its heads; "gpt2" has as many key heads as heads, and no RoPE."""
-    if family == "gpt2":
-        return tiny("gpt2", pad_token_id=0), encoding(name, key_heads=HEADS)
-    return model_of(family), encoding(name)
 
 
 @pytest.mark.parametrize("name", mostly_slow(TEXT_ENCODINGS, "sinusoidal", "alibi", "seqpe-bias"))
@@ -172,11 +138,12 @@ def test_padding_at_either_end_changes_nothing(family: str, name: str) -> None:
     assert logits.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["seqpe-bias", "learned"])
-def test_training_has_the_gradients_of_the_formulas(name: str) -> None:
+@pytest.mark.parametrize("name", ["seqpe-bias", "seqpe-mul", "learned"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_training_has_the_gradients_of_the_formulas(family: str, name: str) -> None:
     """Also with gradient checkpointing of two passes, the first of which is run again after the second."""
-    model, position = model_of("llama").train(), encoding(name).train()
-    parameters = [*position.parameters(), *model.parameters()]
+    model, position = (each.train() for each in inside(family, name))
+    parameters = [*position.parameters(), *(p for n, p in model.named_parameters() if "wpe" not in n)]
     expected = torch.autograd.grad(
         by_formula(model, name, position).square().mean() + by_formula(model, name, position, ROWS).square().mean(),
         parameters,
@@ -206,7 +173,7 @@ def test_the_model_is_left_as_it_was(family: str) -> None:
 
 def test_a_peft_model_has_its_adapters_and_the_encoding() -> None:
     peft = pytest.importorskip("peft")
-    model, position = model_of("llama"), encoding("seqpe-bias")
+    model, position = inside("llama", "seqpe-bias")
     lora = peft.get_peft_model(
         model, peft.LoraConfig(r=2, target_modules=["q_proj", "k_proj"], init_lora_weights=False)
     )
@@ -224,7 +191,7 @@ class Leaves(hf.KeptKeys):
 
 
 def test_what_is_refused() -> None:
-    def inside(model: Any, position: Any = None, rope: bool = False, **call: Any) -> Any:
+    def refused(model: Any, position: Any = None, rope: bool = False, **call: Any) -> Any:
         with hf.encode_positions(model, NoPE() if position is None else position, rope=rope):
             return model(IDS, **call)
 
@@ -232,22 +199,22 @@ def test_what_is_refused() -> None:
         with pytest.raises(
             TypeError, match=f"layers that see all earlier tokens, got .* with sliding windows of {windows}"
         ):
-            inside(tiny(family))
+            refused(tiny(family))
     capped = tiny("gemma2", layer_types=["full_attention"] * 2)
     with pytest.raises(TypeError, match=r"does not cap its logits, got Gemma2Model, which caps at 50\.0"):
-        inside(capped)
+        refused(capped)
     with pytest.raises(TypeError, match=r"a decoder whose attention is built like a Llama's, .* got Phi3Model"):
-        inside(tiny("phi3", sliding_window=None))
+        refused(tiny("phi3", sliding_window=None))
     with pytest.raises(ValueError, match="rope: expected False for GPT2Model, which has no RoPE, got True"):
-        inside(tiny("gpt2"), rope=True)
-    model = model_of("llama")
+        refused(tiny("gpt2"), rope=True)
+    model, _ = inside("llama", "nope")
     with (
         pytest.raises(ValueError, match=r"position: expected one block of gistkit\.hf\.encode_positions a model"),
         hf.encode_positions(model, NoPE()),
     ):
-        inside(model)
+        refused(model)
     with pytest.raises(ValueError, match="position: expected one with axes=1 and extra_tokens=0, got RoPE2D"):
-        inside(model, RoPE2D(HEAD_DIM))
+        refused(model, RoPE2D(HEAD_DIM))
     own: dict[str, int] = {"key_heads": KEY_HEADS, "layers": 1}
     for position in (
         PoPE(HEADS, HEAD_DIM, **own),
@@ -256,11 +223,11 @@ def test_what_is_refused() -> None:
         with pytest.raises(
             ValueError, match=r"position: expected (SeqPEPositions|PoPE) of the model's \d layers, got 1"
         ):
-            inside(model, position)
+            refused(model, position)
     with pytest.raises(ValueError, match=r"keep: expected none that makes keys of its own .* got Leaves"):
-        inside(model, keep=Leaves(slice(None)))
+        refused(model, keep=Leaves(slice(None)))
     with pytest.raises(ValueError, match=r"key: expected \[B, 4, 9, 12\], got shape \(2, 2, 9, 12\)"):
-        inside(model, SeqPEPositions(SeqPE(16, digits=3), HEADS, HEAD_DIM).double())
+        refused(model, SeqPEPositions(SeqPE(16, digits=3), HEADS, HEAD_DIM).double())
     with pytest.raises(ValueError, match="key_heads: expected a divisor of 4 heads, got 3"):
         SeqPEPositions(SeqPE(16), HEADS, HEAD_DIM, key_heads=3)
     with pytest.raises(ValueError, match="key_heads: expected 4 for projection 'none', got 2"):

@@ -1,4 +1,4 @@
-"""Position encodings inside transformers' GPT-2: logits of `GPT` with the same weights, caches, padding, training."""
+"""Position encodings inside transformers' GPT-2: its dropout, its table, `attach`'s arguments, SeqPE's embeddings."""
 
 from typing import Any
 
@@ -9,20 +9,16 @@ from transformers import DynamicCache, GPT2LMHeadModel
 
 from gistkit import hf, layouts
 from gistkit.nn import (
-    GPT,
-    TEXT_ENCODINGS,
     ALiBi,
     Learned,
     NoPE,
     PositionEncoding,
-    RoPE2D,
     SeqPE,
     SeqPERegularizer,
 )
 from tests.helpers import encodings
 from tests.helpers.encodings import close
 from tests.helpers.models import checkpoint, tiny
-from tests.nn.test_gpt import same_weights
 
 HEADS, HEAD_DIM, LAYERS, VOCAB = 4, 12, 2, 50
 IDS = torch.randint(0, VOCAB, (2, 9), generator=torch.Generator().manual_seed(1))
@@ -34,27 +30,6 @@ def encoding(name: str, **options: Any) -> PositionEncoding:
 
 def gpt2(**changes: Any) -> GPT2LMHeadModel:
     return tiny("gpt2", pad_token_id=0, **changes)
-
-
-def ours(model: GPT2LMHeadModel, position: PositionEncoding) -> GPT:
-    """`GPT` with the model's weights."""
-    its = GPT(VOCAB, HEADS * HEAD_DIM, LAYERS, HEADS, position, style="gpt2")
-    state = same_weights(model) | {f"position.{name}": p for name, p in position.state_dict().items()}
-    # The tiny model's feed-forward networks are narrower than 4 dim.
-    for block in its.blocks:
-        block.network.up = torch.nn.Linear(48, 64)
-        block.network.down = torch.nn.Linear(64, 48)
-    its.double().load_state_dict(state)
-    return its
-
-
-@pytest.mark.parametrize("name", TEXT_ENCODINGS)
-def test_logits_are_those_of_our_gpt(name: str) -> None:
-    model, position = gpt2(), encoding(name)
-    for positions in (None, torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10, 11], [90, 9, 0, 1, 2, 3, 4, 7, 2]])):
-        with hf.encode_positions(model, position) as inside:
-            logits = inside(IDS, position_ids=positions).logits
-        close(logits, ours(model, position)(IDS, positions))
 
 
 def test_dropout_of_attention_s_weights_is_the_models_own() -> None:
@@ -96,7 +71,8 @@ def test_generate_does_not_read_each_position_anew(monkeypatch: pytest.MonkeyPat
             calls.clear()
             position.encoder.tokens.data.mul_(1.5)
         expected = model(IDS).logits
-    close(expected, ours(model, position)(IDS))
+    with hf.encode_positions(model, position):
+        close(model(IDS).logits, expected)
     assert "generate" not in vars(model)
 
 
@@ -135,26 +111,6 @@ def test_embeddings_of_the_caller_serve_the_model_and_the_regularizer(
 def loss_of(logits: Tensor) -> Tensor:
     # Transformers' own is in single precision.
     return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
-
-
-@pytest.mark.parametrize("name", ["seqpe-bias", "seqpe-mul", "seqpe-sum", "learned"])
-def test_training_reaches_the_encoding_and_the_model(name: str) -> None:
-    model, position = gpt2().train(), encoding(name).train()
-    parameters = [*position.parameters(), *(p for n, p in model.named_parameters() if "wpe" not in n)]
-    reference = ours(model, position)
-    expected = torch.autograd.grad(loss_of(reference(IDS)), list(reference.position.parameters()))
-    losses = []
-    for checkpointing in (False, True):
-        if checkpointing:
-            checkpoint(model, use_reentrant=False)
-        with hf.encode_positions(model, position):
-            loss = loss_of(model(IDS).logits)
-            found = torch.autograd.grad(loss, parameters)
-        losses.append(loss)
-        assert all(gradient.abs().any() for gradient in found)
-        for ours_, its in zip(found, expected, strict=False):
-            close(ours_, its)
-    close(*losses)
 
 
 def test_what_layers_add_is_dropped_in_training_as_the_model_says() -> None:
@@ -201,10 +157,6 @@ def test_what_is_refused() -> None:
 
     with pytest.raises(TypeError, match=r"model: expected a transformers GPT-2, .*, got Phi3Model"):
         inside(NoPE(), tiny("phi3"))
-    with pytest.raises(TypeError, match="position: expected a PositionEncoding, got str"):
-        inside("alibi")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="position: expected one with axes=1 and extra_tokens=0, got RoPE2D"):
-        inside(RoPE2D(HEAD_DIM))
     mask = torch.ones_like(IDS)
     mask[0, 4] = 0
     with pytest.raises(ValueError, match="attention_mask: expected padding only at the ends of rows"):
