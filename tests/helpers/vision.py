@@ -7,23 +7,11 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from gistkit.hf import CACHE
-from tests.helpers.models import additive, eager
+from tests.helpers.models import COMMON, additive, eager
 from tests.helpers.rules import spread
 
 IMAGE = 55
-TEXT = {
-    "vocab_size": 60,
-    "hidden_size": 48,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "initializer_range": 0.2,
-}
+TEXT = COMMON | {"vocab_size": 60, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 TOWER = {
     "hidden_size": 32,
     "intermediate_size": 48,
