@@ -21,7 +21,6 @@ from gistkit.nn import (
     PositionEncoding,
     RoPE,
     SeqPE,
-    SeqPEPositions,
     position_encoding,
 )
 from tests.helpers import encodings
@@ -118,23 +117,6 @@ def test_positions_that_leap_are_kept_with_their_keys() -> None:
         parts = [model(tokens[:, i : i + 1], positions[:, i : i + 1], cache=cache) for i in range(LENGTH)]
         close(torch.cat(parts, 1), model(tokens, positions))
         assert torch.equal(cache.positions, positions)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("integration", ["sum", "mul", "bias"])
-def test_a_new_tokens_own_position_for_all_cached_keys_is_another_model(integration: str) -> None:
-    """What the published AttnBias does: e_q . e_k of the new token alone, beside every key of the cache."""
-    position = encoding(f"seqpe-{integration}")
-    assert isinstance(position, SeqPEPositions)
-    q, k = torch.randn(1, HEADS, LENGTH, HEAD_DIM), torch.randn(1, HEADS, LENGTH, HEAD_DIM)
-    whole_q, whole_k = position(q, k, position.prepare(torch.arange(LENGTH)), 0)
-    right = (whole_q[:, :, -1:] @ whole_k.mT).softmax(-1)
-    new_q, new_k = position(q[:, :, -1:], k[:, :, -1:], position.prepare(torch.tensor([LENGTH - 1])), 0)
-    # A cache of keys with their positions in them is right.
-    close((new_q @ torch.cat([whole_k[:, :, :-1], new_k], 2).mT).softmax(-1), right)
-    if integration == "bias":
-        alone = (new_q[..., HEAD_DIM:] * new_k[..., HEAD_DIM:]).sum(-1, keepdim=True)
-        published = (q[:, :, -1:] @ k.mT + alone).softmax(-1)
-        assert (published - right).abs().max() > 0.05
 
 
 @pytest.mark.parametrize("name", ["alibi", "seqpe-bias", "seqpe-mul", "rope-1e4", "learned"])
