@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gistkit.nn import PositionEncoding, SeqPE, position_encoding
+from gistkit.nn import DigitTrie, PositionEncoding, SeqPE, position_encoding
 from tests.helpers.models import by_hand
 
 
@@ -28,6 +28,19 @@ def encoding(
     encoder = SeqPE(16, digits=4, axes=axes, layers=2, heads=2, std=0.3)
     options = {"length": 200, "grid": (3, 4), "encoder": encoder} | options
     return position_encoding(name, heads=heads, head_dim=head_dim, layers=layers, **options)
+
+
+def counted(encoder: SeqPE) -> list[int]:
+    """The number of positions of each call that encodes some from now on."""
+    calls: list[int] = []
+    encode = encoder.encode
+
+    def counting(trie: DigitTrie) -> Tensor:
+        calls.append(trie.shape.numel())
+        return encode(trie)
+
+    encoder.encode = counting  # type: ignore[method-assign]
+    return calls
 
 
 def projected(position: Any, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:

@@ -13,11 +13,10 @@ from gistkit.nn import (
     Learned,
     NoPE,
     PositionEncoding,
-    SeqPE,
     SeqPERegularizer,
 )
 from tests.helpers import encodings
-from tests.helpers.encodings import close
+from tests.helpers.encodings import close, counted
 from tests.helpers.models import checkpoint, tiny
 
 HEADS, HEAD_DIM, LAYERS, VOCAB = 4, 12, 2, 50
@@ -54,16 +53,9 @@ def test_the_models_own_table_gives_the_model() -> None:
         close(model(IDS).logits, expected)
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of positions that SeqPE's encoder reads from now on, by call."""
-    calls: list[int] = []
-    encode = SeqPE.encode
-    monkeypatch.setattr(SeqPE, "encode", lambda self, trie: calls.append(trie.shape.numel()) or encode(self, trie))
-    return calls
-
-
-def test_generate_does_not_read_each_position_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, position, calls = gpt2(), encoding("seqpe-bias").eval(), counted(monkeypatch)
+def test_generate_does_not_read_each_position_anew() -> None:
+    model, position = gpt2(), encoding("seqpe-bias").eval()
+    calls = counted(position.encoder)
     with hf.encode_positions(model, position):
         for _ in range(2):
             model.generate(IDS[:1], max_new_tokens=30, do_sample=False)
@@ -77,9 +69,7 @@ def test_generate_does_not_read_each_position_anew(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("integration", ["sum", "mul", "bias"])
-def test_embeddings_of_the_caller_serve_the_model_and_the_regularizer(
-    integration: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_embeddings_of_the_caller_serve_the_model_and_the_regularizer(integration: str) -> None:
     """A training step reads each position once, and its gradients are those of two readings."""
     model, position = gpt2().train(), encoding(f"seqpe-{integration}").train()
     encoder = position.encoder
@@ -90,7 +80,7 @@ def test_embeddings_of_the_caller_serve_the_model_and_the_regularizer(
     with hf.encode_positions(model, position):
         total = loss_of(model(IDS, position_ids=places).logits)
         expected = torch.autograd.grad(total + regularizer.losses(step, encoder(step.positions)).total, parameters)
-        calls = counted(monkeypatch)
+        calls = counted(encoder)
         encoded = encoder(step.positions)
         loss = loss_of(model(IDS, position_ids=places, embeddings=step.embeddings(encoded)).logits)
         found = torch.autograd.grad(loss + regularizer.losses(step, encoded).total, parameters)

@@ -20,11 +20,10 @@ from gistkit.nn import (
     Pass,
     PositionEncoding,
     RoPE,
-    SeqPE,
     position_encoding,
 )
 from tests.helpers import encodings
-from tests.helpers.encodings import close
+from tests.helpers.encodings import close, counted
 
 pytestmark = pytest.mark.usefixtures("double")
 VOCAB, DIM, LAYERS, HEADS, LENGTH = 40, 24, 2, 3, 10
@@ -130,10 +129,9 @@ def test_generate_takes_the_likeliest_token_each_time(name: str) -> None:
     assert torch.equal(model.generate(tokens, 0), tokens)
 
 
-def test_generate_reads_all_positions_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, tokens, calls = gpt(encoding("seqpe-bias")).eval(), ids(2), []
-    encode = SeqPE.encode
-    monkeypatch.setattr(SeqPE, "encode", lambda self, trie: calls.append(trie.shape.numel()) or encode(self, trie))
+def test_generate_reads_all_positions_at_once() -> None:
+    model, tokens = gpt(encoding("seqpe-bias")).eval(), ids(2)
+    calls = counted(model.position.encoder)
     for starts in (None, STARTS[:2], 900 + STARTS[0]):
         model.generate(tokens, 50, starts)
     # A prompt of 10 and 49 that follow, once from 0 and 3.

@@ -124,10 +124,6 @@ def test_alibi_is_minus_slope_times_distance(count: int) -> None:
     )
 
 
-def test_alibi_has_the_slopes_of_the_paper_for_8_heads() -> None:
-    assert ALiBi(8).slopes.tolist() == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
-
-
 def test_pope_is_the_papers_equation_and_learns_its_phases_within_a_turn() -> None:
     encoding = PoPE(HEADS, DIM, LAYERS, spread=2 * math.pi, extra_tokens=1)
     phases = encoding.phases.detach()

@@ -11,6 +11,7 @@ import torch
 from gistkit.nn import DigitTrie, SeqPE
 from gistkit.nn.seqpe import kept
 from gistkit.nn.seqpe.layers import ROWS
+from tests.helpers.encodings import counted
 
 CASES = {
     "text": (dict(digits=4), torch.randint(0, 10**4, (5, 8))),
@@ -462,18 +463,6 @@ def test_a_table_is_the_callers_own():
         model.table(101)
     with pytest.raises(ValueError, match="table: expected 1 extents, one for each axis, got 2"):
         model.table(3, 4)
-
-
-def counted(model):
-    """The number of positions of each call that encodes some."""
-    calls, encode = [], model.encode
-
-    def counting(trie):
-        calls.append(math.prod(trie.shape))
-        return encode(trie)
-
-    model.encode = counting
-    return calls
 
 
 @pytest.mark.parametrize("mode", ["train", "eval", "dropout", "plain"])
