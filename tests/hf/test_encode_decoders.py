@@ -7,10 +7,21 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from gistkit import hf
-from gistkit.nn import TEXT_ENCODINGS, NoPE, PoPE, PositionEncoding, RoPE2D, SeqPE, SeqPEPositions
+from gistkit import hf, layouts
+from gistkit.nn import (
+    TEXT_ENCODINGS,
+    ALiBi,
+    Learned,
+    NoPE,
+    PoPE,
+    PositionEncoding,
+    RoPE2D,
+    SeqPE,
+    SeqPEPositions,
+    SeqPERegularizer,
+)
 from tests.helpers import encodings
-from tests.helpers.encodings import close
+from tests.helpers.encodings import close, counted
 from tests.helpers.models import checkpoint, double_angles, tiny
 from tests.helpers.tiers import mostly_slow
 
@@ -185,6 +196,113 @@ def test_a_peft_model_has_its_adapters_and_the_encoding() -> None:
     close(found, by_formula(merged, "seqpe-bias", position))
 
 
+def test_dropout_of_attention_s_weights_is_the_models_own() -> None:
+    model = tiny("gpt2", attn_pdrop=0.4).train()
+
+    def draw() -> Tensor:
+        torch.manual_seed(5)
+        return model(IDS).logits
+
+    with hf.encode_positions(model, NoPE()):
+        found = draw()
+        assert not torch.allclose(found, model(IDS).logits)
+    torch.nn.init.zeros_(model.transformer.wpe.weight)
+    close(found, draw())
+
+
+def test_the_models_own_table_gives_the_model() -> None:
+    model, position = tiny("gpt2"), Learned(512, HEADS * HEAD_DIM).double()
+    position.load_state_dict({"table": model.transformer.wpe.weight})
+    expected = model(IDS).logits
+    with hf.encode_positions(model, position):
+        close(model(IDS).logits, expected)
+
+
+def test_generate_does_not_read_each_position_anew() -> None:
+    model, position = inside("gpt2", "seqpe-bias")
+    position.eval()
+    calls = counted(position.encoder)
+    with hf.encode_positions(model, position):
+        for _ in range(2):
+            model.generate(IDS[:1], max_new_tokens=30, do_sample=False)
+            assert len(calls) <= 4 and sum(calls) <= 72
+            calls.clear()
+            position.encoder.tokens.data.mul_(1.5)
+        expected = model(IDS).logits
+    close(expected, by_formula(model, "seqpe-bias", position))
+    assert "generate" not in vars(model)
+
+
+@pytest.mark.parametrize("integration", ["sum", "mul", "bias"])
+def test_embeddings_of_the_caller_serve_the_model_and_the_regularizer(integration: str) -> None:
+    """A training step reads each position once, and its gradients are those of two readings."""
+    model, position = (each.train() for each in inside("gpt2", f"seqpe-{integration}"))
+    encoder = position.encoder
+    regularizer = SeqPERegularizer(encoder, 9, 500, 2, pivots=4, candidates=4, windows=2, shift_rate=0.5)
+    step = regularizer.draw(len(IDS), 1)
+    parameters, places = [*position.parameters()], step.positions[step.main]
+    assert step.shifted.any() and not step.shifted.all()
+    with hf.encode_positions(model, position):
+        total = loss_of(model(IDS, position_ids=places).logits)
+        expected = torch.autograd.grad(total + regularizer.losses(step, encoder(step.positions)).total, parameters)
+        calls = counted(encoder)
+        encoded = encoder(step.positions)
+        loss = loss_of(model(IDS, position_ids=places, embeddings=step.embeddings(encoded)).logits)
+        found = torch.autograd.grad(loss + regularizer.losses(step, encoded).total, parameters)
+        assert calls == [len(step.positions)]
+        close(loss, total)
+        for mine, its in zip(found, expected, strict=True):
+            close(mine, its)
+        # They count, and not what the encoder would say; with a cache those of the new tokens.
+        cache = DynamicCache()
+        rows = step.embeddings(encoded)
+        parts = [
+            model(IDS[:, part], embeddings=rows[:, part], **{hf.CACHE: cache}).logits
+            for part in (slice(0, 4), slice(4, 9))
+        ]
+        close(loss_of(torch.cat(parts, 1)), total)
+
+
+def loss_of(logits: Tensor) -> Tensor:
+    # Transformers' own is in single precision.
+    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
+
+
+def test_what_layers_add_is_dropped_in_training_as_the_model_says() -> None:
+    model = tiny("gpt2", resid_pdrop=1.0).train()
+    with hf.encode_positions(model, encoding("seqpe-bias", key_heads=HEADS)):
+        logits = model(IDS).logits
+    close(logits, model.lm_head(model.transformer.ln_f(model.transformer.wte(IDS))))
+
+
+@pytest.mark.parametrize("name", ["alibi", "seqpe-bias", "rope-1e4"])
+def test_attachs_arguments_pass_through(name: str) -> None:
+    """A plan with position IDs of its own, a bias of keys, and kept keys as another pass's memory."""
+    model, position = inside("gpt2", name)
+    plan = layouts.causal(9).compile()
+    with hf.encode_positions(model, position):
+        whole = model(IDS).logits
+        close(model(IDS, plan=plan).logits, whole)
+        hidden = torch.zeros(1, 1, 9, dtype=torch.float64)
+        hidden[..., 0] = -torch.inf
+        # As without the first token, at the positions of the others.
+        rest = model(IDS[:, 1:], position_ids=torch.arange(1, 9)[None]).logits
+        close(model(IDS, key_bias=hidden).logits[:, 1:], rest)
+        # A list has a bias of the first keys for each layer.
+        first = [hidden[..., :2]] * LAYERS
+        close(model(IDS, key_bias=first).logits[:, 1:], rest)
+        keep = hf.KeptKeys(slice(None))
+        model(IDS[:, :5], keep=keep, use_cache=False)
+        options = {"memory": keep.layers, "position_ids": torch.arange(5, 9)[None], "use_cache": False}
+        if name == "alibi":
+            with pytest.raises(ValueError, match="memory: expected none with ALiBi"):
+                model(IDS[:, 5:], **options)
+            with pytest.raises(ValueError, match=f"{hf.CACHE}: expected a key of each token.*got 5 keys for 8 tokens"):
+                model(IDS[:, 5:], **{hf.CACHE: hf.memory_cache(keep.layers, 8)})
+        else:
+            close(model(IDS[:, 5:], **options).logits, whole[:, 5:])
+
+
 class Leaves(hf.KeptKeys):
     def leave(self, *args: Any) -> None:
         pass
@@ -203,7 +321,10 @@ def test_what_is_refused() -> None:
     capped = tiny("gemma2", layer_types=["full_attention"] * 2)
     with pytest.raises(TypeError, match=r"does not cap its logits, got Gemma2Model, which caps at 50\.0"):
         refused(capped)
-    with pytest.raises(TypeError, match=r"a decoder whose attention is built like a Llama's, .* got Phi3Model"):
+    with pytest.raises(
+        TypeError,
+        match=r"expected a transformers GPT-2, a decoder whose attention is built like a Llama's, .* got Phi3Model",
+    ):
         refused(tiny("phi3", sliding_window=None))
     with pytest.raises(ValueError, match="rope: expected False for GPT2Model, which has no RoPE, got True"):
         refused(tiny("gpt2"), rope=True)
@@ -232,3 +353,33 @@ def test_what_is_refused() -> None:
         SeqPEPositions(SeqPE(16), HEADS, HEAD_DIM, key_heads=3)
     with pytest.raises(ValueError, match="key_heads: expected 4 for projection 'none', got 2"):
         SeqPEPositions(SeqPE(48), HEADS, HEAD_DIM, key_heads=2, projection="none")
+
+
+def test_calls_that_are_refused() -> None:
+    model, position = inside("gpt2", "seqpe-bias")
+
+    def refused(position: PositionEncoding, **call: Any) -> Any:
+        with hf.encode_positions(model, position):
+            return model(IDS, **call)
+
+    mask = torch.ones_like(IDS)
+    mask[0, 4] = 0
+    with pytest.raises(ValueError, match="attention_mask: expected padding only at the ends of rows"):
+        refused(NoPE(), attention_mask=mask)
+    with pytest.raises(ValueError, match=r"attention_mask: expected \[2, 9\], got shape \(2, 8\)"):
+        refused(NoPE(), attention_mask=mask[:, 1:])
+    with pytest.raises(ValueError, match="embeddings: expected none for ALiBi, which has no encoder"):
+        refused(ALiBi(HEADS), embeddings=torch.zeros(9, 16))
+    with pytest.raises(ValueError, match=r"embeddings: expected \[9, 16\] or \[B, 9, 16\], got shape \(8, 16\)"):
+        refused(position, embeddings=torch.zeros(8, 16))
+    with hf.encode_positions(model, ALiBi(HEADS)):
+        cache = getattr(model(IDS[:, :5]), hf.CACHE)
+        with pytest.raises(ValueError, match=r"position_ids: expected to grow by 1 .* got \[\[5, 7, 8, 9\]\]"):
+            model(IDS[:, 5:], **{hf.CACHE: cache}, position_ids=torch.tensor([[5, 7, 8, 9]]))
+    with hf.encode_positions(model, Learned(4, HEADS * HEAD_DIM).double()):
+        cache = getattr(model(IDS[:, :4]), hf.CACHE)
+        with pytest.raises(ValueError, match="below the table's length of 4 with a cache"):
+            model(IDS[:, 4:], **{hf.CACHE: cache})
+    checkpoint(model.train(), use_reentrant=True)
+    with pytest.raises(ValueError, match="position: expected gradient checkpointing with use_reentrant=False"):
+        refused(NoPE())
