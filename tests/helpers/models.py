@@ -6,13 +6,7 @@ from unittest import mock
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedTokenizerFast
 
 from gistkit.compress import METHODS
 
@@ -76,8 +70,7 @@ def tiny_llama(**changes):
 
     Its own attention is torch's: transformers' eager form takes its softmax in single precision whatever the model's.
     """
-    torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**COMMON | changes)).double().eval()
+    return tiny("llama", **changes)
 
 
 def tokens(*shape):

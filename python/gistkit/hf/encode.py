@@ -291,7 +291,7 @@ def _prepare(
         new_kwargs["plan"], new_kwargs["attention_mask"] = _padded_plan(mask, batch, count, keys), None
     prepared = position.prepare(position_ids, new_kwargs.pop("embeddings", None))
     new_kwargs["encoded"] = Encoded(position, position_ids, prepared)
-    dtype = torch.float64 if decoder.dtype == torch.float64 else torch.float32
+    dtype = torch.promote_types(decoder.dtype, torch.float32)
     if position.key_bias(position_ids[:, :0], dtype) is not None:
         if kwargs.get("memory") is not None:
             raise ValueError(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gistkit.layouts import Plan, causal_plan
-from gistkit.nn.models.block import Block, Pass, Style, bias_dtype, check_position, make_norm
+from gistkit.nn.models.block import Block, Pass, Style, check_position, make_norm
 from gistkit.nn.models.cache import KVCache
 from gistkit.nn.positions import PositionEncoding
 
@@ -103,7 +103,7 @@ class GPT(nn.Module):
         hidden = self.dropout(self.position.embed(self.tokens(input_ids), positions))
         prepared = self.position.prepare(positions, embeddings)
         seen = positions if cache is None else cache.followed_by(positions)
-        key_bias = self.position.key_bias(seen, bias_dtype(hidden))
+        key_bias = self.position.key_bias(seen, torch.promote_types(hidden.dtype, torch.float32))
         plan = causal_plan(count, held + count, device) if plan is None else plan
         shared = Pass(self.position, prepared, plan, key_bias, cache)
         for block in self.blocks:
