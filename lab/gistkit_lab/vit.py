@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gistkit.layouts.causal import full_plan
-from gistkit.nn.models.block import Block, Pass, bias_dtype, check_position
+from gistkit.nn.models.block import Block, Pass, check_position
 from gistkit.nn.positions import PositionEncoding, grid_positions
 
 
@@ -86,7 +86,8 @@ class ViT(nn.Module):
         hidden = self.dropout(self.position.embed(hidden, positions))
         prepared = self.position.prepare(positions, embeddings)
         plan = full_plan(1 + count, images.device)
-        shared = Pass(self.position, prepared, plan, self.position.key_bias(positions, bias_dtype(hidden)))
+        key_bias = self.position.key_bias(positions, torch.promote_types(hidden.dtype, torch.float32))
+        shared = Pass(self.position, prepared, plan, key_bias)
         for block in self.blocks:
             hidden = block(hidden, shared)
         return cast(Tensor, self.head(self.norm(hidden[:, 0])))

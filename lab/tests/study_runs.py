@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from gistkit.nn.seqpe import contrastive_loss, ood_loss
+from gistkit.nn import contrastive_loss, ood_loss
 from gistkit_lab.studies import epl
 from gistkit_lab.studies.fitting import Session
 

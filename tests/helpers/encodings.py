@@ -1,11 +1,14 @@
 """Position encodings for tiny models, and what they do to queries, keys and logits, written out with torch alone."""
 
+from contextlib import AbstractContextManager
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gistkit.nn import PositionEncoding, SeqPE, position_encoding
+from gistkit.nn import DigitTrie, PositionEncoding, SeqPE, position_encoding
+from tests.helpers.models import by_hand
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
@@ -23,8 +26,21 @@ def encoding(
     if name == "pope":
         options = {"spread": 6.0, "key_heads": key_heads} | options
     encoder = SeqPE(16, digits=4, axes=axes, layers=2, heads=2, std=0.3)
-    sizes = {"length": 200, "grid": (3, 4), "encoder": encoder}
-    return position_encoding(name, heads=heads, head_dim=head_dim, layers=layers, **sizes, **options)
+    options = {"length": 200, "grid": (3, 4), "encoder": encoder} | options
+    return position_encoding(name, heads=heads, head_dim=head_dim, layers=layers, **options)
+
+
+def counted(encoder: SeqPE) -> list[int]:
+    """The number of positions of each call that encodes some from now on."""
+    calls: list[int] = []
+    encode = encoder.encode
+
+    def counting(trie: DigitTrie) -> Tensor:
+        calls.append(trie.shape.numel())
+        return encode(trie)
+
+    encoder.encode = counting  # type: ignore[method-assign]
+    return calls
 
 
 def projected(position: Any, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
@@ -120,3 +136,17 @@ def dense(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, more: Tens
     key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     logits = ((query @ key.transpose(2, 3) + more) * scale).masked_fill(~visible, float("-inf"))
     return (logits.softmax(-1) @ value).transpose(1, 2)
+
+
+def written_out(model: Any, name: str, position: Any, positions: Tensor) -> AbstractContextManager[Any]:
+    """The model's own layers on dense attention with the formula of an encoding at positions [B, N(, axes)] in it."""
+    layers = count()
+
+    def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, scaling: float, **__: Any) -> Any:
+        query, key, more = integrated(name, position, query, key, positions, next(layers))
+        visible = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool)
+        # Patches of an image see each other.
+        visible = visible.tril() if positions.dim() == 2 else visible
+        return dense(query, key, value, visible, more, scaling), None
+
+    return by_hand(model, attention)

@@ -1,13 +1,11 @@
 """Every causal language model class of transformers that a tiny configuration builds, and what gistkit does in it."""
 
-import contextlib
 import functools
 import re
 import warnings
 
 import torch
 import transformers
-from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -19,6 +17,7 @@ from gistkit.layouts import Layout, Role
 from gistkit.layouts.relations import ALL, CAUSAL, SEGMENT_CAUSAL
 from gistkit.nn import NoPE, SeqPE, SeqPEPositions
 from tests.helpers.encodings import projected
+from tests.helpers.models import by_hand
 
 # What the defaults of a configuration lack, or leave out of what a test should see.
 SETTINGS = {
@@ -101,7 +100,6 @@ def dense_layout():
     return (column <= row) & ((row >= 8) | (row // 3 == column // 3))
 
 
-@contextlib.contextmanager
 def dense(model, visible=None, more=0.0):
     """transformers' attention interface with dense masks: the model's own, and `visible` besides.
 
@@ -118,15 +116,7 @@ def dense(model, visible=None, more=0.0):
             logits = logits.masked_fill(~visible, float("-inf"))
         return (logits.softmax(-1) @ value).transpose(1, 2).contiguous(), None
 
-    AttentionInterface.register("dense_oracle", attention)
-    AttentionMaskInterface.register("dense_oracle", eager_mask)
-    decoder = model.get_decoder()
-    before = decoder.config._attn_implementation
-    decoder.set_attn_implementation("dense_oracle")
-    try:
-        yield
-    finally:
-        decoder.set_attn_implementation(before)
+    return by_hand(model.get_decoder(), attention, eager_mask)
 
 
 def off(found, expected):

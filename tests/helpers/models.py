@@ -6,7 +6,7 @@ from unittest import mock
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedTokenizerFast
 
 from gistkit.compress import METHODS
 
@@ -70,8 +70,7 @@ def tiny_llama(**changes):
 
     Its own attention is torch's: transformers' eager form takes its softmax in single precision whatever the model's.
     """
-    torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**COMMON | changes)).double().eval()
+    return tiny("llama", **changes)
 
 
 def tokens(*shape):
@@ -109,7 +108,8 @@ def byte_tokenizer(start=False):
 def double_angles(model):
     """transformers' own RoPE with angles in double precision, so that nothing but rounding separates the two."""
     rotary = getattr(model.get_decoder(), "rotary_emb", None)
-    if rotary is None or "forward" in vars(rotary):
+    # Qwen's RoPE for images takes its angles in single precision; gistkit uses it as it is.
+    if rotary is None or "forward" in vars(rotary) or hasattr(rotary, "mrope_section"):
         yield model
         return
 
@@ -128,19 +128,30 @@ def double_angles(model):
 
 
 @contextlib.contextmanager
+def attending(model, name):
+    """The model's own layers on an attention of transformers' interface."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(name)
+    try:
+        yield model
+    finally:
+        model.set_attn_implementation(before)
+
+
+def by_hand(model, attention, mask=lambda *args, **kwargs: None):
+    """The model's own layers on `attention`, in transformers' calling convention, with the masks that `mask` makes."""
+    AttentionInterface.register("by_hand", attention)
+    AttentionMaskInterface.register("by_hand", mask)
+    return attending(model, "by_hand")
+
+
+@contextlib.contextmanager
 def eager(model):
     """The model's own eager attention and RoPE, with softmax and angles in the model's precision."""
     softmax = torch.nn.functional.softmax
-    before = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    try:
-        with (
-            double_angles(model),
-            mock.patch.object(torch.nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim=dim)),
-        ):
-            yield model
-    finally:
-        model.set_attn_implementation(before)
+    exact = mock.patch.object(torch.nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim=dim))
+    with attending(model, "eager"), double_angles(model), exact:
+        yield model
 
 
 def additive(mask):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gistkit.hf.depth import _layers
+from gistkit.hf.carry import layers_of
 
 
 def read_on(reader, ids, starts):
@@ -13,7 +13,7 @@ def read_on(reader, ids, starts):
     """
     wanted, seen = reader.hidden(reader.rows(ids)), reader.states(reader.rows(ids))
     stream = reader.start([ids[row, :start].tolist() for row, start in enumerate(starts)])
-    last_layer = _layers(reader.compressor.lm.decoder)[1][-1]
+    last_layer = layers_of(reader.compressor.lm.decoder)[-1]
     for step in range(ids.shape[1] - max(starts) + 1):
         if step:
             token = torch.stack([ids[row, start + step - 1] for row, start in enumerate(starts)])

@@ -1,31 +1,17 @@
 """Small random vision-language models, what their processors would give, and VoCo written out on plain transformers."""
 
-import contextlib
 import math
-from unittest import mock
 
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from gistkit.hf import CACHE
-from tests.helpers.models import additive, double_angles
+from tests.helpers.models import COMMON, additive, eager
 from tests.helpers.rules import spread
 
 IMAGE = 55
-TEXT = {
-    "vocab_size": 60,
-    "hidden_size": 48,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "initializer_range": 0.2,
-}
+TEXT = COMMON | {"vocab_size": 60, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 TOWER = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -172,22 +158,6 @@ def _kinds(family, ids):
     return {names[family]: (ids == IMAGE).long()} if family in names else {}
 
 
-@contextlib.contextmanager
-def plain(model):
-    """The model on its own eager attention, in double precision throughout."""
-    softmax, decoder = torch.nn.functional.softmax, model.get_decoder()
-    before = decoder.config._attn_implementation
-    decoder.set_attn_implementation("eager")
-    # Qwen's RoPE takes its angles in single precision; gistkit uses it as it is.
-    angles = contextlib.nullcontext() if hasattr(decoder.rotary_emb, "mrope_section") else double_angles(model)
-    patch = mock.patch.object(torch.nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim=dim))
-    try:
-        with angles, patch:
-            yield decoder
-    finally:
-        decoder.set_attn_implementation(before)
-
-
 def whole(model, inputs):
     """What the model itself gives its language model for a processor's output: embeddings, position IDs, masks."""
     seen = {}
@@ -196,7 +166,7 @@ def whole(model, inputs):
         seen.update(kwargs)
 
     handle = model.get_decoder().register_forward_pre_hook(look, with_kwargs=True)
-    with plain(model), torch.no_grad():
+    with eager(model.get_decoder()), torch.no_grad():
         model.model(**inputs)
     handle.remove()
     count = seen["inputs_embeds"].shape[1]
@@ -254,7 +224,7 @@ def written_out(model, family, inputs, slots, layout, sees_before=True, gap=0, p
         masks = {"full_attention": additive(mask), "sliding_attention": masks}
     position_ids = torch.tensor(ids).T[:, None]
     cache = transformers.DynamicCache()
-    with plain(model) as decoder:
+    with eager(model.get_decoder()) as decoder:
         out = decoder(
             inputs_embeds=torch.stack(vectors)[None],
             attention_mask=masks,

@@ -95,9 +95,7 @@ def test_a_plan_counts_the_memory():
     skip = plan.num_queries - 5
     layers = [(torch.randn(1, 2, skip, 12).double(), torch.randn(1, 2, skip, 12).double()) for _ in range(2)]
     ids = tokens(2, 5)
-    cache = DynamicCache()
-    for index, (key, value) in enumerate(layers):
-        cache.update(key.expand(2, -1, -1, -1), value.expand(2, -1, -1, -1), index)
+    cache = filled(layers, 2)
     rows = plan.rows(skip, plan.num_queries)
     with attach(model):
         expected = model(ids, plan=rows, **{CACHE: cache}).logits
@@ -109,12 +107,9 @@ def test_recorder_sees_the_memory():
     layers, ids = memory_of(2), tokens(2, 5)
     with attach(model), torch.no_grad(), AttentionRecorder() as recorder:
         model(ids, memory=layers)
-    cache = DynamicCache()
-    for index, (key, value) in enumerate(layers):
-        cache.update(key, value, index)
     positions = torch.arange(5)[None]
     with torch.no_grad(), eager(model):
-        theirs = model(ids, **{CACHE: cache}, position_ids=positions, output_attentions=True).attentions
+        theirs = model(ids, **{CACHE: filled(layers, 2)}, position_ids=positions, output_attentions=True).attentions
     assert theirs[1].shape == (2, 4, 5, 8)
     for one, weights in zip(recorder.maps, theirs, strict=True):
         torch.testing.assert_close(one.weights, weights, **TOLERANCE)
@@ -130,6 +125,14 @@ def test_memory_errors_say_what_was_expected():
             message = r"memory: expected keys \[1 or 2, 2, K, 12\] for layer 0, got shape"
             with pytest.raises(ValueError, match=message):
                 model(tokens(2, 4), memory=[(torch.zeros(shape).double(),) * 2] * 2)
+
+
+def filled(layers, rows):
+    """The model's own cache of a memory."""
+    cache = DynamicCache()
+    for index, pair in enumerate(layers):
+        cache.update(*(part.expand(rows, -1, -1, -1) for part in pair), index)
+    return cache
 
 
 def memory_of(batch, count=3, heads=2, dim=12, dtype=torch.float64):
@@ -148,14 +151,13 @@ def decode(model, cache, ids, start, parts):
 
 def over_the_concatenation(model, layers, ids, start):
     """The model's own logits in one pass over memory and tokens."""
-    plain = DynamicCache()
-    for index, (key, value) in enumerate(layers):
-        plain.update(key.expand(len(ids), -1, -1, -1), value.expand(len(ids), -1, -1, -1), index)
     length, memory = ids.shape[1], layers[0][0].shape[2]
     mask = torch.cat([torch.ones(length, memory), torch.ones(length, length).tril()], 1).bool()
     positions = torch.arange(start, start + length)[None]
     with torch.no_grad(), double_angles(model):
-        return model(ids, **{CACHE: plain}, position_ids=positions, attention_mask=additive(mask)).logits
+        return model(
+            ids, **{CACHE: filled(layers, len(ids))}, position_ids=positions, attention_mask=additive(mask)
+        ).logits
 
 
 @pytest.mark.parametrize(
@@ -195,22 +197,6 @@ def test_positions_go_on_from_the_logical_length():
         padded = torch.tensor([[1] * 9, [0] + [1] * 8, [1] * 9])
         first = model(ids, **{CACHE: memory_cache(layers, 50)}, attention_mask=padded).logits
     assert torch.allclose(first[[0, 2]], expected[[0, 2]]) and not torch.allclose(first[1], expected[1])
-
-
-@torch.no_grad()
-def test_two_caches_of_one_memory_do_not_touch_each_other():
-    model = tiny_llama()
-    layers = memory_of(1)
-    one, other = memory_cache(layers, 20), memory_cache(layers, 20)
-    texts = tokens(1, 6), tokens(1, 12)[:, 6:]
-    expected = [over_the_concatenation(model, layers, ids, 20) for ids in texts]
-    got = [[], []]
-    with double_angles(model):
-        for a, b in ((0, 3), (3, 4), (4, 5), (5, 6)):
-            for cache, ids, out in zip((one, other), texts, got, strict=True):
-                out.append(decode(model, cache, ids, 20, [(a, b)]))
-    for out, logits in zip(got, expected, strict=True):
-        torch.testing.assert_close(torch.cat(out, 1), logits, **TOLERANCE)
 
 
 @torch.no_grad()
@@ -348,9 +334,7 @@ def test_memory_cache_errors_say_what_was_expected():
 def test_generate_reads_prompts_padded_at_their_start_over_a_memory(family, length):
     model = tiny(family, sliding_window=17).eval() if family == "gemma3" else tiny(family).eval()
     cover_memory(model)
-    torch.manual_seed(2)
-    heads, dim = model.config.num_key_value_heads, model.config.head_dim
-    layers = [tuple(torch.randn(2, 1, heads, 4, dim).double()) for _ in range(model.config.num_hidden_layers)]
+    layers = memory_of(1, 4, dim=model.config.head_dim)
     ids, told = tokens(2, 9), {"max_new_tokens": 4, "pad_token_id": 0, "do_sample": False}
     mask = torch.ones(2, length + 9, dtype=torch.long)
     mask[0, length : length + 3] = 0
@@ -365,9 +349,7 @@ def test_generate_reads_prompts_padded_at_their_start_over_a_memory(family, leng
 def test_zeros_at_the_positions_of_a_memory_are_refused():
     model = tiny("llama").eval()
     cover_memory(model)
-    heads, dim = model.config.num_key_value_heads, model.config.head_dim
-    layers = [tuple(torch.randn(2, 1, heads, 4, dim).double()) for _ in range(model.config.num_hidden_layers)]
     mask = torch.ones(1, 40 + 9, dtype=torch.long)
     mask[0, 38] = 0
     with pytest.raises(ValueError, match="attention_mask: expected ones in its first 40 columns"):
-        model(tokens(1, 9), attention_mask=mask, **{CACHE: memory_cache(layers, 40)})
+        model(tokens(1, 9), attention_mask=mask, **{CACHE: memory_cache(memory_of(1), 40)})

@@ -7,10 +7,9 @@ import torch
 import transformers
 from packaging.version import Version
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from gistkit import hf
-from gistkit.nn import IMAGE_ENCODINGS, NoPE, PositionEncoding, RoPE, RoPE2DMix, SeqPEPositions, grid_positions
+from gistkit.nn import IMAGE_ENCODINGS, NoPE, PositionEncoding, RoPE2DMix, SeqPEPositions, grid_positions
 from tests.helpers import encodings
 from tests.helpers.encodings import close
 from tests.helpers.models import checkpoint
@@ -48,7 +47,7 @@ def images(rows: int, columns: int) -> Tensor:
 
 def by_formula(model: Any, name: str, position: Any, pixels: Tensor, positions: Tensor | None = None) -> Tensor:
     """The model's own layers without its table, with dense attention and a formula in it."""
-    layer, extra = [0], position.extra_tokens
+    extra, embeddings = position.extra_tokens, model.base_model.embeddings
     rows, columns = (side // PATCH for side in pixels.shape[2:])
     positions = grid_positions(rows, columns) if positions is None else positions
     positions = positions.expand(len(pixels), -1, -1)
@@ -56,30 +55,18 @@ def by_formula(model: Any, name: str, position: Any, pixels: Tensor, positions: 
     if isinstance(more, Tensor):
         first = torch.zeros(extra, DIM).double() if getattr(position, "extra", None) is None else position.extra
         more = torch.cat([first.expand(len(pixels), -1, -1), more], 1)
-
-    def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, scaling: float, **_: Any) -> Any:
-        query, key, bias = encodings.integrated(name, position, query, key, positions, layer[0])
-        layer[0] += 1
-        return encodings.dense(query, key, value, torch.ones(1, dtype=torch.bool), bias, scaling), None
-
-    base = model.base_model
-    table, embeddings, own = base.embeddings.position_embeddings, base.embeddings, model.config._attn_implementation
-    AttentionInterface.register("formula", attention)
-    AttentionMaskInterface.register("formula", lambda *args, **kwargs: None)
-    model.set_attn_implementation("formula")
+    table, before = embeddings.position_embeddings, embeddings.interpolate_pos_encoding
     count = 1 + (extra == 2) * (model.config.model_type == "deit") + rows * columns
     embeddings.position_embeddings = nn.Parameter(torch.zeros(1, count, DIM, dtype=torch.float64))
-    before = embeddings.interpolate_pos_encoding
     embeddings.interpolate_pos_encoding = lambda *_: embeddings.position_embeddings
     handle = embeddings.register_forward_hook(lambda module, args, output: output + more)
     try:
         flags = {} if "dinov2" in model.config.model_type else {"interpolate_pos_encoding": True}
-        return model(pixels, **flags).logits
+        with encodings.written_out(model, name, position, positions):
+            return model(pixels, **flags).logits
     finally:
         handle.remove()
-        embeddings.interpolate_pos_encoding = before
-        embeddings.position_embeddings = table
-        model.set_attn_implementation(own)
+        embeddings.interpolate_pos_encoding, embeddings.position_embeddings = before, table
 
 
 CASES = [(family, name) for family in EXTRA for name in IMAGE_ENCODINGS]
@@ -157,14 +144,13 @@ def test_what_is_refused() -> None:
         with hf.encode_positions(model, position, rope=rope):
             return model(pixels, **call)
 
-    with pytest.raises(ValueError, match="position: expected one with axes=2 and extra_tokens=1, got RoPE with axes=1"):
-        inside(RoPE(HEAD_DIM))
     with pytest.raises(ValueError, match=r"position: expected RoPE2DMix of the model's \d layers, got 1"):
         inside(RoPE2DMix(HEADS, HEAD_DIM, 1, extra_tokens=1))
-    with pytest.raises(ValueError, match="extra_tokens=1, got NoPE with axes=None and extra_tokens=0"):
+    with pytest.raises(
+        ValueError,
+        match="position: expected one with axes=2 and extra_tokens=1, got NoPE with axes=None and extra_tokens=0",
+    ):
         inside(NoPE())
-    with pytest.raises(TypeError, match="position: expected a PositionEncoding, got str"):
-        inside("seqpe")
     with pytest.raises(ValueError, match="rope: expected False for ViTModel, which has no RoPE"):
         inside(NoPE(extra_tokens=1), rope=True)
     with pytest.raises(ValueError, match=r"position_ids: expected \[9, 2\] or \[B, 9, 2\], got shape \(8, 2\)"):

@@ -205,31 +205,36 @@ def test_a_layer_with_a_forward_of_its_own_keeps_its_models_rope():
         torch.testing.assert_close(model(ids).logits, expected, **TOLERANCE)
 
 
-def config_of(name, **settings):
-    kept = {key: value for key, value in COMMON.items() if key not in ("bos_token_id", "eos_token_id")}
-    return getattr(transformers, name)(**kept | settings)
-
-
 @pytest.mark.parametrize(
-    ("model", "config", "message"),
+    ("model", "config", "settings", "message"),
     [
         (
             "T5ForConditionalGeneration",
+            "T5Config",
             {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_heads": 2},
             "the encoder-decoder T5",
         ),
-        ("BloomForCausalLM", {"n_head": 4, "n_layer": 1}, "BloomForCausalLM with attention of its own"),
-        ("MambaForCausalLM", {"state_size": 4}, "MambaForCausalLM with attention of its own"),
-        ("BertModel", {}, "BertModel: its attention is not causal"),
-        ("Gemma3ForCausalLM", {"head_dim": 16, "use_bidirectional_attention": True}, "is not causal or reads"),
-        ("Llama4ForCausalLM", {"num_local_experts": 1, "head_dim": 16}, r"with layers of chunked_attention"),
+        ("BloomForCausalLM", "BloomConfig", {"n_head": 4, "n_layer": 1}, "BloomForCausalLM with attention of its own"),
+        ("MambaForCausalLM", "MambaConfig", {"state_size": 4}, "MambaForCausalLM with attention of its own"),
+        ("BertModel", "BertConfig", {}, "BertModel: its attention is not causal"),
+        (
+            "Gemma3ForCausalLM",
+            "Gemma3TextConfig",
+            {"head_dim": 16, "use_bidirectional_attention": True},
+            "is not causal or reads",
+        ),
+        (
+            "Llama4ForCausalLM",
+            "Llama4TextConfig",
+            {"num_local_experts": 1, "head_dim": 16},
+            "with layers of chunked_attention",
+        ),
     ],
 )
-def test_what_cannot_be_attached_is_said(model, config, message):
-    names = {"Gemma3ForCausalLM": "Gemma3TextConfig", "Llama4ForCausalLM": "Llama4TextConfig"}
-    name = names.get(model, model.replace("ForCausalLM", "").replace("ForConditionalGeneration", ""))
-    name = name if name.endswith("Config") else name.removesuffix("Model") + "Config"
-    model = getattr(transformers, model)(config_of(name, attn_implementation="eager", **config))
+def test_what_cannot_be_attached_is_said(model, config, settings, message):
+    common = {key: value for key, value in COMMON.items() if key not in ("bos_token_id", "eos_token_id")}
+    config = getattr(transformers, config)(**common | {"attn_implementation": "eager"} | settings)
+    model = getattr(transformers, model)(config)
     with pytest.raises(TypeError, match=f"model: expected a transformers decoder.*got .*{message}"), attach(model):
         pass
 

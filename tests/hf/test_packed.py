@@ -4,15 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from gistkit.common.checks import POSITIONS, padded
 from gistkit.hf import CACHE, PackedLayers, attach, empty_cache
 from gistkit.hf.attention import attention
-from gistkit.inspect.recorder import ATTENTION
 from gistkit.layouts import Plan, causal, causal_plan
+from tests.helpers.memory import Made
 from tests.helpers.models import tiny, tiny_llama
 
 DIM, GROUP = 12, 2
@@ -111,26 +108,11 @@ def test_a_text_behind_a_memory_is_not_copied_and_a_plan_of_other_keys_is_refuse
     memory = PackedLayers.of([(numbers(300, DIM), numbers(300, DIM))], [torch.tensor([[100, 200]])])
     query, text = numbers(1, 4, 1, DIM), numbers(1, 2, 1, DIM)
     own = lying(memory, text, text, 64)
-    with Sizes() as sizes:
+    with Made() as made:
         memory.attend(0, query, *own, causal_plan(1, 1, torch.device("cpu")))
-    assert max(sizes.made) <= query.numel()
+    assert max(made.sizes) <= query.numel()
     with pytest.raises(ValueError, match="plan: expected one for the text's 1 keys, got"):
         memory.attend(0, query, *own, causal_plan(1, 2, torch.device("cpu")))
-
-
-class Sizes(TorchDispatchMode):
-    """Numbers in what operations make."""
-
-    def __init__(self):
-        super().__init__()
-        self.made = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        given = {one.untyped_storage().data_ptr() for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
-        out = func(*args, **kwargs or {})
-        new = [one for one in tree_leaves(out) if isinstance(one, Tensor)]
-        self.made += [one.numel() for one in new if one.untyped_storage().data_ptr() not in given]
-        return out
 
 
 def test_what_cannot_be_packed_is_refused():
@@ -155,19 +137,6 @@ def test_what_cannot_be_packed_is_refused():
                 model(ids, memory=one, use_cache=False, **given)
 
 
-class Calls(TorchDispatchMode):
-    """Of each call of attention its rows and keys."""
-
-    def __init__(self):
-        super().__init__()
-        self.made = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.name() == ATTENTION:
-            self.made.append((len(args[0]), args[1].shape[2]))
-        return func(*args, **kwargs or {})
-
-
 @pytest.mark.parametrize("shared", [False, True])
 def test_each_key_of_a_memory_is_read_once_and_copied_once_by_passes_over_a_growing_text(shared, monkeypatch):
     monkeypatch.setattr("gistkit.hf.cache.LEAST_ROOM", 2)
@@ -182,7 +151,7 @@ def test_each_key_of_a_memory_is_read_once_and_copied_once_by_passes_over_a_grow
         expected = [model(one, memory=PackedLayers.of(layers, counts, biases)).logits for one in (ids, ids[[1, 1]])]
         for place, part in enumerate(ids.split((3, 1, 1, 1, 2, 1, 1, 1, 1), 1)):
             beams, first = shared and place > 4, cache.get_seq_length()
-            with Calls() as calls, Sizes() as sizes:
+            with Made() as made:
                 if beams:
                     # Beams change places.
                     cache.reorder_cache(torch.tensor([1, 1]))
@@ -190,19 +159,19 @@ def test_each_key_of_a_memory_is_read_once_and_copied_once_by_passes_over_a_grow
             torch.testing.assert_close(out, expected[beams][:, first : first + part.shape[1]])
             if shared:
                 # Without the memory's call of all rows, one of the text.
-                assert sorted(calls.made) == sorted([(heads, total), (2, first + part.shape[1])] * 2)
-                assert max(sizes.made) < total * DIM
+                assert sorted(made.calls) == sorted([(heads, total), (2, first + part.shape[1])] * 2)
+                assert max(made.sizes) < total * DIM
             else:
-                assert [row for row, _ in calls.made] == [heads, heads]
+                assert [row for row, _ in made.calls] == [heads, heads]
 
 
 def test_a_pass_without_a_cache_or_gradients_copies_no_memory():
     memory = PackedLayers.of([(numbers(900, DIM), numbers(900, DIM))], [torch.tensor([[800, 100]])])
     for batch in (1, 3):
         query, text = numbers(batch, 4, 2, DIM), numbers(batch, 2, 2, DIM)
-        with torch.no_grad(), Sizes() as sizes, Calls() as calls:
+        with torch.no_grad(), Made() as made:
             memory.attend(0, query, text, text, causal_plan(2, 2, torch.device("cpu")))
-        assert max(sizes.made) <= query.numel() and sorted(calls.made) == sorted([(2, 900), (batch, 2)])
+        assert max(made.sizes) <= query.numel() and sorted(made.calls) == sorted([(2, 900), (batch, 2)])
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -220,9 +189,9 @@ def test_a_backward_pass_repeats_no_memory_for_rows_that_share_it():
     key, value = (numbers(64, DIM, seed=seed, requires_grad=True) for seed in (0, 1))
     query, text = numbers(8, 2, 1, DIM, seed=2), numbers(8, 2, 1, DIM)
     memory = PackedLayers.of([(key, value)], [torch.tensor([[32, 32]])])
-    with Sizes() as sizes:
+    with Made() as made:
         memory.attend(0, query, text, text, causal_plan(1, 1, torch.device("cpu"))).sum().backward()
-    assert max(sizes.made) <= key.numel()
+    assert max(made.sizes) <= key.numel()
 
 
 def test_dropout_is_that_of_all_weights_together():

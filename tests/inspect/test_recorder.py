@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import gistkit as gk
 from gistkit import layouts
@@ -11,6 +10,7 @@ from gistkit.hf import attach
 from gistkit.inspect import AttentionRecorder
 from gistkit.layouts import causal_plan, compile_batch
 from gistkit.nn import GPT, RoPE
+from tests.helpers.memory import Made
 from tests.helpers.models import FAMILIES, OTHERS, checkpoint, eager, tiny, tiny_llama
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
@@ -103,28 +103,14 @@ def test_half_precision_under_autocast_is_exact_for_its_inputs():
     torch.testing.assert_close(recorder[0].weights, expected.float(), rtol=1e-5, atol=1e-6)
 
 
-class Largest(TorchDispatchMode):
-    """The most elements of any tensor that an operation made."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        made = result if isinstance(result, tuple | list) else [result]
-        self.elements = max(
-            [self.elements, *(one.untyped_storage().nbytes() // 4 for one in made if hasattr(one, "data"))]
-        )
-        return result
-
-
 @pytest.mark.slow
 def test_a_mean_over_heads_takes_little_beside_its_map():
     length = 2048
     plan = causal_plan(length, length, "cpu", None)
     query, key, value = tensors(plan, 1, (8, 2), 8, torch.float32)
-    with Largest() as largest, AttentionRecorder(rows=slice(-1024, None), reduce="mean") as recorder:
+    with Made() as made, AttentionRecorder(rows=slice(-1024, None), reduce="mean") as recorder:
         gk.attention(query, key, value, plan)
-    assert largest.elements <= 2**21
+    assert max(made.sizes) <= 2**21
     direct = softmax_weights(query.double(), key.double(), torch.ones(1, length, length).tril().bool(), 8**-0.5)
     torch.testing.assert_close(recorder[0].weights[:, 0].double(), direct[:, :, -1024:].mean(1), rtol=1e-4, atol=1e-6)
 
@@ -213,16 +199,11 @@ def test_entering_again_starts_over_and_leaving_stops():
             gk.attention(query, key, value, plan)
         gk.attention(query, key, value, plan)
         assert [one.layer for one in recorder.maps] == [0]
-
-
-def test_a_recorder_inside_itself_is_refused_and_records_after_an_error():
-    plan = causal_plan(4, 4, "cpu", None)
-    recorder = AttentionRecorder()
     with pytest.raises(RuntimeError, match="recorder: expected a recorder that is not recording"), recorder, recorder:
         pass
-    gk.attention(*tensors(plan), plan)
+    gk.attention(query, key, value, plan)
     with recorder:
-        gk.attention(*tensors(plan), plan)
+        gk.attention(query, key, value, plan)
     assert len(recorder.maps) == 1
 
 

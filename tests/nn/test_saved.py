@@ -27,7 +27,6 @@ from gistkit.nn import (
     SeqPEPositions,
     Sinusoidal,
     load_position,
-    position_encoding,
     save_position,
 )
 from tests.helpers import encodings
@@ -131,18 +130,6 @@ def test_broken_folders_are_named(tmp_path: Path) -> None:
 
     with pytest.raises(TypeError, match=r"position: expected one of NoPE, .* got Own"):
         save_position(Own(8), tmp_path)
-
-
-def test_every_encoding_can_be_saved() -> None:
-    """What `position_encoding` makes, also with options that change how it is read."""
-    from gistkit.nn.saved import _KINDS
-
-    made = [text_encoding(name) for name in TEXT_ENCODINGS]
-    made += [
-        position_encoding(name, heads=2, head_dim=12, layers=2, grid=(2, 2), encoder=SeqPE(8, axes=2), extra_tokens=1)
-        for name in IMAGE_ENCODINGS
-    ]
-    assert {type(each) for each in made} == set(_KINDS.values())
 
 
 def test_settings_may_be_large_or_numpy_s(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ import torch
 from gistkit.nn import DigitTrie, SeqPE
 from gistkit.nn.seqpe import kept
 from gistkit.nn.seqpe.layers import ROWS
+from tests.helpers.encodings import counted
 
+LAST = 2**63 - 1
 CASES = {
     "text": (dict(digits=4), torch.randint(0, 10**4, (5, 8))),
     "range": (dict(digits=3), torch.arange(150)),
@@ -156,14 +158,6 @@ def test_half_precision_and_autocast():
     half = copy.deepcopy(model).bfloat16()(positions)
     assert half.dtype == torch.bfloat16
     assert (half.float() - right).abs().max() < 0.1 * right.abs().max()
-
-
-def test_equal_positions_have_equal_rows():
-    model = encoder(digits=3)
-    out = model(torch.tensor([7, 3, 7, 7]))
-    assert torch.equal(out[0], out[2])
-    assert torch.equal(out[0], out[3])
-    assert not torch.equal(out[0], out[1])
 
 
 @pytest.mark.slow
@@ -422,19 +416,20 @@ class TestFrozen:
                     torch.testing.assert_close(model(positions), model.plain(positions))
                     torch.testing.assert_close(model(positions), model.plain(positions))
 
-    @pytest.mark.parametrize("digits", [5, 20])
-    def test_far_apart_positions_of_several_axes(self, digits):
-        model = encoder(axes=4, digits=digits).eval()
-        far = 10**digits - 1 if digits == 5 else 2**63 - 1
-        positions = torch.tensor([[far, 0, 0, 0], [0, far, 0, 1], [0, 0, far, far]])
-        with model.frozen(positions):
-            torch.testing.assert_close(model(positions), model.plain(positions))
-
-    def test_the_last_position_of_int64(self):
-        model = encoder(digits=20).eval()
+    @pytest.mark.parametrize(
+        ("sizes", "positions"),
+        [
+            ({"axes": 4, "digits": 5}, [[99999, 0, 0, 0], [0, 99999, 0, 1], [0, 0, 99999, 99999]]),
+            ({"axes": 4, "digits": 20}, [[LAST, 0, 0, 0], [0, LAST, 0, 1], [0, 0, LAST, LAST]]),
+            ({"digits": 20}, [LAST - 3, LAST - 2, LAST - 1, LAST]),
+        ],
+    )
+    def test_far_positions_one_by_one(self, sizes, positions):
+        model = encoder(**sizes).eval()
         with model.frozen():
-            for position in (2**63 - 4, 2**63 - 3, 2**63 - 2, 2**63 - 1):
-                torch.testing.assert_close(model(torch.tensor([position])), model.plain(torch.tensor([position])))
+            for position in positions:
+                given = torch.tensor([position])
+                torch.testing.assert_close(model(given), model.plain(given))
 
     @pytest.mark.slow
     def test_compiled_code_sees_the_block_begin_and_end(self):
@@ -462,18 +457,6 @@ def test_a_table_is_the_callers_own():
         model.table(101)
     with pytest.raises(ValueError, match="table: expected 1 extents, one for each axis, got 2"):
         model.table(3, 4)
-
-
-def counted(model):
-    """The number of positions of each call that encodes some."""
-    calls, encode = [], model.encode
-
-    def counting(trie):
-        calls.append(math.prod(trie.shape))
-        return encode(trie)
-
-    model.encode = counting
-    return calls
 
 
 @pytest.mark.parametrize("mode", ["train", "eval", "dropout", "plain"])

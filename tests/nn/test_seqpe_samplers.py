@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gistkit.nn.seqpe import ContrastiveSampler, StartSampler, WindowSampler
+from gistkit.nn import ContrastiveSampler, StartSampler, WindowSampler
 
 
 def digits(number, base):

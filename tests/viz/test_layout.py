@@ -18,19 +18,21 @@ from gistkit.layouts.builders import EXAMPLES
 from gistkit.viz import draw_gallery, draw_layout
 from gistkit.viz.gallery import all_methods
 from gistkit.viz.layout import MARKERS, ROLE_COLOURS
+from tests.helpers.programs import printed
 
 
-def test_masks_are_drawn_in_the_keys_colours() -> None:
+@pytest.mark.parametrize("orders", [("logical", "physical"), ("logical",), ("physical",)])
+def test_masks_are_drawn_in_the_keys_colours_over_their_positions(orders: tuple[str, ...]) -> None:
     layout = layouts.gistpool(10, 4, 3)
-    figure = layout.draw()
-    logical, physical, positions = figure.axes
-    for axes, order in ((logical, "logical"), (physical, "physical")):
-        image = np.asarray(axes.images[0].get_array())
-        mask = layout.dense_mask(order)
-        assert ((image > 0) == mask).all()
-        assert (image[mask] == np.broadcast_to(np.sort(layout.roles) + 1, mask.shape)[mask]).all() or order == "logical"
+    tokens = {"logical": np.arange(len(layout)), "physical": layout.compile().order[0].numpy()}
+    figure = draw_layout(layout, order=orders[0] if len(orders) == 1 else "both", title="$x")
+    *masks, positions = figure.axes
+    for axes, order in zip(masks, orders, strict=True):
+        image, mask = np.asarray(axes.images[0].get_array()), layout.dense_mask(order)
+        assert (image == np.where(mask, layout.roles[tokens[order]] + 1, 0)).all()
     drawn = np.concatenate([points.get_offsets() for points in positions.collections])
-    assert sorted(map(tuple, drawn.tolist())) == list(enumerate(layout.positions.tolist()))
+    assert sorted(map(tuple, drawn.tolist())) == list(enumerate(layout.positions[tokens[orders[0]]].tolist()))
+    assert positions.get_xlabel() == f"token, in {orders[0]} order" and figure.get_suptitle() == "$x"
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == ["BOS", "CONTEXT", "MEMORY", "TEXT"]
 
@@ -40,22 +42,6 @@ def test_layouts_of_every_kind_can_be_drawn(tmp_path: Path) -> None:
     for i, layout in enumerate((one, Layout.pack([layouts.causal(3)] * 2), layouts.causal(100))):
         layout.draw(title="a title").savefig(tmp_path / f"{i}.png")
         assert (tmp_path / f"{i}.png").stat().st_size > 0
-
-
-def test_one_order_alone() -> None:
-    layout = layouts.gistpool(10, 4, 3)
-    for order in ("logical", "physical"):
-        figure = draw_layout(layout, order=order, title="$x")
-        mask, positions = figure.axes
-        assert figure.get_suptitle() == "$x"
-        assert ((np.asarray(mask.images[0].get_array()) > 0) == layout.dense_mask(order)).all()
-        assert positions.get_xlabel() == f"token, in {order} order"
-        drawn = np.concatenate([points.get_offsets() for points in positions.collections])
-        chosen = np.arange(len(layout)) if order == "logical" else layout.compile().order[0].numpy()
-        assert sorted(map(tuple, drawn.tolist())) == list(enumerate(layout.positions[chosen].tolist()))
-    assert figure._repr_png_().startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match="draw_layout: expected order to be one of"):
-        draw_layout(layout, order="grouped")
 
 
 def test_masks_side_by_side_are_those_of_the_layouts() -> None:
@@ -118,9 +104,23 @@ def test_roles_that_meet_differ_in_grey() -> None:
     assert len(set(MARKERS.values())) == len(ROLE_COLOURS) == len(Role)
 
 
-def test_too_many_tokens() -> None:
+def test_what_is_refused() -> None:
+    with pytest.raises(ValueError, match="draw_layout: expected order to be one of"):
+        draw_layout(layouts.causal(3), order="grouped")
     with pytest.raises(ValueError, match=r"draw_layout: expected a layout of at most 1024 tokens, got 1025"):
         layouts.causal(1025).draw()
+
+
+@pytest.mark.slow
+def test_pictures_load_neither_pyplot_nor_transformers() -> None:
+    code = """
+import sys, gistkit as gk
+from gistkit import viz
+missing = [name for name in viz.__all__ if not callable(getattr(viz, name))]
+viz.draw_gallery({"one": gk.layouts.causal(3)})._repr_png_()
+print(*missing, *{"matplotlib.pyplot", "transformers", "IPython"} & set(sys.modules))
+"""
+    assert printed(code) == "\n"
 
 
 def test_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

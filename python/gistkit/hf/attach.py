@@ -291,8 +291,10 @@ def _attached(decoder: PreTrainedModel, carried: bool, fused: bool) -> Iterator[
         for index, layer in enumerate(layers):
             rope = _llama_rope if fused else partial(_own_rope, decoder, index)
             # Before other hooks: one that shards weights again must not come first.
-            undo.callback(layer.register_forward_hook(_leave(index, rope), prepend=True, with_kwargs=True).remove)
-            undo.callback(layer.register_forward_pre_hook(_enter(index, rope), with_kwargs=True).remove)
+            undo.callback(
+                layer.register_forward_hook(partial(_leave, index, rope), prepend=True, with_kwargs=True).remove
+            )
+            undo.callback(layer.register_forward_pre_hook(partial(_enter, index, rope), with_kwargs=True).remove)
         yield
 
 
@@ -395,29 +397,27 @@ def _own_rope(
     return OwnRope.of(decoder, layer, layer_idx, args, kwargs, ARGUMENTS)
 
 
-def _enter(layer_idx: int, rope: Callable[..., Rope]) -> Callable[..., None]:
-    """A hook on a decoder layer that gives `extend` its input; `rope` of the hook's arguments is the layer's."""
-
-    def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        enter = getattr(kwargs.get("extend"), "enter", None)
-        if enter is not None:
-            before = args[0] if args else kwargs["hidden_states"]
-            enter(layer_idx, layer, before, rope(layer, args, kwargs))
-
-    return hook
+# Makes a layer's `Rope` of the arguments of a hook.
+RopeOf = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Rope]
 
 
-def _leave(layer_idx: int, rope: Callable[..., Rope]) -> Callable[..., None]:
-    """A hook on a decoder layer that gives `keep` its hidden states; `rope` as in `_enter`."""
+def _enter(layer_idx: int, rope: RopeOf, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A hook on a decoder layer that gives `extend` its input."""
+    enter = getattr(kwargs.get("extend"), "enter", None)
+    if enter is not None:
+        before = args[0] if args else kwargs["hidden_states"]
+        enter(layer_idx, layer, before, rope(layer, args, kwargs))
 
-    def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        keep = kwargs.get("keep")
-        if keep is not None and type(keep).leave is not Keeper.leave:
-            before = args[0] if args else kwargs["hidden_states"]
-            after = output[0] if isinstance(output, tuple) else output
-            keep.leave(layer_idx, layer, before, after, rope(layer, args, kwargs))
 
-    return hook
+def _leave(
+    layer_idx: int, rope: RopeOf, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> None:
+    """A hook on a decoder layer that gives `keep` its hidden states."""
+    keep = kwargs.get("keep")
+    if keep is not None and type(keep).leave is not Keeper.leave:
+        before = args[0] if args else kwargs["hidden_states"]
+        after = output[0] if isinstance(output, tuple) else output
+        keep.leave(layer_idx, layer, before, after, rope(layer, args, kwargs))
 
 
 def checkpoints_reentrantly(decoder: nn.Module) -> bool:

@@ -26,8 +26,8 @@ class MemoryLayer(CacheLayerMixin):
     Without gradients new tokens go into a block with room for more; with gradients they are concatenated.
 
     Args:
-        key, value: [B, H, K, D], the memory, keys rotated; B = 1 serves any number of rows, and more a multiple of
-            them, such as several beams of each. None: there is no memory, and the first tokens decide the shape.
+        memory: keys, rotated, and values [B, H, K, D]; B = 1 serves any number of rows, and more a multiple of them,
+            such as several beams of each. None: there is no memory, and the first tokens decide the shape.
         logical_length: position of the next token, at least 0; need not be K.
         capacity: tokens after the memory that fit into the first block; more tokens make a larger one.
         room: makes the blocks.
@@ -37,31 +37,26 @@ class MemoryLayer(CacheLayerMixin):
     is_croppable = True
 
     def __init__(
-        self,
-        key: Tensor | None,
-        value: Tensor | None,
-        logical_length: int,
-        capacity: int = 0,
-        room: Room = plain_room,
+        self, memory: tuple[Tensor, Tensor] | None, logical_length: int, capacity: int = 0, room: Room = plain_room
     ) -> None:
         super().__init__()
-        if key is not None and value is not None and (key.dim() != 4 or value.shape[:3] != key.shape[:3]):
-            raise ValueError(
-                f"memory: expected keys and values [B, H, K, D], got shapes {tuple(key.shape)} and {tuple(value.shape)}"
-            )
         for name, number in (("logical_length", logical_length), ("capacity", capacity)):
             if number < 0:
                 raise ValueError(f"{name}: expected at least 0, got {number}")
-        self.is_initialized = key is not None and value is not None
-        if key is not None and value is not None:
-            self.keys: Tensor = key
-            self.values: Tensor = value
-        self._rows = 0 if key is None else key.shape[0]
-        self._start = int(logical_length)
-        self._capacity = int(capacity)
-        self._added = 0
-        self._make = room
+        # Position of the first token after the memory, and tokens after it.
+        self.logical_length, self.added = int(logical_length), 0
+        self._rows, self._capacity, self._make = 0, int(capacity), room
         self._blocks: tuple[Tensor, Tensor] | None = None
+        if memory is None:
+            return
+        key, value = memory
+        if key.dim() != 4 or value.shape[:3] != key.shape[:3]:
+            raise ValueError(
+                f"memory: expected keys and values [B, H, K, D], got shapes {tuple(key.shape)} and {tuple(value.shape)}"
+            )
+        self.keys: Tensor = key
+        self.values: Tensor = value
+        self.is_initialized, self._rows = True, key.shape[0]
 
     @property
     def batch_size(self) -> int:
@@ -83,7 +78,7 @@ class MemoryLayer(CacheLayerMixin):
         """Appends [B, H, N, D] and returns all keys and values, [B, H, K + N, D]."""
         self.lazy_initialization(key_states, value_states)
         copies, odd = divmod(key_states.shape[0], self.batch_size)
-        if not self._added and self.batch_size > 1 and copies > 1 and not odd:
+        if not self.added and self.batch_size > 1 and copies > 1 and not odd:
             # Beams, or several sequences, of each row.
             self.batch_repeat_interleave(copies)
         count, used = key_states.shape[2], self.num_keys
@@ -98,7 +93,7 @@ class MemoryLayer(CacheLayerMixin):
             keys[:, :, used : used + count] = key_states
             values[:, :, used : used + count] = value_states
             self.keys, self.values = keys[:, :, : used + count], values[:, :, : used + count]
-        self._added += count
+        self.added += count
         return self.keys, self.values
 
     def _room(self, length: int, rows: int) -> tuple[Tensor, Tensor]:
@@ -108,7 +103,7 @@ class MemoryLayer(CacheLayerMixin):
             writable = torch.is_inference_mode_enabled() or not self._blocks[0].is_inference()
             if writable:
                 return self._blocks
-        memory = self.num_keys - self._added
+        memory = self.num_keys - self.added
         room = memory + max(self._capacity, 2 * (length - memory), LEAST_ROOM)
         blocks = self._make(rows, room, self.keys, self.values)
         for block, tensor in zip(blocks, (self.keys, self.values), strict=True):
@@ -116,19 +111,9 @@ class MemoryLayer(CacheLayerMixin):
         self._blocks = blocks
         return self._blocks
 
-    @property
-    def added(self) -> int:
-        """Number of tokens after the memory."""
-        return self._added
-
-    @property
-    def logical_length(self) -> int:
-        """Position of the first token after the memory."""
-        return self._start
-
     def get_seq_length(self) -> int:
         """The position of the next token: `logical_length` plus the tokens added since."""
-        return self._start + self._added
+        return self.logical_length + self.added
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Number of keys after `query_length` more tokens, and 0."""
@@ -141,10 +126,10 @@ class MemoryLayer(CacheLayerMixin):
     def reset(self) -> None:
         """Drops the tokens and keeps the memory, with the rows that it was given with."""
         if not self._rows:
-            self._added, self.is_initialized = 0, False
+            self.added, self.is_initialized = 0, False
             self._replace(*cast("tuple[Tensor, Tensor]", (None, None)))
             return
-        self.crop(-self._added)
+        self.crop(-self.added)
         copies, odd = divmod(self.batch_size, self._rows)
         if copies > 1 and not odd:
             # Rows and beams of the last run, of which each group has the same memory.
@@ -155,15 +140,15 @@ class MemoryLayer(CacheLayerMixin):
 
         The rows stay those of the tokens, even if none are left.
         """
-        if not -self._added <= tokens_to_remove <= 0:
+        if not -self.added <= tokens_to_remove <= 0:
             raise ValueError(
-                f"tokens_to_remove: expected -{self._added} to 0, as {self._added} tokens were added to the memory, "
+                f"tokens_to_remove: expected -{self.added} to 0, as {self.added} tokens were added to the memory, "
                 f"got {tokens_to_remove}"
             )
         if not tokens_to_remove:
             return
         length = self.num_keys + tokens_to_remove
-        self._added += tokens_to_remove
+        self.added += tokens_to_remove
         self.keys, self.values = self.keys[:, :, :length], self.values[:, :, :length]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -229,7 +214,7 @@ def memory_cache(layers: Sequence[tuple[Tensor, Tensor]], logical_length: int, c
         logical_length: position of the next token, such as the context's length in tokens.
         capacity: number of tokens that will be added, if it is known; avoids copies while the cache grows.
     """
-    return MemoryCache(layers=[MemoryLayer(key, value, logical_length, capacity) for key, value in layers])
+    return MemoryCache(layers=[MemoryLayer(pair, logical_length, capacity) for pair in layers])
 
 
 def cover_memory(model: PreTrainedModel) -> None:
@@ -297,6 +282,6 @@ def empty_cache(
         packed: a memory that passes also read; only this cache may store a text after it.
     """
     rooms: list[Room] = [plain_room if packed is None else partial(packed.room, layer) for layer in range(num_layers)]
-    cache = MemoryCache(layers=[MemoryLayer(None, None, logical_length, capacity, room) for room in rooms])
+    cache = MemoryCache(layers=[MemoryLayer(None, logical_length, capacity, room) for room in rooms])
     cache.packed = packed
     return cache

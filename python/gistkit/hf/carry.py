@@ -39,7 +39,7 @@ def carry(decoder: nn.Module, names: Sequence[str]) -> Iterator[None]:
         yield
 
 
-def layers_of(decoder: nn.Module) -> list[nn.Module]:
-    """The decoder's layers: the longest list of modules among its children, [] if there is none."""
-    lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList)]
-    return list(max(lists, key=len, default=[]))
+def layers_of(model: Any) -> nn.ModuleList:
+    """The layers of a transformer: its first list of as many modules, an empty one if there is none."""
+    lists = (module for module in model.modules() if isinstance(module, nn.ModuleList))
+    return next((one for one in lists if len(one) == model.config.num_hidden_layers), nn.ModuleList())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, cast
 
 from torch import Tensor, nn
 
 from gistkit.hf.attach import decoder_of
+from gistkit.hf.carry import layers_of
 
 
 @contextmanager
@@ -30,12 +32,13 @@ def first_layers(model: nn.Module, count: int, *, norm: bool = True) -> Iterator
     total = decoder.config.num_hidden_layers
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= total:
         raise ValueError(f"count: expected 1 to {total} layers, got {count!r}")
-    name, layers = _layers(decoder)
+    layers = _layers(decoder)
+    every = layers._modules
     with ExitStack() as undo:
-        setattr(decoder, name, layers[:count])
-        undo.callback(setattr, decoder, name, layers)
+        layers._modules = dict(list(every.items())[:count])
+        undo.callback(setattr, layers, "_modules", every)
         if not norm:
-            undo.enter_context(_without_norm(decoder, layers[count - 1]))
+            undo.enter_context(_without_norm(decoder, layers[-1]))
         yield
 
 
@@ -50,7 +53,7 @@ def layer_outputs(model: nn.Module) -> Iterator[list[Tensor]]:
         TypeError: if the model does not hold its layers in one list.
     """
     outputs: list[Tensor] = []
-    hooks = [layer.register_forward_hook(_into(outputs)) for layer in _layers(decoder_of(model))[1]]
+    hooks = [layer.register_forward_hook(partial(_remember, outputs)) for layer in _layers(decoder_of(model))]
     try:
         yield outputs
     finally:
@@ -58,20 +61,19 @@ def layer_outputs(model: nn.Module) -> Iterator[list[Tensor]]:
             hook.remove()
 
 
-def _layers(decoder: Any) -> tuple[str, nn.ModuleList]:
-    """The list of a decoder's layers, and its name."""
-    total = decoder.config.num_hidden_layers
-    for name, child in decoder.named_children():
-        if isinstance(child, nn.ModuleList) and len(child) == total:
-            return name, child
-    raise TypeError(f"model: expected a decoder with a list of its {total} layers, got {type(decoder).__name__}")
+def _layers(decoder: Any) -> nn.ModuleList:
+    layers = layers_of(decoder)
+    if not layers:
+        raise TypeError(
+            f"model: expected a decoder with a list of its {decoder.config.num_hidden_layers} layers, got "
+            f"{type(decoder).__name__}"
+        )
+    return layers
 
 
-def _into(outputs: list[Tensor]) -> Any:
-    def remember(layer: nn.Module, args: Any, output: Tensor | tuple[Tensor, ...]) -> None:
-        outputs.append(output[0] if isinstance(output, tuple) else output)
-
-    return remember
+def _remember(outputs: list[Tensor], layer: nn.Module, args: Any, output: Tensor | tuple[Tensor, ...]) -> None:
+    """A hook that appends a layer's hidden states."""
+    outputs.append(output[0] if isinstance(output, tuple) else output)
 
 
 @contextmanager
@@ -82,7 +84,7 @@ def _without_norm(decoder: nn.Module, layer: nn.Module) -> Iterator[None]:
     def put_back(decoder: nn.Module, args: Any, output: Any) -> None:
         output.last_hidden_state = outputs.pop()
 
-    hooks = layer.register_forward_hook(_into(outputs)), decoder.register_forward_hook(put_back)
+    hooks = layer.register_forward_hook(partial(_remember, outputs)), decoder.register_forward_hook(put_back)
     try:
         yield
     finally:

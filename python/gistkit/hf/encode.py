@@ -6,10 +6,10 @@ queries and keys. A family says where its own positions come from, and how its a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from types import MethodType
 from typing import Any, TypeVar, cast
 
@@ -133,11 +133,11 @@ def _encoded_decoder(model: nn.Module, position: PositionEncoding, rope: bool) -
     with ExitStack() as undo:
         undo.enter_context(attach(model))
         # After attach's own hook, which gives a plan's position IDs.
-        undo.callback(decoder.register_forward_pre_hook(_prepare(position), with_kwargs=True).remove)
+        undo.callback(decoder.register_forward_pre_hook(partial(_prepare, position), with_kwargs=True).remove)
         if gpt2:
             _refuse_rope(decoder, rope)
             parts = cast(Any, decoder)
-            own_forwards: dict[nn.Module, Any] = {parts.wpe: MethodType(_embed(position), parts.wpe)}
+            own_forwards: dict[nn.Module, Any] = {parts.wpe: MethodType(partial(_embed, position), parts.wpe)}
             own_forwards |= {block.attn: MethodType(_gpt2_attention, block.attn) for block in parts.h}
             undo.enter_context(forwards(own_forwards))
             undo.enter_context(_bound(layers_of(decoder), _as_argument, embeds=False))
@@ -177,12 +177,10 @@ def _refuse_rope(model: PreTrainedModel, rope: bool) -> None:
 def _encoded_images(base: PreTrainedModel, position: PositionEncoding) -> Iterator[None]:
     AttentionInterface.register(_IMAGE_ATTENTION, _image_attention)
     AttentionMaskInterface.register(_IMAGE_ATTENTION, mask)
-    count = base.config.num_hidden_layers
-    layers = next(part for part in base.modules() if isinstance(part, nn.ModuleList) and len(part) == count)
     table, before = cast(Any, base).embeddings, base.config._attn_implementation
     with ExitStack() as undo:
-        undo.callback(base.register_forward_pre_hook(_prepare_images(position), with_kwargs=True).remove)
-        undo.enter_context(_bound(list(layers), _as_argument))
+        undo.callback(base.register_forward_pre_hook(partial(_prepare_images, position), with_kwargs=True).remove)
+        undo.enter_context(_bound(layers_of(base), _as_argument))
         # What the embeddings ask for their own positions, of any size.
         undo.enter_context(forwards({table: lambda hidden, *_: hidden.new_zeros(())}, "interpolate_pos_encoding"))
         base.set_attn_implementation(_IMAGE_ATTENTION)
@@ -208,30 +206,29 @@ Bind = Callable[[dict[str, Any], Encoded], dict[str, Any]]
 
 
 @contextmanager
-def _bound(layers: Sequence[nn.Module], bind: Bind, *, embeds: bool = True) -> Iterator[None]:
+def _bound(layers: Iterable[nn.Module], bind: Bind, *, embeds: bool = True) -> Iterator[None]:
     """Inside, `bind` gives each layer its encoding, and the first one's input has what the encoding adds to it."""
-
-    def hook(index: int) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
-        def bound(
-            layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            kwargs = dict(kwargs)
-            encoded: Encoded | None = kwargs.pop("encoded", None)
-            if encoded is None:
-                raise ValueError(
-                    "position: expected one block of gistkit.hf.encode_positions a model, and of DINOv2 transformers "
-                    "5.18 or later, got a layer that does not receive the encoding"
-                )
-            if embeds and not index:
-                args = (encoded.position.embed(args[0], encoded.positions), *args[1:])
-            return args, bind(kwargs, replace(encoded, layer=index))
-
-        return bound
-
     with ExitStack() as undo:
         for index, layer in enumerate(layers):
-            undo.callback(layer.register_forward_pre_hook(hook(index), with_kwargs=True).remove)
+            hook = partial(_bind, index, bind, embeds and not index)
+            undo.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
         yield
+
+
+def _bind(
+    index: int, bind: Bind, embeds: bool, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A hook on a layer."""
+    kwargs = dict(kwargs)
+    encoded: Encoded | None = kwargs.pop("encoded", None)
+    if encoded is None:
+        raise ValueError(
+            "position: expected one block of gistkit.hf.encode_positions a model, and of DINOv2 transformers 5.18 or "
+            "later, got a layer that does not receive the encoding"
+        )
+    if embeds:
+        args = (encoded.position.embed(args[0], encoded.positions), *args[1:])
+    return args, bind(kwargs, replace(encoded, layer=index))
 
 
 def _frozen_generate(model: Any, position: PositionEncoding) -> AbstractContextManager[None]:
@@ -265,96 +262,86 @@ def _check_pass(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
             )
 
 
-def _prepare(position: PositionEncoding) -> Callable[..., tuple[Any, dict[str, Any]]]:
+def _prepare(
+    position: PositionEncoding, decoder: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
     """A hook on the decoder that prepares what its layers share: positions, biases of keys, a plan of the padding."""
-
-    def hook(decoder: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        _check_pass(decoder, kwargs)
-        ids = args[0] if args else kwargs.get("input_ids")
-        tokens = kwargs.get("inputs_embeds") if ids is None else ids
-        if tokens is None:
-            # Transformers raises the error.
-            return args, kwargs
-        batch, count = tokens.shape[:2]
-        cache = cache_of(kwargs)
-        keys = count if cache is None else cache.get_mask_sizes(count, 0)[0]
-        new_kwargs = dict(kwargs)
-        position_ids = kwargs.get("position_ids")
-        if position_ids is None:
-            start = 0 if cache is None else cache.get_seq_length()
-            place = torch.device("cpu") if position.on_host else tokens.device
-            position_ids = torch.arange(start, start + count, device=place)[None]
-        new_kwargs["position_ids"] = moved(position_ids, tokens.device)
-        if not position.on_host:
-            position_ids = new_kwargs["position_ids"]
-        if cache is not None:
-            position.check_cached(position_ids)
-        mask = kwargs.get("attention_mask")
-        if kwargs.get("plan") is None and mask is not None and mask.dim() == 2 and not bool(mask.all()):
-            new_kwargs["plan"], new_kwargs["attention_mask"] = _padded_plan(mask, batch, count, keys), None
-        prepared = position.prepare(position_ids, new_kwargs.pop("embeddings", None))
-        new_kwargs["encoded"] = Encoded(position, position_ids, prepared)
-        dtype = torch.float64 if decoder.dtype == torch.float64 else torch.float32
-        if position.key_bias(position_ids[:, :0], dtype) is not None:
-            if kwargs.get("memory") is not None:
-                raise ValueError(
-                    f"memory: expected none with {type(position).__name__}, whose bias needs the positions of all "
-                    "keys, got one"
-                )
-            if cache is not None and (before := int(cache.get_seq_length())) + count != keys:
-                raise ValueError(
-                    f"{CACHE}: expected a key of each token with {type(position).__name__}, whose bias needs the "
-                    f"positions of all keys, got {keys - count} keys for {before} tokens"
-                )
-            bias = cast(Tensor, position.key_bias(_key_positions(position_ids, keys), dtype))
-            new_kwargs["key_bias"] = _added_bias(bias, kwargs.get("key_bias"))
-        return args, new_kwargs
-
-    return hook
+    _check_pass(decoder, kwargs)
+    ids = args[0] if args else kwargs.get("input_ids")
+    tokens = kwargs.get("inputs_embeds") if ids is None else ids
+    if tokens is None:
+        # Transformers raises the error.
+        return args, kwargs
+    batch, count = tokens.shape[:2]
+    cache = cache_of(kwargs)
+    keys = count if cache is None else cache.get_mask_sizes(count, 0)[0]
+    new_kwargs = dict(kwargs)
+    position_ids = kwargs.get("position_ids")
+    if position_ids is None:
+        start = 0 if cache is None else cache.get_seq_length()
+        place = torch.device("cpu") if position.on_host else tokens.device
+        position_ids = torch.arange(start, start + count, device=place)[None]
+    new_kwargs["position_ids"] = moved(position_ids, tokens.device)
+    if not position.on_host:
+        position_ids = new_kwargs["position_ids"]
+    if cache is not None:
+        position.check_cached(position_ids)
+    mask = kwargs.get("attention_mask")
+    if kwargs.get("plan") is None and mask is not None and mask.dim() == 2 and not bool(mask.all()):
+        new_kwargs["plan"], new_kwargs["attention_mask"] = _padded_plan(mask, batch, count, keys), None
+    prepared = position.prepare(position_ids, new_kwargs.pop("embeddings", None))
+    new_kwargs["encoded"] = Encoded(position, position_ids, prepared)
+    dtype = torch.promote_types(decoder.dtype, torch.float32)
+    if position.key_bias(position_ids[:, :0], dtype) is not None:
+        if kwargs.get("memory") is not None:
+            raise ValueError(
+                f"memory: expected none with {type(position).__name__}, whose bias needs the positions of all "
+                "keys, got one"
+            )
+        if cache is not None and (before := int(cache.get_seq_length())) + count != keys:
+            raise ValueError(
+                f"{CACHE}: expected a key of each token with {type(position).__name__}, whose bias needs the "
+                f"positions of all keys, got {keys - count} keys for {before} tokens"
+            )
+        bias = cast(Tensor, position.key_bias(_key_positions(position_ids, keys), dtype))
+        new_kwargs["key_bias"] = _added_bias(bias, kwargs.get("key_bias"))
+    return args, new_kwargs
 
 
-def _embed(position: PositionEncoding) -> Callable[..., Tensor]:
+def _embed(position: PositionEncoding, self: nn.Embedding, position_ids: Tensor) -> Tensor:
     """The forward of the table of learned positions: returns what the encoding adds to embedded tokens."""
-
-    def forward(self: nn.Embedding, position_ids: Tensor) -> Tensor:
-        nothing = self.weight.new_zeros(*position_ids.shape, self.embedding_dim)
-        return position.embed(nothing, position_ids)
-
-    return forward
+    nothing = self.weight.new_zeros(*position_ids.shape, self.embedding_dim)
+    return position.embed(nothing, position_ids)
 
 
-def _prepare_images(position: PositionEncoding) -> Callable[..., tuple[Any, dict[str, Any]]]:
+def _prepare_images(
+    position: PositionEncoding, model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
     """A hook on a vision transformer that prepares what its layers share."""
-
-    def hook(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        _check_pass(model, kwargs)
-        if kwargs.get("output_attentions", getattr(model.config, "output_attentions", False)):
-            raise ValueError(
-                "output_attentions: expected False under gistkit.hf.encode_positions, which stores no attention "
-                "weights, got True"
-            )
-        pixels = args[0] if args else kwargs.get("pixel_values")
-        if pixels is None:
-            # Transformers raises the error.
-            return args, kwargs
-        new_kwargs = dict(kwargs)
-        patch = cast(Any, model).embeddings.patch_embeddings.patch_size
-        rows, columns = (side // each for side, each in zip(pixels.shape[-2:], patch, strict=True))
-        count, positions = rows * columns, new_kwargs.pop("position_ids", None)
-        if positions is None:
-            positions = grid_positions(rows, columns, device="cpu" if position.on_host else pixels.device)
-        elif positions.dim() not in (2, 3) or positions.shape[-2:] != (count, 2):
-            raise ValueError(
-                f"position_ids: expected [{count}, 2] or [B, {count}, 2], got shape {tuple(positions.shape)}"
-            )
-        prepared = position.prepare(positions, new_kwargs.pop("embeddings", None))
-        new_kwargs["encoded"] = Encoded(position, positions, prepared)
-        new_kwargs["plan"] = full_plan(position.extra_tokens + count, pixels.device)
-        # Otherwise some add their table without asking for it.
-        new_kwargs["interpolate_pos_encoding"] = True
-        return args, new_kwargs
-
-    return hook
+    _check_pass(model, kwargs)
+    if kwargs.get("output_attentions", getattr(model.config, "output_attentions", False)):
+        raise ValueError(
+            "output_attentions: expected False under gistkit.hf.encode_positions, which stores no attention "
+            "weights, got True"
+        )
+    pixels = args[0] if args else kwargs.get("pixel_values")
+    if pixels is None:
+        # Transformers raises the error.
+        return args, kwargs
+    new_kwargs = dict(kwargs)
+    patch = cast(Any, model).embeddings.patch_embeddings.patch_size
+    rows, columns = (side // each for side, each in zip(pixels.shape[-2:], patch, strict=True))
+    count, positions = rows * columns, new_kwargs.pop("position_ids", None)
+    if positions is None:
+        positions = grid_positions(rows, columns, device="cpu" if position.on_host else pixels.device)
+    elif positions.dim() not in (2, 3) or positions.shape[-2:] != (count, 2):
+        raise ValueError(f"position_ids: expected [{count}, 2] or [B, {count}, 2], got shape {tuple(positions.shape)}")
+    prepared = position.prepare(positions, new_kwargs.pop("embeddings", None))
+    new_kwargs["encoded"] = Encoded(position, positions, prepared)
+    new_kwargs["plan"] = full_plan(position.extra_tokens + count, pixels.device)
+    # Otherwise some add their table without asking for it.
+    new_kwargs["interpolate_pos_encoding"] = True
+    return args, new_kwargs
 
 
 def _image_attention(

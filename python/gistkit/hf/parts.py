@@ -15,13 +15,11 @@ class Family:
     """How one tested family's attention differs from Llama's, besides what its modules show.
 
     Args:
-        prefix: of its classes' names in transformers.
         window: what holds the width of a sliding window, the layer or the config; None: there are none.
         softcap: whether attention caps its logits at the layer's `attn_logit_softcapping`.
         plain_norms: whether its RMS norms multiply by their weight, in the input's dtype; Gemma's by 1 more.
     """
 
-    prefix: str
     window: Literal["layer", "config"] | None = None
     softcap: bool = False
     plain_norms: bool = True
@@ -30,16 +28,16 @@ class Family:
 # The families that are tested, by their module in transformers: what such a model needs is known. `gistkit.hf.probe`
 # finds it out of others.
 FAMILIES = {
-    "llama": Family("Llama"),
-    "mistral": Family("Mistral", window="config"),
-    "qwen2": Family("Qwen2", window="layer"),
-    "qwen3": Family("Qwen3", window="layer"),
-    "gemma2": Family("Gemma2", window="layer", softcap=True, plain_norms=False),
-    "gemma3": Family("Gemma3", window="layer", plain_norms=False),
+    "llama": Family(),
+    "mistral": Family(window="config"),
+    "qwen2": Family(window="layer"),
+    "qwen3": Family(window="layer"),
+    "gemma2": Family(window="layer", softcap=True, plain_norms=False),
+    "gemma3": Family(window="layer", plain_norms=False),
 }
 # By name, so that only the model in use is imported.
 _CLASSES = {
-    f"transformers.models.{name}.modeling_{name}.{family.prefix}{part}": (part, family)
+    f"transformers.models.{name}.modeling_{name}.{name.capitalize()}{part}": (part, family)
     for name, family in FAMILIES.items()
     for part in ("Attention", "RotaryEmbedding", "RMSNorm")
 }
@@ -124,6 +122,12 @@ def find_parts(decoder: nn.Module) -> Parts:
     )
 
 
+def changing(decoder: Any) -> set[str]:
+    """The types of a decoder's RoPE whose frequencies depend on the length of a pass."""
+    kinds = getattr(getattr(decoder, "rotary_emb", None), "rope_type", None)
+    return {"dynamic", "longrope"} & set(kinds.values() if isinstance(kinds, dict) else [kinds])
+
+
 # What a Llama's attention and its RoPE read of themselves.
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "head_dim", "scaling", "attention_dropout", "layer_idx")
 _ROTARY = ("inv_freq", "attention_scaling", "rope_type")
@@ -133,7 +137,7 @@ def _alike(decoder: nn.Module, modules: Mapping[str, nn.Module]) -> tuple[dict[s
     """Attention modules by name and RoPE modules of an unknown family that are built like a Llama's."""
     rotary = getattr(decoder, "rotary_emb", None)
     attentions = {
-        name: Family("")
+        name: Family()
         for name, module in modules.items()
         if all(hasattr(module, part) for part in _ATTENTION)
         and name.endswith(".self_attn")

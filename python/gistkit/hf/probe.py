@@ -28,7 +28,7 @@ from gistkit.common.messages import one_line
 from gistkit.hf.cache import CACHE, memory_cache
 from gistkit.hf.carry import layers_of
 from gistkit.hf.keep import Keeper, KeptKeys, Rope
-from gistkit.hf.parts import find_parts, of_known_family
+from gistkit.hf.parts import changing, find_parts, of_known_family
 from gistkit.hf.shrink import small_config, small_copy
 from gistkit.layouts import Layout, Plan, Role, causal
 from gistkit.layouts.relations import CAUSAL
@@ -222,9 +222,7 @@ def _products(keys: Tensor) -> Tensor:
 
 def _projects(model: PreTrainedModel, own: _Own) -> str | None:
     """Why the layers of the attached small copy cannot make keys at any positions; None: they can."""
-    rotary: Any = getattr(model, "rotary_emb", None)
-    kinds = getattr(rotary, "rope_type", None)
-    if {"dynamic", "longrope"} & set(kinds.values() if isinstance(kinds, dict) else [kinds]):
+    if changing(model):
         return "its frequencies depend on the length of a pass, and its attention is built otherwise than a Llama's"
     row = causal(_FIRST + _SECOND)
     plan = replace(row.compile(), windowed=_Windows(row), positions=_SPREAD[0])
@@ -233,7 +231,8 @@ def _projects(model: PreTrainedModel, own: _Own) -> str | None:
         found = hidden(model, own.ids, plan=plan, keep=calls)
     except Exception as error:
         return f"its layers make keys in another way ({_short(error)})"
-    if len(calls.projected) < model.config.num_hidden_layers or (rotary is not None and not calls.turned):
+    turns = calls.turned or getattr(model, "rotary_emb", None) is None
+    if len(calls.projected) < model.config.num_hidden_layers or not turns:
         return "its layers make keys in another way"
     return None if close(found, own.spread) else "its layers keep what they made, so that none can run again"
 

@@ -70,13 +70,7 @@ class OwnRope:
         return self
 
     def project(self, layer: nn.Module, hidden_states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, Hk, K, D] that the layer's attention makes of hidden states [B, K, d].
-
-        Args:
-            layer: the decoder layer; its forward runs up to its attention.
-            hidden_states: [B, K, d], not normalised, like the layer's input.
-            positions: position IDs [K] or [B, K]; float64 where fractional.
-        """
+        """Keys and values that the layer's forward makes, which runs up to its attention; see `Rope`."""
         arguments = dict(self.arguments)
         arguments |= {self.first: hidden_states, "attention_mask": Carried(None, {"keep": _Stop()})}
         if self.rotary is not None:

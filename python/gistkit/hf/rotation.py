@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gistkit.hf.attach import check_rotates, decoder_of, forwards, frequencies_of
-from gistkit.hf.parts import FAMILIES
+from gistkit.hf.parts import FAMILIES, changing
 
 
 def check_moves(model: nn.Module) -> None:
@@ -26,9 +26,7 @@ def check_moves(model: nn.Module) -> None:
 
 def changing_rope(model: nn.Module) -> set[str]:
     """The types of the model's RoPE whose frequencies depend on the length of a pass."""
-    rotary: Any = getattr(decoder_of(model), "rotary_emb", None)
-    kinds = getattr(rotary, "rope_type", "")
-    return {"dynamic", "longrope"} & {*(kinds.values() if isinstance(kinds, dict) else [kinds])}
+    return changing(decoder_of(model))
 
 
 @contextmanager

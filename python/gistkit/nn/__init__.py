@@ -2,26 +2,21 @@
 
 from gistkit.nn.absolute import Learned, Learned2D, Sinusoidal
 from gistkit.nn.alibi import ALiBi
-from gistkit.nn.models import GPT, Block, KVCache, Pass
+from gistkit.nn.models.block import Block, Pass
+from gistkit.nn.models.cache import KVCache
+from gistkit.nn.models.gpt import GPT
 from gistkit.nn.nuggets import Nuggets, NuggetScorer, nuggets_above, straight_through, threshold_for, top_nuggets
 from gistkit.nn.position_encoding import IMAGE_ENCODINGS, TEXT_ENCODINGS, position_encoding
 from gistkit.nn.positions import NoPE, PositionEncoding, grid_positions
 from gistkit.nn.roles import LowRank, RoleLinear
 from gistkit.nn.rotary import PoPE, RoPE, RoPE2D, RoPE2DMix
 from gistkit.nn.saved import load_position, save_position
-from gistkit.nn.seqpe import (
-    ContrastiveSampler,
-    DigitTrie,
-    SeqPE,
-    SeqPELosses,
-    SeqPEPositions,
-    SeqPERegularizer,
-    SeqPEStep,
-    StartSampler,
-    WindowSampler,
-    contrastive_loss,
-    ood_loss,
-)
+from gistkit.nn.seqpe.encoder import SeqPE
+from gistkit.nn.seqpe.losses import contrastive_loss, ood_loss
+from gistkit.nn.seqpe.positions import SeqPEPositions
+from gistkit.nn.seqpe.regularizer import SeqPELosses, SeqPERegularizer, SeqPEStep
+from gistkit.nn.seqpe.samplers import ContrastiveSampler, StartSampler, WindowSampler
+from gistkit.nn.seqpe.trie import DigitTrie
 
 __all__ = [
     "GPT",

@@ -58,9 +58,7 @@ class RoPE(Rotary):
 
     def __init__(self, head_dim: int, *, base: float = 10000.0, extra_tokens: int = 0) -> None:
         super().__init__(1, extra_tokens)
-        _check_base(base)
-        if head_dim < 2 or head_dim % 2:
-            raise ValueError(f"head_dim: expected an even number, got {head_dim}")
+        _check(head_dim, 2, base)
         self.head_dim, self.base = head_dim, float(base)
         # Whole numbers follow the model to its device, and not to a dtype that would round frequencies.
         self.register_buffer("channels", torch.arange(0, head_dim, 2), persistent=False)
@@ -136,9 +134,7 @@ class RoPE2D(Rotary):
 
     def __init__(self, head_dim: int, *, base: float = 100.0, extra_tokens: int = 0) -> None:
         super().__init__(2, extra_tokens)
-        _check_base(base)
-        if head_dim < 4 or head_dim % 4:
-            raise ValueError(f"head_dim: expected a multiple of 4, got {head_dim}")
+        _check(head_dim, 4, base)
         self.head_dim, self.base = head_dim, float(base)
         self.register_buffer("channels", torch.arange(0, head_dim // 2, 2), persistent=False)
 
@@ -164,9 +160,7 @@ class RoPE2DMix(Rotary):
 
     def __init__(self, heads: int, head_dim: int, layers: int, *, base: float = 10.0, extra_tokens: int = 0) -> None:
         super().__init__(2, extra_tokens)
-        _check_base(base)
-        if head_dim < 4 or head_dim % 4:
-            raise ValueError(f"head_dim: expected a multiple of 4, got {head_dim}")
+        _check(head_dim, 4, base)
         self.heads, self.head_dim, self.layers, self.base = heads, head_dim, layers, float(base)
         self.own_layers = layers
         sizes = base ** (-torch.arange(0, head_dim, 4) / head_dim)
@@ -192,6 +186,8 @@ def check_doubled(head_dim: int) -> None:
         )
 
 
-def _check_base(base: float) -> None:
+def _check(head_dim: int, multiple: int, base: float) -> None:
+    if head_dim < 1 or head_dim % multiple:
+        raise ValueError(f"head_dim: expected a multiple of {multiple}, got {head_dim}")
     if not base > 1:
         raise ValueError(f"base: expected above 1, got {base}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -143,11 +142,6 @@ def make_norm(style: Style, dim: int) -> nn.Module:
     if style not in get_args(Style):
         raise ValueError(f"style: expected {', '.join(get_args(Style))}, got {style!r}")
     return nn.RMSNorm(dim, eps=1e-5) if style == "llama" else nn.LayerNorm(dim, eps=1e-5 if style == "gpt2" else 1e-6)
-
-
-def bias_dtype(hidden: Tensor) -> torch.dtype:
-    """The dtype of attention's key_bias for these hidden states."""
-    return torch.float64 if hidden.dtype == torch.float64 else torch.float32
 
 
 def check_position(position: PositionEncoding, axes: int, extra_tokens: int, layers: int) -> None:

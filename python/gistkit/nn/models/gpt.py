@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from gistkit.layouts import Plan, causal_plan
-from gistkit.nn.models.block import Block, Pass, Style, bias_dtype, check_position, make_norm
+from gistkit.nn.models.block import Block, Pass, Style, check_position, make_norm
 from gistkit.nn.models.cache import KVCache
 from gistkit.nn.positions import PositionEncoding
 
@@ -70,26 +70,9 @@ class GPT(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor | None = None,
-        *,
-        embeddings: Tensor | None = None,
-        cache: KVCache | None = None,
-        plan: Plan | None = None,
-    ) -> Tensor:
-        """Logits [B, N, vocab_size].
-
-        Args:
-            input_ids: int64 [B, N]; with a cache, the tokens after the cached ones.
-            positions: [N] or [B, N]; None: 0 .. N-1, with a cache those after each row's last.
-            embeddings: [N, out_dim] or [B, N, out_dim], SeqPE's outputs at `positions`, if already computed.
-            cache: to which the keys of these tokens are appended.
-            plan: which tokens see which, for N queries and all keys; None: causal.
-        """
-        hidden = self.hidden(input_ids, positions, embeddings=embeddings, cache=cache, plan=plan)
-        return cast(Tensor, self.head(hidden))
+    def forward(self, input_ids: Tensor, positions: Tensor | None = None, **options: Any) -> Tensor:
+        """Logits [B, N, vocab_size]; arguments as in `hidden`."""
+        return cast(Tensor, self.head(self.hidden(input_ids, positions, **options)))
 
     def hidden(
         self,
@@ -100,7 +83,15 @@ class GPT(nn.Module):
         cache: KVCache | None = None,
         plan: Plan | None = None,
     ) -> Tensor:
-        """Hidden states [B, N, dim] after the last norm; arguments as in `forward`."""
+        """Hidden states [B, N, dim] after the last norm.
+
+        Args:
+            input_ids: int64 [B, N]; with a cache, the tokens after the cached ones.
+            positions: [N] or [B, N]; None: 0 .. N-1, with a cache those after each row's last.
+            embeddings: [N, out_dim] or [B, N, out_dim], SeqPE's outputs at `positions`, if already computed.
+            cache: to which the keys of these tokens are appended.
+            plan: which tokens see which, for N queries and all keys; None: causal.
+        """
         if input_ids.dim() != 2:
             raise ValueError(f"input_ids: expected [B, N], got shape {tuple(input_ids.shape)}")
         count, held = input_ids.shape[1], 0 if cache is None else len(cache)
@@ -112,7 +103,7 @@ class GPT(nn.Module):
         hidden = self.dropout(self.position.embed(self.tokens(input_ids), positions))
         prepared = self.position.prepare(positions, embeddings)
         seen = positions if cache is None else cache.followed_by(positions)
-        key_bias = self.position.key_bias(seen, bias_dtype(hidden))
+        key_bias = self.position.key_bias(seen, torch.promote_types(hidden.dtype, torch.float32))
         plan = causal_plan(count, held + count, device) if plan is None else plan
         shared = Pass(self.position, prepared, plan, key_bias, cache)
         for block in self.blocks:
@@ -127,7 +118,7 @@ class GPT(nn.Module):
 
         Args:
             input_ids: int64 [B, N], N at least 1.
-            positions: of the prompt, as in `forward`.
+            positions: of the prompt, as in `hidden`.
         """
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens: expected at least 0, got {max_new_tokens}")
