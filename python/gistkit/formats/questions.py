@@ -78,13 +78,7 @@ class Fields(NamedTuple):
 
 
 def file_questions(path: Path) -> Iterator[Asked]:
-    """The questions of a file, one at a time.
-
-    Raises:
-        OSError: if there is no such file.
-        ImportError: if a package is missing that reads it.
-        ValueError: naming the file, the line or the place in the document, and the field of what is not as expected.
-    """
+    """The questions of a file, one at a time; errors as in `gistkit.formats.read_questions`."""
     if path.suffix == parquet.SUFFIX:
         yield from of_records(parquet.rows(path))
         return

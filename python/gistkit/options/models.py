@@ -123,10 +123,6 @@ def load_model(
         device: where the model goes.
         images: whether it is a vision-language model; its processor then replaces the tokenizer.
         needs: packages that the command imports later; a missing one is reported before the model is loaded.
-
-    Raises:
-        ValueError, FileNotFoundError: if there is no such model.
-        ImportError: if the package that provides it, or one of `needs`, is missing.
     """
     import torch
 
@@ -161,15 +157,7 @@ def _from_transformers(name: str, dtype: torch.dtype, images: bool) -> tuple[Pre
 
 
 def load_empty(name: str, dtype: str, images: bool = False) -> PreTrainedModel:
-    """A model without weights, on device "meta"; only the configuration is read.
-
-    Args:
-        name, dtype: as in `load_model`.
-        images: whether it is a vision-language model.
-
-    Raises:
-        ValueError: if there is no such model.
-    """
+    """A model without weights, on device "meta", by `load_model`'s arguments; only the configuration is read."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -254,11 +242,7 @@ def with_options(settings: dict[str, Any], options: Sequence[tuple[str, Any]]) -
 
 
 def load_compressor(folder: Path, model: PreTrainedModel, encoder: str | None = None) -> Compressor:
-    """Loads the trained compressor in `folder`, or of that name, around `model`, in eval mode.
-
-    Args:
-        encoder: the name of its second model, where it is not the one that the folder names.
-    """
+    """The trained compressor in `folder`, or of that name, in eval mode; `encoder` as of --encoder."""
     from gistkit.compress import Compressor
 
     with model_errors():
@@ -349,15 +333,10 @@ class OtherWeightsError(ValueError):
 def new_compressor(
     model: PreTrainedModel, method: str = "select", maker: str | None = None, **settings: Any
 ) -> Compressor:
-    """A new compressor in eval mode, the same for the same model and settings.
+    """A new compressor in eval mode, the same for the same model and settings; warns if its memory is noise.
 
-    Warns on standard error if the method's memory is noise before training.
-
-    Args:
-        maker: the fingerprint of a memory's compressor, which it must have; None: any.
-
-    Raises:
-        OtherWeightsError: if it has another fingerprint; the model is then as it was.
+    If `maker`, the fingerprint of a memory's compressor, is not its own, it raises an OtherWeightsError, and the model
+    is as it was.
     """
     import torch
 

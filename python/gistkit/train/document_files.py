@@ -46,10 +46,6 @@ def file_documents(path: Path, enough: Enough, *, streaming: bool = False, split
     Args:
         path: the file or folder.
         enough, streaming, split: as in `row_documents`; a file that is named after `split` is held out whole.
-
-    Raises:
-        FileNotFoundError: if there is no such file, or none of these in the folder.
-        ValueError: if the folder holds both texts and rows, or `split` is not there.
     """
     if not path.exists():
         raise FileNotFoundError(f"text: expected a file or a folder, got {path}, which does not exist")

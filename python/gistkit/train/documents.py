@@ -83,12 +83,7 @@ def topics(split: str | None = None) -> Documents:
 def dataset_documents(
     dataset: str | Table | Mapping[str, Table], enough: Enough, *, streaming: bool, split: str | None = None
 ) -> Documents:
-    """The documents of a Hugging Face dataset, by its name or as an object; see `load_corpus` for its splits.
-
-    Raises:
-        ImportError: if it is a name, and `datasets` is not installed.
-        ValueError: if there is no split "train", no column "text", or rows can be read only once.
-    """
+    """The documents of a Hugging Face dataset, by its name or as an object; see `load_corpus` for its splits."""
     name = name_of(dataset)
     if isinstance(dataset, str):
         splits = hub.load(dataset, streaming=streaming)
@@ -108,12 +103,7 @@ def name_of(source: object) -> str:
 class Rows:
     """The rows {"text"} of a text, as often as asked for.
 
-    Args:
-        read: gives (where it stands, row) of each.
-        count: gives their number; None: they are read once more.
-
-    Raises:
-        ValueError: when a row is read that has no text.
+    `read` gives (where it stands, row) of each, and `count` their number; None: they are read once more.
     """
 
     def __init__(self, read: Callable[[], Iterable[tuple[str, object]]], count: Callable[[], int] | None) -> None:
@@ -127,11 +117,7 @@ class Rows:
 
 
 def table_rows(name: str, rows: Any) -> Rows:
-    """The rows of a table, such as a `datasets.Dataset` or `IterableDataset`; `name` stands in messages.
-
-    Raises:
-        ValueError: if the table is known to have no column "text", or can be read only once.
-    """
+    """The rows of a table, such as a `datasets.Dataset` or `IterableDataset`; `name` stands in messages."""
     columns = getattr(rows, "column_names", None)
     if columns is not None and "text" not in columns:
         raise ValueError(f"dataset: expected a column 'text' in {name}, got {', '.join(columns)}")
@@ -142,11 +128,7 @@ def table_rows(name: str, rows: Any) -> Rows:
 
 
 def text_row(where: str, values: object) -> dict[str, str]:
-    """The row {"text"} of an object that has a text; `where` it stands.
-
-    Raises:
-        ValueError: if it has none.
-    """
+    """The row {"text"} of an object that has a text; `where` it stands."""
     text = values.get("text") if isinstance(values, Mapping) else None
     if not isinstance(text, str):
         got = repr(text) if isinstance(values, Mapping) else type(values).__name__
@@ -169,23 +151,19 @@ def row_documents(
         enough: see `Enough`.
         streaming: whether the number of rows is not asked for, and `enough` says how many are held out.
         split: the one that is held out, where rows have splits; None: both.
-
-    Raises:
-        ValueError: if `split` is not there.
     """
     if official := official_splits(name, splits, split):
-        sources = {TRAIN: name} | {each: f"{name}, {each}" for each in official}
-        parts = {part: _sourced(source, splits.get(part, ())) for part, source in sources.items()}
-        return split_documents(parts, official, enough)
+
+        def sourced(part: str) -> Iterator[tuple[str, bytes]]:
+            source = name if part == TRAIN else f"{name}, {part}"
+            return ((f"{source}[{row}]", article) for row, article in articles(splits.get(part, ())))
+
+        return split_documents({part: sourced(part) for part in (TRAIN, *official)}, official, enough)
     return _hold_out_first(name, splits[TRAIN], enough, streaming=streaming)
 
 
 def official_splits(name: str, splits: Iterable[str], split: str | None) -> list[str]:
-    """Those of a text's splits that are held out, and only `split` where one is asked for.
-
-    Raises:
-        ValueError: if `split` is not among them.
-    """
+    """Those of a text's splits that are held out, and only `split` where one is asked for."""
     official = [each for each in ("validation", "test") if each in splits]
     if split is not None and split not in official:
         expected = f"{' or '.join(official)}, which {name} has" if official else f"none of {name}, which has no splits"
@@ -198,10 +176,6 @@ def cut(source: str, content: bytes | memoryview) -> Iterator[Document]:
     at = int(len(content) * (1 - HELD_OUT))
     yield Document(HELD, source, content, at)
     yield Document(TRAIN, source, content, 0, at)
-
-
-def _sourced(source: str, rows: Iterable[dict[str, str]]) -> Iterator[tuple[str, bytes]]:
-    return ((f"{source}[{row}]", article) for row, article in articles(rows))
 
 
 def split_documents(
