@@ -63,8 +63,8 @@ class Documents(NamedTuple):
     key: str | None = None
 
 
-# Whether a part has as many tokens as are wanted of it.
-Enough = Callable[[str], bool]
+# Whether a part has as many tokens as are wanted of it; None: all are wanted.
+Enough = Callable[[str], bool] | None
 # Such as a split of `datasets`: rows that can be read more than once.
 Table = Iterable[Mapping[str, Any]]
 
@@ -81,18 +81,18 @@ def topics(split: str | None = None) -> Documents:
 
 
 def dataset_documents(
-    dataset: str | Table | Mapping[str, Table], enough: Enough, *, streaming: bool, split: str | None = None
+    dataset: str | Table | Mapping[str, Table], enough: Enough, split: str | None = None
 ) -> Documents:
     """The documents of a Hugging Face dataset, by its name or as an object; see `load_corpus` for its splits."""
     name = name_of(dataset)
     if isinstance(dataset, str):
-        splits = hub.load(dataset, streaming=streaming)
+        splits = hub.load(dataset, streaming=enough is not None)
     else:
         splits = dataset if isinstance(dataset, Mapping) else {TRAIN: dataset}
     if TRAIN not in splits:
         raise ValueError(f"dataset: expected a split 'train' in {name}, got {', '.join(splits)}")
     tables = {part: table_rows(name if part == TRAIN else f"{name}, {part}", rows) for part, rows in splits.items()}
-    return Documents(name, row_documents(name, tables, enough, streaming=streaming, split=split), None)
+    return Documents(name, row_documents(name, tables, enough, split), None)
 
 
 def name_of(source: object) -> str:
@@ -140,16 +140,13 @@ def text_row(where: str, values: object) -> dict[str, str]:
     return {"text": text}
 
 
-def row_documents(
-    name: str, splits: Mapping[str, Any], enough: Enough, *, streaming: bool, split: str | None = None
-) -> Iterator[Document]:
+def row_documents(name: str, splits: Mapping[str, Any], enough: Enough, split: str | None = None) -> Iterator[Document]:
     """The documents of rows {"text"}: held out are the splits "validation" and "test", or the first of the others.
 
     Args:
         name: of the text.
         splits: rows by "train", "validation" and "test"; only the first has to be there, or else `split`.
-        enough: see `Enough`.
-        streaming: whether the number of rows is not asked for, and `enough` says how many are held out.
+        enough: see `Enough`; with it the number of rows is not asked for, and it says how many are held out.
         split: the one that is held out, where rows have splits; None: both.
     """
     if official := official_splits(name, splits, split):
@@ -159,7 +156,7 @@ def row_documents(
             return ((f"{source}[{row}]", article) for row, article in articles(splits.get(part, ())))
 
         return split_documents({part: sourced(part) for part in (TRAIN, *official)}, official, enough)
-    return _hold_out_first(name, splits[TRAIN], enough, streaming=streaming)
+    return _hold_out_first(name, splits[TRAIN], enough)
 
 
 def official_splits(name: str, splits: Iterable[str], split: str | None) -> list[str]:
@@ -185,13 +182,13 @@ def split_documents(
     for part, split in zip((HELD, TEST), official, strict=False):
         for source, content in splits[split]:
             yield Document(part, source, content)
-            if enough(part):
+            if enough is not None and enough(part):
                 break
     for source, content in splits.get(TRAIN, ()):
         yield Document(TRAIN, source, content)
 
 
-def _hold_out_first(name: str, rows: Any, enough: Enough, *, streaming: bool) -> Iterator[Document]:
+def _hold_out_first(name: str, rows: Any, enough: Enough) -> Iterator[Document]:
     """The first documents are held out. They are neighbours, because rows near each other may be of one work."""
     found = articles(rows)
     first, content = next(found, (0, b""))
@@ -199,11 +196,11 @@ def _hold_out_first(name: str, rows: Any, enough: Enough, *, streaming: bool) ->
     if following is None:
         yield from cut(f"{name}[{first}]", content)
         return
-    tenth = 0 if streaming else HELD_OUT * len(rows)
+    tenth = 0 if enough is not None else HELD_OUT * len(rows)
     while following is not None:
         yield Document(HELD, f"{name}[{first}]", content)
         first, content = following
-        if enough(HELD) if streaming else first >= tenth:
+        if first >= tenth if enough is None else enough(HELD):
             break
         following = next(found, None)
     for row, article in chain([(first, content)], found):
