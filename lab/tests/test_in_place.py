@@ -97,7 +97,7 @@ def test_batches_are_of_their_seed_and_step_and_held_out_questions_of_neither(co
         ({"min_length": 10, "cue": 6}, r"cue \+ answer <= min <= max, got 6 \+ 8, 10 and 400"),
         ({"min_length": 500}, r"got 8 \+ 8, 500 and 400"),
         ({"max_length": 10**7}, r"corpus: expected at least 10000000 tokens in the split train, got \d+"),
-        ({"size": 0}, r"size: expected at least 1 row a batch, got 0"),
+        ({"size": 0}, r"size: expected a whole number >= 1, got 0"),
     ],
 )
 def test_bad_sizes_are_named(corpus, changes, message):

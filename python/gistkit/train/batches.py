@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from gistkit.common.checks import IGNORE
+from gistkit.common.checks import IGNORE, check_int
 from gistkit.train.data import Corpus
 from gistkit.train.recipe import context_length
 
@@ -76,10 +76,7 @@ class Batches(Dataset[Any]):
 class Epochs(Batches):
     """Rows of which every epoch goes once through all, in an order that its seed and number determine.
 
-    Args:
-        size: rows B of a batch.
-        seed: at least 0.
-        train, held_out: numbers of the rows to train on, and of those that are held out; `row` makes them.
+    `train` and `held_out` are the numbers of rows, which `row` makes.
     """
 
     def __init__(self, size: int, seed: int, train: Numbers, held_out: Numbers = ()) -> None:
@@ -179,8 +176,7 @@ class Packed(Epochs):
 
     def __init__(self, corpus: Corpus, size: int, length: int, seed: int = 0, *, context_share: float = 0.5) -> None:
         _check_share(context_share)
-        if length < 2:
-            raise ValueError(f"length: expected at least 2, got {length}")
+        check_int("length", length, 2)
         super().__init__(size, seed, range(corpus.train.numel() // length))
         corpus.check(length)
         self.corpus, self.length, self.context_share = corpus, length, context_share
@@ -242,10 +238,8 @@ def collate(rows: Sequence[Row]) -> Batch:
 
 def check_size(size: int, seed: int) -> None:
     """Refuses empty batches, and seeds that NumPy refuses."""
-    if size < 1:
-        raise ValueError(f"size: expected at least 1 row a batch, got {size}")
-    if seed < 0:
-        raise ValueError(f"seed: expected a number of at least 0, got {seed}")
+    check_int("size", size)
+    check_int("seed", seed, 0)
 
 
 def for_losses(batch: Batch, losses: Collection[str]) -> Batch:
