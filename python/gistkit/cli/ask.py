@@ -53,7 +53,6 @@ COLDEST = 1e-3
 
 
 def add(commands: Any) -> None:
-    """Adds the command."""
     parser = add_command(commands, "ask", _run, "ask a compressed text or image", EXAMPLES)
     parser.set_defaults(words="questions")
     parser.add_argument(

@@ -34,7 +34,6 @@ def _head(text: str) -> int | str:
 
 
 def add(kinds: Any) -> None:
-    """Adds the command."""
     parser = add_command(kinds, "attention", _run, PURPOSE, EXAMPLES)
     parser.description = f"{parser.description}; memory tokens of select are the tokens that most heads keep"
     parser.add_argument("--text", type=typed, required=True, help="text file, or - for standard input")

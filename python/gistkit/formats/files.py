@@ -194,7 +194,6 @@ class _Document:
         self.at += 1
 
     def value(self) -> Any:
-        """The next value."""
         self.mark()
         while True:
             try:

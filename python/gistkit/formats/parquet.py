@@ -22,7 +22,6 @@ def rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def count(path: Path) -> int:
-    """The number of rows."""
     with _opened(path) as file:
         return int(file.metadata.num_rows)
 

@@ -62,14 +62,12 @@ class Fields(NamedTuple):
         return tuple(value)
 
     def inside(self, field: str) -> Fields:
-        """An object inside this one."""
         value = self.values.get(field)
         if not isinstance(value, Mapping):
             raise self.error(field, "an object")
         return Fields(f"{self.where}, {field!r}", value)
 
     def each(self, field: str) -> Iterator[Fields]:
-        """The objects of a list."""
         value = self.values.get(field)
         if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
             raise self.error(field, "a list of objects")

@@ -72,7 +72,6 @@ SEED = 0
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Adds --model, --dtype and --device."""
     add_model_name(parser, "smollm2")
     add_dtype(parser)
     add_device(parser)
@@ -91,12 +90,10 @@ def add_model_name(parser: argparse.ArgumentParser, default: str | None = None) 
 
 
 def add_dtype(parser: argparse.ArgumentParser) -> None:
-    """Adds --dtype."""
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of the model (default: float32 on a CPU, else bfloat16)")
 
 
 def add_memory_dtype(parser: argparse.ArgumentParser) -> None:
-    """Adds --memory-dtype."""
     parser.add_argument(
         "--memory-dtype", choices=DTYPES, help="dtype of memory files (default: the model's, or bfloat16 for a float32 "
         "model, which halves the files)",
@@ -198,7 +195,6 @@ def add_compressor(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trained(parser: Any, default: str) -> None:
-    """Adds --compressor and --encoder."""
     parser.add_argument(
         "--compressor", type=trained_folder, metavar="FOLDER",
         help=f"folder of a trained compressor, or name of one that comes with gistkit (default: {default})",
@@ -211,7 +207,6 @@ def add_trained(parser: Any, default: str) -> None:
 
 
 def add_option(parser: Any) -> None:
-    """--option, any other argument of a method."""
     parser.add_argument(
         "--option", type=option, action="append", default=[], metavar="NAME=VALUE",
         help="any other argument of the method, such as windows=1 or offset=true for gistpool; repeatable",

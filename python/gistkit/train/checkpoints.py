@@ -30,7 +30,6 @@ class Damaged(ValueError):
 
 
 def path_of(out: Path, step: int) -> Path:
-    """The checkpoint after `step` updates."""
     return out / f"checkpoint-{step}"
 
 

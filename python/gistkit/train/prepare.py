@@ -22,14 +22,7 @@ from gistkit.train.recipe import Recipe
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a run trains, and how.
-
-    Args:
-        preset: what it began with.
-        recipe: with the changes.
-        compressor: new, or the one to continue from.
-        tau, segment: of the language model that reads with it; None: there is none, or its default.
-    """
+    """What a run trains, and how; `tau` and `segment` are of the language model that reads with it, or None."""
 
     preset: Preset
     recipe: Recipe
