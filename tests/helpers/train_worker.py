@@ -246,14 +246,8 @@ def processes(out):
     train(out / "reader", make_reader(), accumulate=2)
 
 
-class Rows(torch.utils.data.Dataset):
-    """Of lengths that differ; as of `datasets`, whose order is a sampler's."""
-
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        return {"input_ids": list(range(index, index + 5 + index % 3)), "continuation_ids": [index, 7]}
+# Of lengths that differ, for `by_arguments`.
+ROWS = [{"input_ids": list(range(row, row + 5 + row % 3)), "continuation_ids": [row, 7]} for row in range(12)]
 
 
 def by_arguments(out, rows=None, evaluated=None, compressor=None, own=(), **options):
@@ -261,13 +255,13 @@ def by_arguments(out, rows=None, evaluated=None, compressor=None, own=(), **opti
     options = {"per_device_train_batch_size": 4, "logging_steps": 1, "learning_rate": 1e-2} | options
     args = TrainingArguments(str(out), use_cpu=True, report_to=[], **options)
     own = {"progress": False} | dict(own)
-    return CompressorTrainer(compressor or make_compressor(), args, rows or Rows(), evaluated, **own)
+    return CompressorTrainer(compressor or make_compressor(), args, rows or ROWS, evaluated, **own)
 
 
 def evaluated_first(out):
     """Training after an evaluation; each process writes the weights it ends with."""
     options = {"max_steps": 3, "per_device_train_batch_size": 2, "save_strategy": "no"}
-    trainer = by_arguments(out, evaluated=[Rows()[row] for row in range(4)], **options)
+    trainer = by_arguments(out, evaluated=ROWS[:4], **options)
     trainer.evaluate()
     trainer.train()
     weights = [weight.detach() for _, weight in trainer.trained()]

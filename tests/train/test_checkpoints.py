@@ -21,8 +21,8 @@ from tests.helpers.disks import limit
 from tests.helpers.tiers import mostly_slow
 from tests.helpers.train_worker import (
     RECIPE,
+    ROWS,
     Before,
-    Rows,
     by_arguments,
     check_equal,
     killed,
@@ -33,7 +33,6 @@ from tests.helpers.train_worker import (
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-FEW = [Rows()[index] for index in range(4)]
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +93,7 @@ def test_a_run_of_epochs_that_goes_on_is_evaluated_as_often(when, tmp_path):
     def metrics(out, resume=False, callbacks=()):
         options = {"num_train_epochs": 2, "save_steps": 1, "eval_on_start": True}
         with contextlib.suppress(Interrupted):
-            by_arguments(out, evaluated=FEW, own={"callbacks": callbacks}, **options, **when).train(resume)
+            by_arguments(out, evaluated=ROWS[:4], own={"callbacks": callbacks}, **options, **when).train(resume)
         return numbers(read_metrics(out / "metrics.jsonl"))
 
     undisturbed = metrics(tmp_path / "undisturbed")
@@ -170,7 +169,7 @@ def test_checkpoints_come_by_time_too(tmp_path, monkeypatch):
 def six_steps(out, callbacks=(), measure=None, **options):
     """A `CompressorTrainer` with a checkpoint after every second step."""
     own = {"callbacks": callbacks, "measure": measure}
-    return by_arguments(out, evaluated=FEW, own=own, **{"max_steps": 6, "save_steps": 2} | options)
+    return by_arguments(out, evaluated=ROWS[:4], own=own, **{"max_steps": 6, "save_steps": 2} | options)
 
 
 def test_a_new_run_in_a_used_folder_keeps_its_own_checkpoints(done):

@@ -22,8 +22,8 @@ from gistkit.train.trainer import Diverged
 from tests.helpers import train_worker
 from tests.helpers.train_worker import (
     RECIPE,
+    ROWS,
     Before,
-    Rows,
     by_arguments,
     close,
     make_batches,
@@ -147,7 +147,7 @@ def test_transformers_own_arguments_and_rows_of_any_dataset(tmp_path, capsys):
 
     whole, again = make_compressor(dropout=0.1), make_compressor(dropout=0.1)
     datasets = pytest.importorskip("datasets")
-    rows = datasets.Dataset.from_list([Rows()[index] for index in range(12)])
+    rows = datasets.Dataset.from_list(ROWS)
     output = trainer(tmp_path / "a", whole, rows).train()
     records = read_metrics(tmp_path / "a" / "metrics.jsonl")
     assert output.global_step == 9 and [each["step"] for each in records] == [0, 3, 3, 6, 6, 9, 9]
@@ -157,7 +157,7 @@ def test_transformers_own_arguments_and_rows_of_any_dataset(tmp_path, capsys):
     ]
     for step in (6, 8, 9):
         shutil.rmtree(tmp_path / "a" / f"checkpoint-{step}")
-    trainer(tmp_path / "a", again, Rows()).train(resume_from_checkpoint=True)
+    trainer(tmp_path / "a", again, ROWS).train(resume_from_checkpoint=True)
     for (name, ours), (_, theirs) in zip(whole.trainable(), again.trainable(), strict=True):
         assert torch.equal(ours, theirs), name
     # A stream has no length, and is read in its order.
@@ -188,12 +188,12 @@ def test_options_that_a_compressor_cannot_use_are_named(tmp_path):
 
 def test_an_evaluation_reads_a_stream_and_refuses_several_sets(tmp_path):
     datasets = pytest.importorskip("datasets")
-    rows = datasets.Dataset.from_list([Rows()[index] for index in range(12)])
+    rows = datasets.Dataset.from_list(ROWS)
     stream = rows.to_iterable_dataset()
     trainers = [by_arguments(tmp_path, None, each, per_device_eval_batch_size=5) for each in (rows, stream)]
     found = [trainer.evaluate() for trainer in trainers]
     assert found[0] == found[1] and found[0]["eval_loss"] > 1
-    several = {"a": Rows(), "b": Rows()}
+    several = {"a": ROWS, "b": ROWS}
     with pytest.raises(ValueError, match=r"eval_dataset: expected one dataset, got \{'a': "):
         by_arguments(tmp_path, None, several)
     with pytest.raises(ValueError, match=r"eval_dataset: expected one dataset, got \{'a': "):
