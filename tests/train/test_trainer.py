@@ -190,14 +190,14 @@ def test_an_evaluation_reads_a_stream_and_refuses_several_sets(tmp_path):
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_list(ROWS)
     stream = rows.to_iterable_dataset()
-    trainers = [by_arguments(tmp_path, None, each, per_device_eval_batch_size=5) for each in (rows, stream)]
-    found = [trainer.evaluate() for trainer in trainers]
+    options = {"per_device_eval_batch_size": 5}
+    found = [by_arguments(tmp_path, None, each, **options).evaluate() for each in (rows, stream)]
     assert found[0] == found[1] and found[0]["eval_loss"] > 1
     several = {"a": ROWS, "b": ROWS}
     with pytest.raises(ValueError, match=r"eval_dataset: expected one dataset, got \{'a': "):
         by_arguments(tmp_path, None, several)
     with pytest.raises(ValueError, match=r"eval_dataset: expected one dataset, got \{'a': "):
-        trainers[0].evaluate(several)
+        by_arguments(tmp_path).evaluate(several)
     with pytest.raises(ValueError, match=r"train_dataset: expected rows by number, .* got IterableDataset"):
         by_arguments(tmp_path, stream, rows, make_reader(), max_steps=2).evaluate()
 
