@@ -41,7 +41,7 @@ def manuals(tokenizer: Any = None) -> Corpus:
 
 def held_out_pages() -> list[Path]:
     """The files of the manuals' held-out pages."""
-    documents = file_documents(TEXT / "manuals", lambda part: False, streaming=False).documents
+    documents = file_documents(TEXT / "manuals").documents
     # They come before those to train on.
     return [Path(document.source) for document in takewhile(lambda document: document.part == HELD, documents)]
 

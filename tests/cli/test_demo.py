@@ -5,14 +5,10 @@ import re
 
 import pytest
 
-pytest.importorskip("transformers", reason="the hf extra is not installed")
-
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
 from gistkit.cli import main
 from gistkit.cli.demo import FULL, MEMORY, Measured, _answers
 from gistkit.compress import Memory
+from tests.cli.test_cli import small_llama
 from tests.helpers.models import byte_tokenizer
 
 QUESTIONS = ["--question", "Who signed it?", "--question", "When?"]
@@ -21,21 +17,12 @@ QUESTIONS = ["--question", "Who signed it?", "--question", "When?"]
 @pytest.fixture
 def asked(tmp_path):
     """The options of a small model, and of a text of 300 bytes."""
-    torch.manual_seed(0)
-    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=258, bos_token_id=257, eos_token_id=256, **shape))
+    model = small_llama(vocab_size=258, bos_token_id=257, hidden_size=64)
     model.save_pretrained(tmp_path / "model")
     byte_tokenizer(start=True).save_pretrained(tmp_path / "model")
     (tmp_path / "text.txt").write_text("The lease was signed by Ada Moe on 3 May. "[:30] * 10)
-    return [
-        "demo",
-        "--text",
-        str(tmp_path / "text.txt"),
-        "--model",
-        str(tmp_path / "model"),
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    files = {"text": "text.txt", "model": "model", "out": "out"}
+    return ["demo", *(word for option, name in files.items() for word in (f"--{option}", str(tmp_path / name)))]
 
 
 def test_answers_sizes_and_a_picture(asked, tmp_path, capsys, caplog, monkeypatch):

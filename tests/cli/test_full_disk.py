@@ -7,13 +7,9 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="the viz extra is not installed")
 
-from transformers import AutoModelForCausalLM
-
 from gistkit import cli
-from gistkit.options.models import new_compressor
-from tests.cli.test_cli import TEXT, small_llama
+from tests.cli.test_cli import TEXT, saved
 from tests.helpers.disks import limit
-from tests.helpers.models import byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -36,12 +32,9 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with a model, a Dodo around it and a text."""
+    """A folder with a model and a text."""
     root = tmp_path_factory.mktemp("place")
-    small_llama().save_pretrained(root / "model")
-    byte_tokenizer().save_pretrained(root / "model")
-    model = AutoModelForCausalLM.from_pretrained(root / "model")
-    new_compressor(model, "dodo", ratio=4, layer=1, lora=2).save_pretrained(root / "dodo")
+    saved(root / "model")
     (root / "text.txt").write_text(" ".join(f"{TEXT}{number}" for number in range(9)))
     return root
 

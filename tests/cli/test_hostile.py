@@ -16,21 +16,7 @@ from tests.helpers.vision import tiny_vision
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-NUMBERS = (
-    "",
-    "-1",
-    "nan",
-    "inf",
-    "1e400",
-    "x",
-    "None",
-    "[]",
-    "²",
-    "\0",
-    "\udcff",
-    "1" * 5000,
-    "100000000000000000000000",
-)
+NUMBERS = ("", "-1", "nan", "inf", "1e400", "x", "None", "[]", "²", "\0", "\udcff", "1" * 5000, "1" + "0" * 23)
 # What every option of a file or folder that is read is given, and what every output is given.
 INPUTS = ("empty", "binary", "latin.txt", "folder", "list.json", "deep.json", "missing", "empty/below", "x" * 5000)
 OUTPUTS = ("-", "", "folder", "empty/below", "x" * 5000, "/proc/none/below", "a\0b")
@@ -238,35 +224,6 @@ def test_settings_of_methods_are_named(method, monkeypatch):
                 continue
             # What is right may leave adapters in the model.
             model = build()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["compress", "ok.txt", "--option", "losses=7"],
-            "losses: expected some of ae, lm, compression, qa, kl, reverse_kl, hidden, got 7",
-        ),
-        (["compress", "-", "-o", "-"], "-o: expected a file, got -; this command does not write to standard output"),
-        (["compress", "-", "-", "-o", "folder"], "TEXT: - (standard input) may be given only once"),
-        (["compress", ""], "TEXT: expected a text file, a folder or -, got ''"),
-        (["compress", "/dev/zero", "-o", "x"], "/dev/zero: expected a text file, got a device"),
-        (["compress", "ok.txt", "--glob", "*.md"], "--glob: expected a folder to look in, got ok.txt"),
-        (["demo", "--text", "folder", "--question", "Who?"], "folder: expected a text file, got a folder"),
-        (["view", "attention", "--text", "folder"], "folder: expected a text file, got a folder"),
-        (["ask", "ok.txt", "--task", "lm", "--chat"], "--chat: expected none with --task lm, which has no question"),
-        (
-            ["ask", "ok.txt", "Who?", "--temperature", "0", "--top-p", "0.5"],
-            "--top-p: expected none with --temperature",
-        ),
-        (["ask", "ok.txt", "Who?", "--encoder", "none"], "--encoder: select does not have it; expected some of "),
-        (["ask", "ok.txt", "\udcff"], r"QUESTION: expected UTF-8 text, got '\udcff'"),
-        (["ask", "ok.txt", "Who?", "--template", "{question}\udcff"], "--template: expected UTF-8 text, got"),
-    ],
-)
-def test_mistakes_that_were_tracebacks(words, message, run, hostile):  # noqa: F811
-    status, lines = call(run, *words)
-    assert status == 2 and len(lines) == 1 and message in lines[0], lines
 
 
 def test_no_memory_is_one_line_and_other_errors_are_not_hidden(monkeypatch, capsys):

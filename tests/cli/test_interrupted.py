@@ -13,18 +13,14 @@ from gistkit import cli, compress
 from gistkit.common.signals import Interrupted, deferred_signals, terminable
 from gistkit.train import checkpoints
 from gistkit.train.trainer import Trainer
-from tests.cli.test_cli import small_llama
-from tests.helpers.models import byte_tokenizer
+from tests.cli.test_cli import saved
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    small_llama().save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
-    return folder
+    return saved(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

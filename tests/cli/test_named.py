@@ -8,8 +8,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-pytest.importorskip("transformers", reason="the hf extra is not installed")
-
 from gistkit import cli
 from gistkit.common import trained as places
 from gistkit.compress import METHODS, Compressor, Memory, trained
@@ -32,6 +30,14 @@ def place(folder, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(places, "PLACES", (tmp_path / "none", place))
     monkeypatch.setattr(places, "DEFAULTS", {str(folder): NAME})
     return place
+
+
+def shifted(compressor, by=0.3):
+    """A compressor with another adapter than a new one has."""
+    with torch.no_grad():
+        for name, parameter in compressor.trainable():
+            parameter.add_(by * ("lora_B" in name))
+    return compressor
 
 
 def test_names_stand_for_folders(folder, place):  # noqa: F811
@@ -82,11 +88,7 @@ def test_ask_takes_the_one_that_made_the_memory(folder, place, run, report, tmp_
 @pytest.mark.slow
 def test_a_selection_with_an_adapter_and_one_without_are_told_apart(folder, place, run, report):  # noqa: F811
     settings = {"ratio": 4, "by": "kvzip", "shares": "all"}
-    select = METHODS["select"](load(folder)[0].model, lora=2, **settings)
-    with torch.no_grad():
-        for name, parameter in select.trainable():
-            parameter.add_(0.3 * ("lora_B" in name))
-    select.save_pretrained(place / "select-4x")
+    shifted(METHODS["select"](load(folder)[0].model, lora=2, **settings)).save_pretrained(place / "select-4x")
     memory, questions = report.with_suffix(".gist"), ("Who asks?", "--max-new-tokens", 4)
     shares = ("--method", "select", "--option", "shares=all")
     for words in (("--compressor", "select-4x"), shares, shares[:2], (*shares, "--option", "part=90")):
@@ -115,10 +117,7 @@ def test_the_default_compresses_at_another_ratio(folder, place, run, report, mon
 
 
 def test_the_default_keeps_its_adapter_at_other_settings(folder, place, run, report, monkeypatch):  # noqa: F811
-    select = METHODS["select"](load(folder)[0].model, ratio=4, lora=2, by="kvzip", shares="all", fit=True)
-    with torch.no_grad():
-        for name, parameter in select.trainable():
-            parameter.add_(0.3 * ("lora_B" in name))
+    select = shifted(METHODS["select"](load(folder)[0].model, ratio=4, lora=2, by="kvzip", shares="all", fit=True))
     select.save_pretrained(place / "select-4x")
     monkeypatch.setattr(places, "DEFAULTS", {str(folder): "select-4x"})
     memory, own = report.with_suffix(".gist"), ("--compressor", "select-4x")
@@ -145,11 +144,7 @@ def test_the_default_keeps_its_adapter_at_other_settings(folder, place, run, rep
 def test_ask_tells_the_ones_of_a_method_by_their_weights(folder, place, run, report):  # noqa: F811
     model = load(folder)[0].model
     for ratio in (2, 4):
-        means = METHODS["avgpool"](model, ratio=ratio, lora=2)
-        with torch.no_grad():
-            for name, parameter in means.trainable():
-                parameter.add_(0.1 * ratio * ("lora_B" in name))
-        means.save_pretrained(place / f"means-{ratio}x")
+        shifted(METHODS["avgpool"](model, ratio=ratio, lora=2), 0.1 * ratio).save_pretrained(place / f"means-{ratio}x")
     memory, question = report.with_suffix(".gist"), ("Who asks?", "--max-new-tokens", 4)
     own = ("--compressor", "means-4x")
     for words in ((*own, "--ratio", 2), (*own, "--ratio", 8), own):

@@ -3,9 +3,6 @@
 import re
 
 import pytest
-
-pytest.importorskip("transformers", reason="the hf extra is not installed")
-
 from transformers import AutoTokenizer
 
 from gistkit.train import Packed, Trainer, growing, read_metrics
@@ -50,7 +47,7 @@ def test_a_baseline_trains_its_task_tokens_alone(run, folder, words):  # noqa: F
     for more, complaint in (
         (("--method", "icae"), "method: not allowed with baseline"),
         (("--ratio", 4), "ratio: not allowed with baseline"),
-        (("--tau", 16), "tau: not allowed with baseline, got 16"),
+        (("--tau", 16), "tau: not allowed with baseline, which trains only task tokens, got 16"),
         (("--compressor", out / "compressor"), "--baseline: not allowed with --compressor"),
     ):
         status, _, complaints = run("train", *words, *small, "--out", out.parent / "b", *more)

@@ -93,7 +93,8 @@ def test_a_run_is_drawn_from_its_metrics(tmp_path, capsys, monkeypatch):
     drawn = []
     monkeypatch.setattr("gistkit.cli.view_run.write_picture", lambda path, figure, dpi: drawn.append((path, figure)))
     steps = [{"step": n, "ae": 4 / n, "loss": 4 / n, "lr": n / 4, "grad_norm": 1.0, "seconds": n} for n in range(1, 5)]
-    records = [*steps, {"step": 4, "held_out": {"ae": 1.5}}]
+    # The last one has no loss.
+    records = [*steps, {"step": 4, "held_out": {"ae": 1.5}}, {"step": 5}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     assert cli.main(["view", "run", str(tmp_path), "--over", "9"]) == 0
     (mean,) = (line for line in drawn.pop()[1].axes[0].lines if line.get_label() == "ae")

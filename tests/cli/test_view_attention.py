@@ -9,11 +9,12 @@ import torch
 
 pytest.importorskip("matplotlib", reason="the viz extra is not installed")
 
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from gistkit import cli, layouts
 from gistkit.layouts import Role
 from gistkit.options.models import new_compressor
+from tests.cli.test_cli import saved, small_llama
 from tests.helpers.models import byte_tokenizer, eager, tiny
 
 TEXT = "Memory tokens stand\nfor the text before them."
@@ -24,15 +25,9 @@ IDS = byte_tokenizer()(TEXT)["input_ids"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A model, a trained compressor around it, and a text."""
-    root = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = LlamaConfig(vocab_size=257, bos_token_id=256, eos_token_id=256, initializer_range=0.3, **sizes)
-    LlamaForCausalLM(config).save_pretrained(root)
-    byte_tokenizer().save_pretrained(root)
-    new_compressor(AutoModelForCausalLM.from_pretrained(root), "icae", chunk=16, ratio=4, lora=4).save_pretrained(
-        root / "icae"
-    )
+    root = saved(tmp_path_factory.mktemp("model"), small_llama(bos_token_id=256))
+    icae = new_compressor(AutoModelForCausalLM.from_pretrained(root), "icae", chunk=16, ratio=4, lora=4)
+    icae.save_pretrained(root / "icae")
     (root / "text.txt").write_text(TEXT)
     return root
 
@@ -197,17 +192,8 @@ def test_an_encoder_beside_the_model_shows_its_own_maps(folder, view, tmp_path):
     other = byte_tokenizer()
     other.add_tokens(["text"])
     other.save_pretrained(tmp_path / "encoder")
-    words = (
-        "--method",
-        "separate_encoder",
-        "--encoder",
-        str(tmp_path / "encoder"),
-        "--ratio",
-        "8",
-        "--option",
-        "pool=tokens",
-    )
-    _, maps, tokens = view(*words, "--layer", "2", "--head", "mean,2")
+    words = "--method separate_encoder --ratio 8 --option pool=tokens --layer 2 --head mean,2 --encoder"
+    _, maps, tokens = view(*words.split(), str(tmp_path / "encoder"))
     assert list(maps) == [("2", "mean of 3"), ("2", "2")]
     before, after = TEXT.split("text")
     slots = [f"[memory {slot}]" for slot in range(-(-COUNT // 8))]
@@ -249,7 +235,6 @@ def test_the_compressor_of_gistkit_compress_is_shown_unless_the_model_is_asked_f
     ("words", "message"),
     [
         (["--plain", "--encoder", "x"], "--plain: not allowed with --compressor or a compressor's options"),
-        (["--plain", "--ratio", "4"], "--plain: not allowed with --compressor or a compressor's options"),
         (["--layer", "2"], "--layer: expected less than 2, the number that the model has, got 2"),
         (["--head", "0,5"], "--head: expected less than 2, the number that the model has, got 5"),
         (["--method", "dodo", "--option", "layer=99"], "gistkit: --option layer: expected 1 to 2, got 99"),

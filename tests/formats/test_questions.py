@@ -33,15 +33,8 @@ MRQA = [
     {
         "id": "a",
         "context": "The well is dry . [SEP] The mill stands still .",
-        "context_tokens": [["The", 0]],
         "qas": [
-            {
-                "qid": "1",
-                "question": "What is dry ?",
-                "question_tokens": [["What", 0]],
-                "detected_answers": [{"text": "The well", "char_spans": [[0, 7]], "token_spans": [[0, 1]]}],
-                "answers": ["The well"],
-            },
+            {"qid": "1", "question": "What is dry ?", "detected_answers": [{"text": "well"}], "answers": ["The well"]},
             {"qid": "2", "question": "What stands ?", "answers": ["The mill", "the mill"]},
         ],
     },
@@ -50,41 +43,23 @@ MRQA_ASKED = [
     (MRQA[1]["context"], "What is dry ?", ("The well",)),
     (MRQA[1]["context"], "What stands ?", ("The mill", "the mill")),
 ]
+
+
+def article(context, *asked):
+    """One of SQuAD's, of a paragraph; each question with its fields."""
+    return {"title": "A", "paragraphs": [{"context": context, "qas": [{"id": "1"} | each for each in asked]}]}
+
+
+SINCE = [{"text": text, "answer_start": 18} for text in ("May", "since May", "May")]
 SQUAD = {
     "version": "v2.0",
     "data": [
-        {
-            "title": "Wells",
-            "paragraphs": [
-                {
-                    "context": "The well is dry since May.",
-                    "qas": [
-                        {
-                            "id": "1",
-                            "question": "Since when is it dry?",
-                            "answers": [{"text": text, "answer_start": 18} for text in ("May", "since May", "May")],
-                            "is_impossible": False,
-                        },
-                        {
-                            "id": "2",
-                            "question": "Who dug it?",
-                            "answers": [],
-                            "plausible_answers": [{"text": "May", "answer_start": 22}],
-                            "is_impossible": True,
-                        },
-                    ],
-                }
-            ],
-        },
-        {
-            "title": "Mills",
-            "paragraphs": [
-                {
-                    "context": "A mill grinds.",
-                    "qas": [{"id": "3", "question": "What grinds?", "answers": [{"text": "A mill"}]}],
-                }
-            ],
-        },
+        article(
+            "The well is dry since May.",
+            {"question": "Since when is it dry?", "answers": SINCE, "is_impossible": False},
+            {"question": "Who dug it?", "answers": [], "plausible_answers": SINCE[:1], "is_impossible": True},
+        ),
+        article("A mill grinds.", {"question": "What grinds?", "answers": [{"text": "A mill"}]}),
     ],
 }
 SQUAD_ASKED = [
@@ -92,31 +67,26 @@ SQUAD_ASKED = [
     ("A mill grinds.", "What grinds?", ("A mill",)),
 ]
 DATE = {"day": "", "month": "", "year": ""}
+
+
+def answer(number="", *spans, **date):
+    """One of DROP's."""
+    return {"number": number, "date": DATE | date, "spans": list(spans)}
+
+
+LOST = {"question": "How many games were lost?", "answer": answer("2"), "query_id": "1"}
 DROP = {
     "nfl_1": {
         "passage": "They won 3 of 5 games in May 1950.",
         "qa_pairs": [
-            {
-                "question": "How many games were lost?",
-                "answer": {"number": "2", "date": DATE, "spans": []},
-                "query_id": "1",
-                "validated_answers": [
-                    {"number": "2", "date": DATE, "spans": []},
-                    {"number": "", "date": DATE, "spans": ["two"]},
-                    {"number": "", "date": DATE, "spans": []},
-                ],
-            },
-            {
-                "question": "When was it?",
-                "answer": {"number": "", "date": {"day": "", "month": "May", "year": "1950"}, "spans": []},
-                "query_id": "2",
-            },
+            LOST | {"validated_answers": [answer("2"), answer("", "two"), answer()]},
+            {"question": "When was it?", "answer": answer(month="May", year="1950")},
         ],
         "wiki_url": "none",
     },
     "nfl_2": {
         "passage": "Ann and Bob ran.",
-        "qa_pairs": [{"question": "Who ran?", "answer": {"number": "", "date": {}, "spans": ["Ann", "Bob"]}}],
+        "qa_pairs": [{"question": "Who ran?", "answer": answer("", "Ann", "Bob") | {"date": {}}}],
     },
 }
 DROP_ASKED = [

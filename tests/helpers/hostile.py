@@ -67,16 +67,8 @@ def changed_json(path: Path, generator: random.Random) -> str:
     """Changes one value of a JSON file, or the text of it."""
     text = path.read_bytes()
     if generator.random() < 0.1:
-        raw = generator.choice(
-            [
-                text[: generator.randrange(len(text) + 1)],
-                b"[" * 100_000,
-                b"\xff" + text,
-                b"{}",
-                b"1" * 5000,
-                b'{"a"' * 99,
-            ]
-        )
+        part = text[: generator.randrange(len(text) + 1)]
+        raw = generator.choice([part, b"[" * 100_000, b"\xff" + text, b"{}", b"1" * 5000, b'{"a"' * 99])
         path.write_bytes(raw)
         return f"{path.name} is {raw[:20]!r}"
     try:

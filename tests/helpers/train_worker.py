@@ -6,7 +6,6 @@ example: python tests/helpers/train_worker.py runs/processes
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 import signal
 import sys
@@ -16,15 +15,11 @@ import torch
 from accelerate import PartialState
 from peft import LoraConfig
 from safetensors.torch import load_file
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, TrainingArguments
 
 from gistkit.common.signals import Interrupted
 from gistkit.compress import AvgPool, Compressive, Compressor, Dodo, FiveHundredX, GistPool, MixedResolution
 from gistkit.evaluate import Example
-from gistkit.hf import attach
 from gistkit.train import (
     CompressorTrainer,
     Pretraining,
@@ -35,9 +30,6 @@ from gistkit.train import (
     load_corpus,
     read_metrics,
 )
-from gistkit.train.batches import texts
-from gistkit.train.losses import Losses
-from gistkit.train.sharding import gathers_kept_keys
 
 RECIPE = Recipe(steps=8, batch=4, learning_rate=1e-2, warmup=3, clip=1.0, min_length=16, max_length=40)
 # Of a step and of an evaluation: whatever else a record holds are seconds.
@@ -142,6 +134,7 @@ SHORT_RUNS = {
     "x500": make_compressor,
     "own": functools.partial(make_compressor, lora=None),
     "gistpool": make_gistpool,
+    "dodo": make_dodo,
     "reader": make_reader,
 }
 
@@ -149,7 +142,14 @@ SHORT_RUNS = {
 def short_run(out, name, steps=4, **options):
     """A run of one of `SHORT_RUNS`, with an evaluation before each checkpoint."""
     recipe = dataclasses.replace(RECIPE, steps=steps)
+    options = {"gradient_checkpointing": name == "dodo"} | options
     return train(out, SHORT_RUNS[name](), recipe=recipe, eval_every=2, held_out=4, **options)
+
+
+def broken_run(out, name):
+    """The same in two parts."""
+    short_run(out, name, steps=2)
+    short_run(out, name, resume=True)
 
 
 def exported(run):
@@ -244,23 +244,28 @@ def processes(out):
     for name in ("x500", "reader"):
         stopping_run(out / "ending" / name, name)
     train(out / "reader", make_reader(), accumulate=2)
-    sharded(out / "sharded", make_compressor)
-    sharded(out / "sharded-gistpool", make_gistpool)
-    sharded(out / "sharded-dodo", make_dodo)
-    sharded_reader(out / "sharded-reader.json")
+
+
+# Of lengths that differ, for `by_arguments`.
+ROWS = [{"input_ids": list(range(row, row + 5 + row % 3)), "continuation_ids": [row, 7]} for row in range(12)]
+
+
+def by_arguments(out, rows=None, evaluated=None, compressor=None, own=(), **options):
+    """A `CompressorTrainer` with options of its `own`, and those of `TrainingArguments`."""
+    options = {"per_device_train_batch_size": 4, "logging_steps": 1, "learning_rate": 1e-2} | options
+    args = TrainingArguments(str(out), use_cpu=True, report_to=[], **options)
+    own = {"progress": False} | dict(own)
+    return CompressorTrainer(compressor or make_compressor(), args, rows or ROWS, evaluated, **own)
 
 
 def evaluated_first(out):
     """Training after an evaluation; each process writes the weights it ends with."""
-    rows = [{"input_ids": [row + at for at in range(5)], "continuation_ids": [row, 7]} for row in range(16)]
-    args = TrainingArguments(
-        str(out), max_steps=3, per_device_train_batch_size=2, learning_rate=1e-2, use_cpu=True, report_to=[],
-        save_strategy="no",
-    )  # fmt: skip
-    trainer = CompressorTrainer(make_compressor(), args, rows, rows[:4], progress=False)
+    options = {"max_steps": 3, "per_device_train_batch_size": 2, "save_strategy": "no"}
+    trainer = by_arguments(out, evaluated=ROWS[:4], **options)
     trainer.evaluate()
     trainer.train()
-    torch.save([weight.detach() for _, weight in trainer.trained()], out / f"weights-{args.process_index}.pt")
+    weights = [weight.detach() for _, weight in trainer.trained()]
+    torch.save(weights, out / f"weights-{trainer.args.process_index}.pt")
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -274,11 +279,7 @@ class Stream(torch.utils.data.IterableDataset):
 
 def streamed(out, rows):
     """Training on a stream, `rows` at a time in each process."""
-    args = TrainingArguments(
-        str(out), max_steps=6, per_device_train_batch_size=rows, learning_rate=1e-2, use_cpu=True, report_to=[],
-        save_strategy="no", logging_steps=1,
-    )  # fmt: skip
-    CompressorTrainer(make_compressor(), args, Stream(), progress=False).train()
+    by_arguments(out, Stream(), max_steps=6, per_device_train_batch_size=rows, save_strategy="no").train()
 
 
 def interrupted(out, gets_signal):
@@ -310,75 +311,6 @@ def trained(out):
     """A run with a checkpoint at every step, from the last one on; with dropout."""
     torch.set_num_threads(1)
     train(out, make_compressor(dropout=0.1), resume=True, save_every=1)
-
-
-def steps(compressor, count=2):
-    """Updates of the weights outside a Trainer; the optimizer."""
-    optimizer = RECIPE.make_optimizer(parameter for _, parameter in compressor.trainable())
-    batches = make_batches()
-    with attach(compressor.model), gathers_kept_keys(compressor):
-        for step in range(count):
-            compressor(**batches(step))["loss"].backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return optimizer
-
-
-def sharded(path, build):
-    """Training of weights that are sharded, layer by layer, to a checkpoint and back."""
-    mesh = init_device_mesh("cpu", (2,))
-
-    def make():
-        compressor = build()
-        compressor.gradient_checkpointing_enable()
-        for layer in compressor.model.model.layers:
-            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-        return fully_shard(compressor, mesh=mesh)
-
-    compressor, again = make(), make()
-    optimizer, write = steps(compressor), PartialState().is_main_process
-    checkpoints.save_weights(path, compressor.trainable(), {"steps": 2}, write=write)
-    checkpoints.save_optimizer(path, compressor.trainable(), optimizer.state, write=write)
-    PartialState().wait_for_everyone()
-    other = RECIPE.make_optimizer(parameter for _, parameter in again.trainable())
-    checkpoints.restore(path, again.trainable())
-    checkpoints.load_optimizer(path, again.trainable(), other)
-    for (_, ours), (_, theirs) in zip(compressor.trainable(), again.trainable(), strict=True):
-        pairs = [(ours, theirs), *((value, other.state[theirs][key]) for key, value in optimizer.state[ours].items())]
-        for first, second in pairs:
-            assert type(first) is type(second) and torch.equal(whole(first), whole(second))
-
-
-def reading(reader, module, count=2):
-    """Losses and thresholds of updates of the weights outside a Trainer; `module` is the reader's `Losses`."""
-    compressor, found = reader.compressor, []
-    optimizer = RECIPE.make_optimizer(parameter for _, parameter in compressor.trainable())
-    batches = make_batches()
-    with attach(compressor.model), gathers_kept_keys(compressor):
-        for step in range(count):
-            batch = texts(batches(step))
-            with torch.no_grad():
-                module(batch, calibrate=True)
-            loss = module(**batch)["loss"]
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            found += [loss.item(), compressor.threshold]
-    return found
-
-
-def sharded_reader(path):
-    """A reader whose weights are sharded, layer by layer; `path` gets its losses and thresholds."""
-    mesh, reader = init_device_mesh("cpu", (2,)), make_reader()
-    for layer in reader.compressor.model.model.layers:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-    found = reading(reader, fully_shard(Losses(reader), mesh=mesh))
-    if PartialState().is_main_process:
-        path.write_text(json.dumps(found))
-
-
-def whole(tensor):
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
 import dataclasses
 
 import pytest
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainerCallback
 
-from gistkit.train import CompressorTrainer, checkpoints, read_metrics
-from tests.helpers.train_worker import RECIPE, Ends, evaluations, make_compressor, numbers, train
+from gistkit.train import checkpoints, read_metrics
+from tests.helpers.train_worker import RECIPE, Ends, by_arguments, evaluations, numbers, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -38,12 +38,7 @@ def test_a_callback_behind_the_others_ends_a_run_with_a_checkpoint(tmp_path, eve
         if state.global_step == 3:
             control.should_training_stop = True
 
-    rows = [{"input_ids": [index, index + 1, index + 2], "continuation_ids": [index, 7]} for index in range(12)]
-    args = TrainingArguments(
-        str(tmp_path), max_steps=6, save_steps=2, per_device_train_batch_size=4, logging_steps=1, use_cpu=True,
-        report_to=[],
-    )  # fmt: skip
-    trainer = CompressorTrainer(make_compressor(), args, rows, progress=False)
+    trainer = by_arguments(tmp_path, max_steps=6, save_steps=2)
     trainer.add_callback(type("Ending", (TrainerCallback,), {event: ends})())
     assert trainer.train().global_step == 3
     assert [path.name for path in checkpoints.find(tmp_path)] == ["checkpoint-2", "checkpoint-3"]

@@ -23,6 +23,7 @@ from gistkit.train.losses import Losses
 from gistkit.train.prepare import changed
 from tests.helpers.models import byte_tokenizer, tiny_llama
 from tests.helpers.train_worker import make_batches, make_model, make_questions
+from tests.train.test_corpora import text_of
 
 
 def test_files_of_a_folder_are_held_out_as_a_whole_and_joined(tmp_path):
@@ -101,10 +102,6 @@ def test_a_corpus_is_tokenised_by_any_function(tmp_path, monkeypatch):
     kinds = r"\.txt, \.md, \.rst, \.jsonl, \.ndjson, \.raw, \.tokens, \.parquet, \.json"
     with pytest.raises(FileNotFoundError, match=f"expected {kinds} files in"):
         load_corpus(tmp_path / "none")
-
-
-def text_of(ids):
-    return bytes(ids.tolist()).decode()
 
 
 def rows(splits):

@@ -13,24 +13,26 @@ from tests.helpers.train_worker import SHORT_RUNS, Before, numbers, same_weights
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.parametrize("name", mostly_slow(SHORT_RUNS, "x500"))
-def test_a_run_ends_with_the_weights_of_the_lowest_loss(name, tmp_path):
-    result = stopping_run(tmp_path / "a", name)
-    assert (result.steps, result.weights, result.held_out["loss"]) == (4, 2, 3.0)
+UP_TO_THE_LAST = {"losses": {step: 3.0 + abs(step - 2) for step in range(9)}, "patience": 7}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "steps"),
+    [
+        ("x500", {}, 4),
+        pytest.param("x500", UP_TO_THE_LAST, 8, marks=pytest.mark.slow),
+        *(pytest.param(name, {}, 4, marks=pytest.mark.slow) for name in SHORT_RUNS if name != "x500"),
+    ],
+)
+def test_a_run_ends_with_the_weights_of_the_lowest_loss(name, options, steps, tmp_path):
+    result = stopping_run(tmp_path / "a", name, **options)
+    assert (result.steps, result.weights, result.held_out["loss"]) == (steps, 2, 3.0)
     # They learn at a constant rate.
     short_run(tmp_path / "two", name, steps=2)
     same_weights(tmp_path / "a", tmp_path / "two")
     # The checkpoint of the lowest stays beside the last two.
-    assert [path.name for path in checkpoints.find(tmp_path / "a")] == ["checkpoint-2", "checkpoint-3", "checkpoint-4"]
-
-
-@pytest.mark.slow
-def test_so_does_one_that_reaches_its_last_step(tmp_path):
-    losses = {step: 3.0 + abs(step - 2) for step in range(9)}
-    result = stopping_run(tmp_path / "a", losses=losses, patience=7)
-    assert (result.steps, result.weights, result.held_out["loss"]) == (8, 2, 3.0)
-    short_run(tmp_path / "two", "x500", steps=2)
-    same_weights(tmp_path / "a", tmp_path / "two")
+    kept = [path.name for path in checkpoints.find(tmp_path / "a")]
+    assert kept == [f"checkpoint-{step}" for step in (2, steps - 1, steps)]
 
 
 @pytest.fixture(scope="module")

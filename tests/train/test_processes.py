@@ -33,8 +33,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.slow
 def test_sharded_runs_save_what_one_process_does(tmp_path):
-    """Also those that end early, with the weights of their lowest loss."""
-    runs = {"short_run": short_run, "stopping_run": stopping_run}
+    """Also those that go on, and those that end early, with the weights of their lowest loss."""
+    runs = {"broken_run": short_run, "stopping_run": stopping_run}
     launch(2, train_sharded, str(tmp_path), tuple(SHORT_RUNS), tuple(runs), logs=tmp_path, environment=SHARDED)
     for kind, run in runs.items():
         for name, make in SHORT_RUNS.items():
@@ -53,7 +53,7 @@ def test_sharded_runs_save_what_one_process_does(tmp_path):
             assert all(torch.equal(weights[key], weight) for key, weight in compressor.trainable())
     # One process goes on with what two have sharded.
     for name in ("x500", "own"):
-        ours, theirs = tmp_path / "short_run" / name, tmp_path / "alone" / "short_run" / name
+        ours, theirs = tmp_path / "broken_run" / name, tmp_path / "alone" / "broken_run" / name
         for each in (ours, theirs):
             short_run(each, name, steps=6, resume=True)
         same_run(ours, theirs)

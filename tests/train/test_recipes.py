@@ -12,7 +12,7 @@ from accelerate.state import AcceleratorState
 from gistkit.train import Recipe, Trainer, read_metrics
 from gistkit.train.arguments import RunOptions, arguments_of
 from tests.helpers.tiers import mostly_slow
-from tests.helpers.train_worker import RECIPE, Before, check_equal, make_batches, make_compressor, train
+from tests.helpers.train_worker import RECIPE, Before, check_equal, make_batches, make_compressor, make_questions, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CHANGES = {
@@ -46,15 +46,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, name):
     assert held_out[-1] < held_out[0]
 
 
-def test_patience_needs_evaluations(tmp_path):
-    recipe = dataclasses.replace(RECIPE, patience=2)
-    with pytest.raises(ValueError, match=r"patience: expected evaluations \(eval_every\) with it, got 2"):
-        Trainer(make_compressor(), make_batches(), recipe, tmp_path, cpu=True, eval_every=None)
-
-
 def test_epochs_end_after_all_rows(tmp_path):
-    from tests.helpers.train_worker import make_questions
-
     recipe = dataclasses.replace(RECIPE, epochs=1)
     trainer = Trainer(make_compressor(("qa",)), make_questions(), recipe, tmp_path, cpu=True, progress=False)
     assert trainer.recipe.steps == 9 and "epochs" not in trainer.identity["recipe"]
@@ -122,8 +114,3 @@ def test_memory_is_pinned_for_a_gpu_only(tmp_path):
     for cpu in (False, True):
         made = arguments_of(Recipe(), tmp_path, RunOptions(cpu=cpu), evaluates=False)
         assert made.dataloader_pin_memory == (torch.cuda.is_available() and not cpu)
-
-
-def test_options_of_a_run_are_checked_likewise():
-    with pytest.raises(ValueError, match=r"^gradient_checkpointing: expected True or False, got 'no'$"):
-        RunOptions(gradient_checkpointing="no")

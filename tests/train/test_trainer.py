@@ -14,29 +14,25 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import TrainingArguments
 
 from gistkit.common.files import lock
-from gistkit.compress import Compressor
-from gistkit.train import CompressorTrainer, Pretraining, Trainer, checkpoints, load_corpus, read_metrics
+from gistkit.train import Pretraining, Trainer, checkpoints, load_corpus, read_metrics
 from gistkit.train.command import run
-from gistkit.train.losses import Losses
 from gistkit.train.trainer import Diverged
 from tests.helpers import train_worker
 from tests.helpers.train_worker import (
     RECIPE,
+    ROWS,
     Before,
+    by_arguments,
     close,
     make_batches,
     make_compressor,
-    make_dodo,
     make_gistpool,
     make_questions,
     make_reader,
     numbers,
-    reading,
     same_run,
-    steps,
     stopping_run,
     train,
 )
@@ -72,18 +68,6 @@ def test_a_run_learns_and_says_how(unbroken):
         assert not [name for name in file.keys() if "embed_tokens" in name], "frozen weights are not saved"  # noqa: SIM118
 
 
-def test_the_trained_compressor_is_saved(unbroken):
-    out, result, _ = unbroken
-    loaded = Compressor.from_pretrained(out / "compressor", make_compressor(lora=None).model)
-    fresh = make_compressor()
-    checkpoints.restore(checkpoints.find(out)[-1], fresh.trainable())
-    batch = make_batches().held_out(4)[0]
-    with torch.no_grad():
-        losses = [compressor.eval()(**batch)["loss"] for compressor in (loaded, fresh)]
-    assert torch.equal(*losses)
-    assert result.folder == out
-
-
 @pytest.mark.slow
 def test_two_processes_reach_the_losses_of_one(unbroken, tmp_path):
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
@@ -107,16 +91,6 @@ def test_two_processes_reach_the_losses_of_one(unbroken, tmp_path):
     for name in ("x500", "reader"):
         stopping_run(tmp_path / "alone" / name, name)
         same_run(tmp_path / "ending" / name, tmp_path / "alone" / name)
-    reader = make_reader()
-    found = json.loads((tmp_path / "sharded-reader.json").read_text())
-    assert found == pytest.approx(reading(reader, Losses(reader)), rel=5e-6)
-    builds = {"sharded": make_compressor, "sharded-gistpool": make_gistpool, "sharded-dodo": make_dodo}
-    for file, build in builds.items():
-        whole, gathered = build(), build()
-        steps(whole)
-        assert checkpoints.restore(tmp_path / file, gathered.trainable()) == {"steps": 2}
-        for (name, ours), (_, theirs) in zip(whole.trainable(), gathered.trainable(), strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=5e-6, atol=5e-7, msg=name)
 
 
 @pytest.mark.parametrize(("accumulate", "schedule"), [(1, "constant"), (2, "cosine")])
@@ -161,31 +135,19 @@ def test_losses_and_weights_are_those_of_a_loop_by_hand(tmp_path, accumulate, sc
         torch.testing.assert_close(mine, theirs, rtol=2e-4, atol=2e-5, msg=name)
 
 
-class Rows(torch.utils.data.Dataset):
-    """As of `datasets`, whose order is a sampler's."""
-
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        return {"input_ids": list(range(index, index + 5 + index % 3)), "continuation_ids": [index, 7]}
-
-
 def test_transformers_own_arguments_and_rows_of_any_dataset(tmp_path, capsys):
     """Shuffled over three epochs; it resumes within one to the same weights."""
 
-    def trainer(out, compressor, rows, **changes):
-        args = TrainingArguments(
-            str(out), num_train_epochs=3, per_device_train_batch_size=2, gradient_accumulation_steps=2, save_steps=2,
-            learning_rate=1e-2, lr_scheduler_type="linear", warmup_steps=2, weight_decay=0.1, use_cpu=True,
-            report_to=[], logging_steps=3, eval_strategy="steps", eval_steps=3, eval_on_start=True,
-            **changes,
+    def trainer(out, compressor, rows):
+        return by_arguments(
+            out, rows, rows, compressor, num_train_epochs=3, per_device_train_batch_size=2,
+            gradient_accumulation_steps=2, save_steps=2, lr_scheduler_type="linear", warmup_steps=2, weight_decay=0.1,
+            logging_steps=3, eval_strategy="steps", eval_steps=3, eval_on_start=True,
         )  # fmt: skip
-        return CompressorTrainer(compressor, args, rows, rows, progress=False)
 
     whole, again = make_compressor(dropout=0.1), make_compressor(dropout=0.1)
     datasets = pytest.importorskip("datasets")
-    rows = datasets.Dataset.from_list([Rows()[index] for index in range(12)])
+    rows = datasets.Dataset.from_list(ROWS)
     output = trainer(tmp_path / "a", whole, rows).train()
     records = read_metrics(tmp_path / "a" / "metrics.jsonl")
     assert output.global_step == 9 and [each["step"] for each in records] == [0, 3, 3, 6, 6, 9, 9]
@@ -195,27 +157,20 @@ def test_transformers_own_arguments_and_rows_of_any_dataset(tmp_path, capsys):
     ]
     for step in (6, 8, 9):
         shutil.rmtree(tmp_path / "a" / f"checkpoint-{step}")
-    trainer(tmp_path / "a", again, Rows()).train(resume_from_checkpoint=True)
+    trainer(tmp_path / "a", again, ROWS).train(resume_from_checkpoint=True)
     for (name, ours), (_, theirs) in zip(whole.trainable(), again.trainable(), strict=True):
         assert torch.equal(ours, theirs), name
     # A stream has no length, and is read in its order.
-    args = TrainingArguments(str(tmp_path / "b"), max_steps=2, use_cpu=True, report_to=[], save_strategy="no")
+    stream = rows.to_iterable_dataset()
     # The bar counts steps, however seldom losses are logged.
-    CompressorTrainer(make_compressor(), args, rows.to_iterable_dataset()).train()
+    by_arguments(tmp_path / "b", stream, own={"progress": True}, max_steps=2, logging_steps=9).train()
     assert "| 2/2 [" in capsys.readouterr().err
-
-
-def arguments(out, **options):
-    options = {"max_steps": 2, "save_strategy": "no", "logging_steps": 1} | options
-    return TrainingArguments(str(out), use_cpu=True, report_to=[], **options)
 
 
 def test_the_optimizer_is_the_one_that_is_given(tmp_path):
     """Of its own rate and that rate's factor, not the arguments'."""
-    given = torch.optim.SGD, {"lr": 0.5}
-    trainer = CompressorTrainer(
-        make_gistpool(), arguments(tmp_path), Rows(), optimizer_cls_and_kwargs=given, progress=False
-    )
+    given = {"optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": 0.5})}
+    trainer = by_arguments(tmp_path, compressor=make_gistpool(), own=given, max_steps=2)
     trainer.train()
     assert isinstance(trainer.optimizer.optimizer, torch.optim.SGD)
     assert {group["initial_lr"] for group in trainer.optimizer.param_groups} == {0.5, 1.5}
@@ -224,41 +179,27 @@ def test_the_optimizer_is_the_one_that_is_given(tmp_path):
 def test_options_that_a_compressor_cannot_use_are_named(tmp_path):
     for name in ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics"):
         with pytest.raises(ValueError, match=f"{name}: expected None, .* `measure` adds figures, got <built-in"):
-            CompressorTrainer(make_compressor(), arguments(tmp_path), Rows(), **{name: len})
-    dispatching = arguments(tmp_path, accelerator_config={"dispatch_batches": True})
+            by_arguments(tmp_path, own={name: len})
     with pytest.raises(ValueError, match="accelerator_config: expected dispatch_batches: false, got true"):
-        CompressorTrainer(make_compressor(), dispatching, Rows())
+        by_arguments(tmp_path, accelerator_config={"dispatch_batches": True})
     with pytest.raises(ValueError, match="fp16: expected bf16 or no mixed precision, got fp16"):
-        CompressorTrainer(make_compressor(), arguments(tmp_path, fp16=True), Rows())
+        by_arguments(tmp_path, fp16=True)
 
 
 def test_an_evaluation_reads_a_stream_and_refuses_several_sets(tmp_path):
     datasets = pytest.importorskip("datasets")
-    rows = datasets.Dataset.from_list([Rows()[index] for index in range(12)])
-    args = arguments(tmp_path, per_device_eval_batch_size=5)
-    trainers = [
-        CompressorTrainer(make_compressor(), args, Rows(), each, progress=False)
-        for each in (rows, rows.to_iterable_dataset())
-    ]
-    found = [trainer.evaluate() for trainer in trainers]
+    rows = datasets.Dataset.from_list(ROWS)
+    stream = rows.to_iterable_dataset()
+    options = {"per_device_eval_batch_size": 5}
+    found = [by_arguments(tmp_path, None, each, **options).evaluate() for each in (rows, stream)]
     assert found[0] == found[1] and found[0]["eval_loss"] > 1
-    several = {"a": Rows(), "b": Rows()}
+    several = {"a": ROWS, "b": ROWS}
     with pytest.raises(ValueError, match=r"eval_dataset: expected one dataset, got \{'a': "):
-        CompressorTrainer(make_compressor(), args, Rows(), several)
+        by_arguments(tmp_path, None, several)
     with pytest.raises(ValueError, match=r"eval_dataset: expected one dataset, got \{'a': "):
-        trainers[0].evaluate(several)
-    reader = CompressorTrainer(make_reader(), args, rows.to_iterable_dataset(), rows, progress=False)
+        by_arguments(tmp_path).evaluate(several)
     with pytest.raises(ValueError, match=r"train_dataset: expected rows by number, .* got IterableDataset"):
-        reader.evaluate()
-
-
-@pytest.mark.slow
-def test_accumulated_passes_equal_one(unbroken, tmp_path):
-    train(tmp_path / "passages", accumulate=2)
-    close(read_metrics(tmp_path / "passages" / "metrics.jsonl"), unbroken[2])
-    for passes in (1, 4):
-        train(tmp_path / str(passes), make_compressor(("ae", "qa")), make_questions(), accumulate=passes)
-    close(*(read_metrics(tmp_path / passes / "metrics.jsonl") for passes in ("1", "4")))
+        by_arguments(tmp_path, stream, rows, make_reader(), max_steps=2).evaluate()
 
 
 def test_gradient_checkpointing_changes_no_loss(unbroken, tmp_path):
@@ -266,16 +207,6 @@ def test_gradient_checkpointing_changes_no_loss(unbroken, tmp_path):
     train(tmp_path, compressor, gradient_checkpointing=True)
     assert numbers(read_metrics(tmp_path / "metrics.jsonl")) == numbers(unbroken[2])
     assert not any(getattr(module, "gradient_checkpointing", False) for module in compressor.modules())
-
-
-@pytest.mark.slow
-def test_bf16_trains(unbroken, tmp_path):
-    compressor = make_compressor()
-    train(tmp_path, compressor, precision="bf16")
-    steps = [record["loss"] for record in read_metrics(tmp_path / "metrics.jsonl") if "loss" in record]
-    assert steps[-1] < steps[0] and all(p.dtype == torch.float32 for p in compressor.parameters())
-    plain = [record["loss"] for record in unbroken[2] if "loss" in record]
-    assert steps == pytest.approx(plain, rel=2e-2) and steps != plain
 
 
 def test_a_disk_without_locks_has_runs(tmp_path, monkeypatch):
@@ -336,8 +267,8 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(tmp_path)
 
 def test_so_does_one_of_gradients_that_are_not_clipped(tmp_path):
     compressor = make_compressor()
-    args = arguments(tmp_path, max_steps=4, max_grad_norm=0.0, save_strategy="steps", save_steps=1)
-    trainer = CompressorTrainer(compressor, args, Rows(), callbacks=[poison(compressor, 2)], progress=False)
+    own = {"callbacks": [poison(compressor, 2)]}
+    trainer = by_arguments(tmp_path, compressor=compressor, own=own, max_steps=4, max_grad_norm=0.0, save_steps=1)
     with pytest.raises(Diverged, match=r"grad_norm nan in step 3; the last good checkpoint is .*checkpoint-2"):
         trainer.train()
     assert [path.stem for path in checkpoints.find(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
@@ -352,11 +283,16 @@ def test_mistakes_name_the_argument(tmp_path):
         ({"keep": 1}, "keep: expected at least 2, got 1"),
         ({"save_every": 0}, "save_every: expected at least 1, got 0"),
         ({"save_minutes": -1}, "save_minutes: expected at least 0, got -1"),
+        ({"gradient_checkpointing": "no"}, "gradient_checkpointing: expected True or False, got 'no'"),
     ]:
         with pytest.raises(ValueError, match=message):
             Trainer(compressor, batches, RECIPE, tmp_path, cpu=True, **options)
-    with pytest.raises(ValueError, match="batches: expected 5 rows as the recipe says, got 4"):
-        Trainer(compressor, batches, dataclasses.replace(RECIPE, batch=5), tmp_path, cpu=True)
+    for changes, message in [
+        ({"batch": 5}, "batches: expected 5 rows as the recipe says, got 4"),
+        ({"patience": 2}, r"patience: expected evaluations \(eval_every\) with it, got 2"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Trainer(compressor, batches, dataclasses.replace(RECIPE, **changes), tmp_path, cpu=True, eval_every=None)
     with pytest.raises(ValueError, match="expected 2 <= min <= max, got 9 and 8"):
         Pretraining(load_corpus(), 1, 9, 8)
 

@@ -106,7 +106,7 @@ def test_what_cannot_be_read_is_named(tmp_path, lines, message):
     (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
     with pytest.raises(ValueError, match=message):
         load_corpus(tmp_path / "a.jsonl", windows=Windows(49, 12))
-    for arguments, complaint in [((-1, 12), "longer_than: expected at least 0, got -1"), ((1, 0), "length: expected")]:
+    for arguments, complaint in [((-1, 12), "longer_than: expected a whole number >= 0, got -1"), ((1, "0"), "length")]:
         with pytest.raises(ValueError, match=complaint):
             Windows(*arguments)
 
@@ -148,7 +148,7 @@ def test_the_compression_losss_preset_trains_on_passages_of_long_texts(tmp_path,
             {"questions": path, "compressor": {"losses": ("qa",)}, "longer_than": 9},
             "longer_than: not allowed with questions, got 9",
         ),
-        ({"longer_than": -1}, "longer_than: expected at least 0, got -1"),
+        ({"longer_than": -1}, "longer_than: expected a whole number >= 0, got -1"),
     ]:
         with pytest.raises(ValueError, match=message):
             run(make_model(), None, tmp_path / "out", **options)

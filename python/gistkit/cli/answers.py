@@ -83,11 +83,7 @@ class Answers:
 def source_ids(
     paths: Sequence[Path], names: Sequence[str], memories: Sequence[Memory], tokenizer: Any, read: Mapping[Path, Any]
 ) -> list[list[int]]:
-    """The token ids of the texts of memories, as `gistkit compress` makes them; `read` has those that were read.
-
-    Raises:
-        ValueError: if there is not one text for each memory, or one has another number of tokens than its memory.
-    """
+    """The token ids of the texts of memories, as `gistkit compress` makes them; `read` has those that were read."""
     from gistkit.common.text_ids import text_ids
 
     if len(paths) != len(memories):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gistkit.cli.answers import Answers, Prompts, source_ids
 from gistkit.cli.dialogue import converse
-from gistkit.cli.named import compressed, is_text, named_memories, read_files, readable
+from gistkit.cli.named import compressed, is_text, readable
 from gistkit.cli.plugins import missing, stores
 from gistkit.common.trained import default_for
 from gistkit.options.arguments import add_command, device, existing, number, positive, whole
@@ -28,7 +28,7 @@ from gistkit.options.models import (
     new_compressor,
     noted_folder,
 )
-from gistkit.options.texts import check_text, decode
+from gistkit.options.texts import check_text, decode, read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,7 +53,6 @@ COLDEST = 1e-3
 
 
 def add(commands: Any) -> None:
-    """Adds the command."""
     parser = add_command(commands, "ask", _run, "ask a compressed text or image", EXAMPLES)
     parser.set_defaults(words="questions")
     parser.add_argument(
@@ -138,6 +137,7 @@ def _run(arguments: argparse.Namespace) -> int:
     import torch
 
     from gistkit.ask import Conversation
+    from gistkit.compress import Memory
     from gistkit.evaluate.data import QUESTION
 
     template = QUESTION if arguments.template is None else arguments.template
@@ -147,40 +147,29 @@ def _run(arguments: argparse.Namespace) -> int:
         check_text(name, text)
         if not text.strip():
             raise ValueError(f"{name}: expected a text, got {text!r}")
-    store = _stores(arguments)
-    paths = [arguments.memory, *arguments.others]
+    store, paths = _stores(arguments), [arguments.memory, *arguments.others]
+    nearest = None if store is None else store.nearest_memories(arguments, in_terminal, device_name)
+    # The memory or the text of each file, where MEMORY is no store.
     read: dict[Path, Any] = {}
-    nearest = None
-    if store is None and any(map(is_text, paths)):
+    if store is None:
         if not arguments.texts and (arguments.sources or in_terminal) and all(map(is_text, paths)):
             arguments.texts = paths
-        read = read_files(paths)
-        made = [(path, content) for path, content in read.items() if not isinstance(content, str)]
-        for path, memory in made:
-            _check_rows(str(path), memory)
-        model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
-        compressor = _compressor(arguments, model, made[0][1] if made else None)
+        read = {path: read_text(path) if is_text(path) else Memory.load(path) for path in paths}
+        made = [(str(path), content) for path, content in read.items() if not isinstance(content, str)]
+    else:
+        names, memories = store.document_memories(arguments) if nearest is None else nearest.any()
+        made = list(zip(names, memories, strict=True))
+    for name, memory in made:
+        if memory.batch_size != 1:
+            raise ValueError(f"{name}: expected the memory of one text, got {memory.batch_size} rows")
+    images = len(made) >= len(read) and made[0][1].source.method == IMAGES
+    if images:
+        _check_images(arguments, made[0][0])
+    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, images)
+    compressor = _compressor(arguments, model, made[0][1] if made else None)
+    if read:
         memories_by_path = compressed(read, compressor, tokenizer)
         names, memories = list(map(str, paths)), [memories_by_path[path] for path in paths]
-        images = False
-    else:
-        nearest = None if store is None else store.nearest_memories(arguments, in_terminal, device_name)
-        if nearest is not None:
-            names, memories = nearest.any()
-        else:
-            names, memories = store.document_memories(arguments) if arguments.documents else named_memories(arguments)
-        for name, memory in zip(names, memories, strict=True):
-            _check_rows(name, memory)
-        images = memories[0].source.method == IMAGES
-        if images and arguments.template is not None:
-            raise ValueError(
-                f"--template: expected none for {names[0]}, a memory of images, got {arguments.template!r}"
-            )
-        if images and (arguments.sources or arguments.texts):
-            option = "--sources" if arguments.sources else "--text"
-            raise ValueError(f"{option}: expected none for {names[0]}, a memory of images, which has no text")
-        model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, images)
-        compressor = _compressor(arguments, model, memories[0])
     texts = source_ids(arguments.texts, names, memories, tokenizer, read) if arguments.texts else []
     memories = readable(compressor, names, memories)
     words = tokenizer.tokenizer if images else tokenizer
@@ -213,9 +202,13 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_rows(name: str, memory: Memory) -> None:
-    if memory.batch_size != 1:
-        raise ValueError(f"{name}: expected the memory of one text, got {memory.batch_size} rows")
+def _check_images(arguments: argparse.Namespace, name: str) -> None:
+    """Refuses options that are not for memories of images, of which `name` is one."""
+    if arguments.template is not None:
+        raise ValueError(f"--template: expected none for {name}, a memory of images, got {arguments.template!r}")
+    if arguments.sources or arguments.texts:
+        option = "--sources" if arguments.sources else "--text"
+        raise ValueError(f"{option}: expected none for {name}, a memory of images, which has no text")
 
 
 def _stores(arguments: argparse.Namespace) -> Any:

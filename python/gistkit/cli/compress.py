@@ -57,7 +57,6 @@ LEAST = 8
 
 
 def add(commands: Any) -> None:
-    """Adds the command."""
     parser = add_command(
         commands, "compress", _run, "compress texts or images once, into memories to ask many times", EXAMPLES
     )
@@ -169,18 +168,17 @@ def _run(arguments: argparse.Namespace) -> int:
             parts = 1 if images else len(compressor.part_ends(rows[index]))
             lines[index] = total.add(sources[index], tokens, memory, parts) + gained
     print("\n".join(lines))
-    print(total.line(len(sources), time.perf_counter() - start))
+    print(total.line(time.perf_counter() - start))
     words = ["gistkit", "ask", str(sources[0].target)]
     words += [] if arguments.model == "smollm2" else ["--model", arguments.model]
     words += [] if arguments.dtype is None else ["--dtype", arguments.dtype]
     words += [] if arguments.encoder is None else ["--encoder", arguments.encoder]
     print(f"Ask it: {shlex.join(words)}, which is a conversation, or with questions after it")
-    total.warn(compressor)
+    warn_of_sizes(total.texts, compressor, total.kind)
     return 0
 
 
 def _saved(arguments: argparse.Namespace) -> str:
-    """What an interrupted call has written."""
     return f"written: {', '.join(arguments.written)}" if arguments.written else "nothing is written yet"
 
 
@@ -285,55 +283,49 @@ def warn_of_few(texts: Sequence[tuple[str, int, int]], compressor: Compressor) -
         )
 
 
+def warn_of_sizes(texts: Sequence[tuple[str, int, int]], compressor: Compressor, kind: str = "text") -> None:
+    """Warns of texts or images, as of `warn_of_few`, that have grown, and of texts of which too little is kept."""
+    if kind == "text":
+        warn_of_few(texts, compressor)
+    grown = [name for name, tokens, kept in texts if kept > tokens]
+    # At the ratio 1 only BOS is more.
+    if grown and compressor.chunk > 1:
+        more = f" and {len(grown) - 1} more" if len(grown) > 1 else ""
+        unit = "an image" if kind == "image" else f"a chunk of up to {compressor.chunk} tokens"
+        small = "small images" if kind == "image" else "short texts"
+        warn(
+            f"{grown[0]}{more}: the memory has more tokens than the {kind}; {unit} has "
+            f"{compressor.memory_tokens} memory tokens, so {small} grow"
+        )
+
+
 class Total:
     """Sums over the memories written, of texts or images as `kind` says, by the compressor of a title."""
 
     def __init__(self, kind: str, title: str) -> None:
         self.kind, self.title = kind, title
-        self.tokens = self.memory_tokens = self.uncompressed = self.nbytes = self.full = 0
-        self.grown: list[str] = []
-        # (name, tokens, memory tokens) of each text.
+        # (name, tokens, memory tokens) of each, and (tokens, memory tokens, others that are kept, bytes, full bytes).
         self.texts: list[tuple[str, int, int]] = []
+        self._sizes: list[tuple[int, ...]] = []
 
     def add(self, text: Source, tokens: int, memory: Memory, parts: int) -> str:
         """Counts one memory and returns its line."""
-        uncompressed = len(memory.rest[0])
-        nbytes, full = cache_bytes(memory)
-        self.tokens += tokens
-        self.memory_tokens += memory.sizes[0]
-        self.uncompressed += uncompressed
-        self.nbytes += nbytes
-        self.full += full
+        kept, uncompressed = memory.sizes[0], len(memory.rest[0])
+        self._sizes.append((tokens, kept, uncompressed, *cache_bytes(memory)))
+        self.texts.append((text.name, tokens, kept + uncompressed))
         remainder = f" and {uncompressed} kept as they are" if uncompressed else ""
         remainder += f", read in {parts} parts" if parts > 1 else ""
-        self.texts.append((text.name, tokens, memory.sizes[0] + uncompressed))
-        if memory.sizes[0] + uncompressed > tokens:
-            self.grown.append(text.name)
-            remainder += ", more than it has"
-        return f"{text.name} -> {text.target}: {tokens} tokens to {memory.sizes[0]} memory tokens{remainder}"
+        remainder += ", more than it has" if kept + uncompressed > tokens else ""
+        return f"{text.name} -> {text.target}: {tokens} tokens to {kept} memory tokens{remainder}"
 
-    def warn(self, compressor: Compressor) -> None:
-        """Warns of texts or images that have grown, and of texts of which too little is kept."""
-        if self.kind == "text":
-            warn_of_few(self.texts, compressor)
-        # At the ratio 1 only BOS is more.
-        if self.grown and compressor.chunk > 1:
-            more = f" and {len(self.grown) - 1} more" if len(self.grown) > 1 else ""
-            unit = "an image" if self.kind == "image" else f"a chunk of up to {compressor.chunk} tokens"
-            small = "small images" if self.kind == "image" else "short texts"
-            warn(
-                f"{self.grown[0]}{more}: the memory has more tokens than the {self.kind}; {unit} has "
-                f"{compressor.memory_tokens} memory tokens, so {small} grow"
-            )
-
-    def line(self, count: int, seconds: float) -> str:
-        """The sums, as a line."""
-        kind = self.kind if count == 1 else f"{self.kind}s"
-        uncompressed = f" and {self.uncompressed} kept as they are" if self.uncompressed else ""
+    def line(self, seconds: float) -> str:
+        tokens, kept, uncompressed, nbytes, full = map(sum, zip(*self._sizes, strict=True))
+        count = f"{len(self.texts)} {self.kind}{'' if len(self.texts) == 1 else 's'}"
+        remainder = f" and {uncompressed} kept as they are" if uncompressed else ""
         return (
-            f"{count} {kind}: {self.tokens} tokens to {self.memory_tokens} memory tokens{uncompressed} ({self.title}); "
-            f"{size(self.nbytes)}, the full cache has {size(self.full)} ({self.full / max(self.nbytes, 1):.1f}x); "
-            f"{seconds:.1f} s, {self.tokens / seconds:.0f} tokens/s"
+            f"{count}: {tokens} tokens to {kept} memory tokens{remainder} ({self.title}); "
+            f"{size(nbytes)}, the full cache has {size(full)} ({full / max(nbytes, 1):.1f}x); "
+            f"{seconds:.1f} s, {tokens / seconds:.0f} tokens/s"
         )
 
 

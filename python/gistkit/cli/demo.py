@@ -48,7 +48,6 @@ class Measured(NamedTuple):
 
 
 def add(commands: Any) -> None:
-    """Adds the command."""
     parser = add_command(commands, "demo", _run, "compress a report, and answer from its memory", EXAMPLES)
     parser.add_argument("--text", type=existing, help="a text file of your own (default: a report of a page)")
     parser.add_argument(

@@ -31,7 +31,6 @@ MEASURES = ("sacrebleu", "rouge_score", "text_to_num")
 
 
 def add(commands: Any) -> None:
-    """Adds the command."""
     purpose = "measure reconstruction, continuation and answers, compared with no context and full context"
     parser = add_command(commands, "evaluate", _run, purpose, EXAMPLES)
     add_model(parser)
@@ -157,7 +156,6 @@ def context_of(arguments: argparse.Namespace, compressor: Compressor) -> int:
 
 
 def text_examples(arguments: argparse.Namespace, tokenizer: Any, compressor: Compressor) -> list[Example]:
-    """Held-out passages."""
     from gistkit import evaluate
 
     context = context_of(arguments, compressor)
@@ -181,7 +179,6 @@ def corpus_of(arguments: argparse.Namespace, tokenizer: Any, *, held_out_only: b
 
 
 def passages_of(arguments: argparse.Namespace, corpus: Corpus, length: int) -> list[list[int]]:
-    """Held-out passages of `length` tokens."""
     rows: list[list[int]] = corpus.chunks(length, count=arguments.examples).tolist()
     if not rows:
         raise ValueError(

@@ -9,7 +9,6 @@ from gistkit.options.arguments import add_command
 
 
 def add(commands: Any) -> None:
-    """Adds the command."""
     add_command(commands, "info", _run, "report what is installed and what is missing", "example: gistkit info")
 
 

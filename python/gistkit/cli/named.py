@@ -8,25 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gistkit.cli.compress import text_memories, warn_of_few
-from gistkit.options.texts import is_memory, read_text
+from gistkit.options.texts import is_memory
 
 if TYPE_CHECKING:
     from gistkit.compress import Compressor, Memory
 
 # What to call each memory, and the memories in the order in which they are read.
 Named = tuple[list[str], "list[Memory]"]
-
-
-def named_memories(arguments: argparse.Namespace) -> Named:
-    """MEMORY, and then --with.
-
-    Raises:
-        ValueError, OSError: if one is not there or damaged.
-    """
-    from gistkit.compress import Memory
-
-    names, memories = other_memories(arguments)
-    return [str(arguments.memory), *names], [Memory.load(arguments.memory), *memories]
 
 
 def other_memories(arguments: argparse.Namespace) -> Named:
@@ -44,23 +32,8 @@ def is_text(path: Path) -> bool:
         return not is_memory(file.read(9))
 
 
-def read_files(paths: list[Path]) -> dict[Path, Memory | str]:
-    """The memory or the text of each file.
-
-    Raises:
-        ValueError, OSError: if one is not there, damaged or empty.
-    """
-    from gistkit.compress import Memory
-
-    return {path: read_text(path) if is_text(path) else Memory.load(path) for path in paths}
-
-
 def compressed(read: dict[Path, Memory | str], compressor: Compressor, tokenizer: Any) -> dict[Path, Memory]:
-    """The memories of files; a text is compressed, and standard error says how to keep its memory.
-
-    Raises:
-        ValueError: if a text cannot be compressed.
-    """
+    """The memories of files; a text is compressed, and standard error says how to keep its memory."""
     from gistkit.common.text_ids import text_ids
 
     memories = {}

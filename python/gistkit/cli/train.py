@@ -65,7 +65,6 @@ DEFAULT = "epl-pretrain"
 
 
 def add(commands: Any) -> None:
-    """Adds the command."""
     parser = add_command(commands, "train", _run, "train a compressor around a model", EXAMPLES)
     parser.set_defaults(saved=_saved)
     first = parser.add_argument_group("what most runs need")

@@ -34,7 +34,6 @@ def _head(text: str) -> int | str:
 
 
 def add(kinds: Any) -> None:
-    """Adds the command."""
     parser = add_command(kinds, "attention", _run, PURPOSE, EXAMPLES)
     parser.description = f"{parser.description}; memory tokens of select are the tokens that most heads keep"
     parser.add_argument("--text", type=typed, required=True, help="text file, or - for standard input")
@@ -90,11 +89,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _fitting(layers: list[int], heads: list[Any], config: Any, tokens: int) -> tuple[list[int], list[Any]]:
-    """The layers and heads to show: the chosen ones, or else as many as a page can comfortably hold.
-
-    Raises:
-        ValueError: if a page cannot hold them.
-    """
+    """The layers and heads to show: the chosen ones, or else as many as a page can comfortably hold."""
     from gistkit.viz.page import MOST_CELLS
 
     if tokens > LARGEST:
@@ -139,11 +134,7 @@ class _Shown(NamedTuple):
 def _record(
     model: PreTrainedModel, tokenizer: Any, compressor: Any, ids: list[int], heads: list[Any], fitting: Any
 ) -> _Shown:
-    """The pass over a text; `fitting` says which layers and heads of so many tokens are shown, of the chosen `heads`.
-
-    Raises:
-        ValueError: if the text is read in several passes.
-    """
+    """A pass over a text; `fitting` says which layers, and which of the chosen `heads`, are shown of so many tokens."""
     import torch
 
     from gistkit.compress.methods.in_place import InPlace

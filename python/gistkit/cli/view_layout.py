@@ -60,14 +60,12 @@ def dodo(context: int, ratio: int, tau: int, *, segment: int = 1, bos: bool = Fa
 
 
 def builder(name: str) -> Callable[..., Layout]:
-    """The function of a command."""
     from gistkit.layouts import BUILDERS
 
     return dodo if name == "dodo" else BUILDERS[name]
 
 
 def example(name: str) -> str:
-    """Options for a command."""
     from gistkit.layouts.builders import EXAMPLES
 
     shown = dict(reversed(EXAMPLES.values()))

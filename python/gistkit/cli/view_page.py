@@ -18,7 +18,6 @@ fits_page = whole(high=LARGEST)
 
 
 def add_out(parser: argparse.ArgumentParser) -> None:
-    """-o."""
     parser.add_argument(
         "-o", "--out", type=path, default=Path("view.html"), help="HTML file to write (default: %(default)s)"
     )

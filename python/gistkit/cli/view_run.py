@@ -17,7 +17,6 @@ example: gistkit view run runs/first
 
 
 def add(kinds: Any) -> None:
-    """Adds the command."""
     parser = add_command(kinds, "run", run, PURPOSE, EXAMPLES)
     parser.add_argument("run_folder", type=path, metavar="RUN", help="output folder of gistkit train")
     parser.add_argument(
@@ -42,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     from gistkit.viz.run import draw_training_run
 
     records = read_metrics(metrics)
-    steps = [record for record in records if "held_out" not in record]
+    steps = [record for record in records if "loss" in record]
     if not steps:
         raise ValueError(f"RUN: {metrics} has no steps yet")
     last = steps[-1]

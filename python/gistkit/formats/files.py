@@ -51,13 +51,7 @@ def is_compressed(path: Path) -> bool:
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file, decompressed.
-
-    Raises:
-        OSError: if there is no such file, or it cannot be read.
-        ImportError: if it is zstd and the package pyarrow is missing.
-        ValueError: if compressed data is damaged or ends early, here or while it is read.
-    """
+    """The bytes of a file, decompressed; a ValueError names one that is damaged, here or while it is read."""
     with path.open("rb") as raw:
         start = raw.read(4)
         raw.seek(0)
@@ -200,7 +194,6 @@ class _Document:
         self.at += 1
 
     def value(self) -> Any:
-        """The next value."""
         self.mark()
         while True:
             try:
@@ -254,13 +247,6 @@ def rows(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict[str, str]
     """(where it stands, {column: cell}) of each row of a CSV file with a header; a row may have several lines.
 
     "\\r" also ends a line, as in old files of spreadsheets.
-
-    Args:
-        path: the file.
-        delimiter: between the cells of a line.
-
-    Raises:
-        ValueError: naming the line of a row that has not as many cells as the header.
     """
     csv.field_size_limit(min(MOST, 2**31 - 1))
     parts = (part for _, line in lines(path) for part in re.split(r"(?<=\r)(?!\n)", line) if part)

@@ -17,11 +17,7 @@ def name_of(path: str | Path) -> str | None:
 
 
 def load(name: str, **options: Any) -> Any:
-    """What `datasets.load_dataset` returns for "owner/name" or "owner/name:configuration".
-
-    Raises:
-        ImportError: if `datasets` is not installed.
-    """
+    """What `datasets.load_dataset` returns for "owner/name" or "owner/name:configuration"."""
     try:
         from datasets import load_dataset
     except ModuleNotFoundError as error:

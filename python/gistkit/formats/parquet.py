@@ -15,20 +15,13 @@ ROWS = 32
 
 
 def rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where it stands, {column: value}) of each row; structs are dicts, and lists lists.
-
-    Raises:
-        OSError: if there is no such file, or it cannot be read.
-        ImportError: if pyarrow is missing.
-        ValueError: if the file is not whole Parquet, here or while it is read.
-    """
+    """(where it stands, {column: value}) of each row; structs are dicts, and lists lists."""
     with _opened(path) as file:
         for number, row in enumerate(row for batch in file.iter_batches(ROWS) for row in batch.to_pylist()):
             yield f"{path}, row {number}", row
 
 
 def count(path: Path) -> int:
-    """The number of rows; errors as in `rows`."""
     with _opened(path) as file:
         return int(file.metadata.num_rows)
 

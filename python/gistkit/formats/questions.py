@@ -62,14 +62,12 @@ class Fields(NamedTuple):
         return tuple(value)
 
     def inside(self, field: str) -> Fields:
-        """An object inside this one."""
         value = self.values.get(field)
         if not isinstance(value, Mapping):
             raise self.error(field, "an object")
         return Fields(f"{self.where}, {field!r}", value)
 
     def each(self, field: str) -> Iterator[Fields]:
-        """The objects of a list."""
         value = self.values.get(field)
         if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
             raise self.error(field, "a list of objects")
@@ -78,13 +76,7 @@ class Fields(NamedTuple):
 
 
 def file_questions(path: Path) -> Iterator[Asked]:
-    """The questions of a file, one at a time.
-
-    Raises:
-        OSError: if there is no such file.
-        ImportError: if a package is missing that reads it.
-        ValueError: naming the file, the line or the place in the document, and the field of what is not as expected.
-    """
+    """The questions of a file, one at a time; errors as in `gistkit.formats.read_questions`."""
     if path.suffix == parquet.SUFFIX:
         yield from of_records(parquet.rows(path))
         return

@@ -164,14 +164,7 @@ def names(*choices: str, empty: bool = False) -> Callable[[str], list[str]]:
 
 
 def add_questions(group: Any, purpose: str, split: str, more: str = "") -> None:
-    """Adds --questions and --split.
-
-    Args:
-        group: a parser or a group of its arguments.
-        purpose: what the questions are for, in the help.
-        split: default of --split.
-        more: what else --split applies to, in the help.
-    """
+    """Adds --questions and --split, whose default is `split`; `purpose` and `more` stand in their help."""
     group.add_argument(
         "--questions", type=existing, metavar="FILE", nargs="+",
         help=f"files or folders of questions, {purpose}. JSON lines of context, question and answers, or MRQA, SQuAD, "
@@ -199,10 +192,7 @@ def several(kind: Callable[[str], Value]) -> Callable[[str], list[Value]]:
 def add_declared(group: Any, kind: Any, defaults: bool) -> None:
     """An option for each field that a dataclass has declared; one that is not given is None.
 
-    Args:
-        group: of the command.
-        kind: the class.
-        defaults: whether its defaults are the command's.
+    `defaults`: whether its defaults are the command's.
     """
     for each in (each for each in fields(kind) if each.metadata):
         rules: Any = each.metadata
@@ -230,11 +220,7 @@ def add_device(parser: Any) -> None:
 
 
 def device(text: str | None) -> str:
-    """The name of a device for which the ops have kernels; None: "cuda" if available, else "cpu".
-
-    Raises:
-        ValueError: if the named device cannot be used, with the reason.
-    """
+    """The name of a device for which the ops have kernels; None: "cuda" if available, else "cpu"."""
     import torch
 
     # Loads the libraries whose kernels are looked up.

@@ -72,7 +72,6 @@ SEED = 0
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Adds --model, --dtype and --device."""
     add_model_name(parser, "smollm2")
     add_dtype(parser)
     add_device(parser)
@@ -91,12 +90,10 @@ def add_model_name(parser: argparse.ArgumentParser, default: str | None = None) 
 
 
 def add_dtype(parser: argparse.ArgumentParser) -> None:
-    """Adds --dtype."""
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of the model (default: float32 on a CPU, else bfloat16)")
 
 
 def add_memory_dtype(parser: argparse.ArgumentParser) -> None:
-    """Adds --memory-dtype."""
     parser.add_argument(
         "--memory-dtype", choices=DTYPES, help="dtype of memory files (default: the model's, or bfloat16 for a float32 "
         "model, which halves the files)",
@@ -123,10 +120,6 @@ def load_model(
         device: where the model goes.
         images: whether it is a vision-language model; its processor then replaces the tokenizer.
         needs: packages that the command imports later; a missing one is reported before the model is loaded.
-
-    Raises:
-        ValueError, FileNotFoundError: if there is no such model.
-        ImportError: if the package that provides it, or one of `needs`, is missing.
     """
     import torch
 
@@ -161,15 +154,7 @@ def _from_transformers(name: str, dtype: torch.dtype, images: bool) -> tuple[Pre
 
 
 def load_empty(name: str, dtype: str, images: bool = False) -> PreTrainedModel:
-    """A model without weights, on device "meta"; only the configuration is read.
-
-    Args:
-        name, dtype: as in `load_model`.
-        images: whether it is a vision-language model.
-
-    Raises:
-        ValueError: if there is no such model.
-    """
+    """A model without weights, on device "meta", by `load_model`'s arguments; only the configuration is read."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -210,7 +195,6 @@ def add_compressor(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trained(parser: Any, default: str) -> None:
-    """Adds --compressor and --encoder."""
     parser.add_argument(
         "--compressor", type=trained_folder, metavar="FOLDER",
         help=f"folder of a trained compressor, or name of one that comes with gistkit (default: {default})",
@@ -223,7 +207,6 @@ def add_trained(parser: Any, default: str) -> None:
 
 
 def add_option(parser: Any) -> None:
-    """--option, any other argument of a method."""
     parser.add_argument(
         "--option", type=option, action="append", default=[], metavar="NAME=VALUE",
         help="any other argument of the method, such as windows=1 or offset=true for gistpool; repeatable",
@@ -254,11 +237,7 @@ def with_options(settings: dict[str, Any], options: Sequence[tuple[str, Any]]) -
 
 
 def load_compressor(folder: Path, model: PreTrainedModel, encoder: str | None = None) -> Compressor:
-    """Loads the trained compressor in `folder`, or of that name, around `model`, in eval mode.
-
-    Args:
-        encoder: the name of its second model, where it is not the one that the folder names.
-    """
+    """The trained compressor in `folder`, or of that name, in eval mode; `encoder` as of --encoder."""
     from gistkit.compress import Compressor
 
     with model_errors():
@@ -349,15 +328,10 @@ class OtherWeightsError(ValueError):
 def new_compressor(
     model: PreTrainedModel, method: str = "select", maker: str | None = None, **settings: Any
 ) -> Compressor:
-    """A new compressor in eval mode, the same for the same model and settings.
+    """A new compressor in eval mode, the same for the same model and settings; warns if its memory is noise.
 
-    Warns on standard error if the method's memory is noise before training.
-
-    Args:
-        maker: the fingerprint of a memory's compressor, which it must have; None: any.
-
-    Raises:
-        OtherWeightsError: if it has another fingerprint; the model is then as it was.
+    If `maker`, the fingerprint of a memory's compressor, is not its own, it raises an OtherWeightsError, and the model
+    is as it was.
     """
     import torch
 

@@ -17,9 +17,6 @@ def check_file(name: str, path: Path, inputs: Iterable[str | Path | None] = ()) 
         name: the option's name, for errors.
         path: a regular file, or a file that does not exist yet; its folders need not exist either.
         inputs: what the command reads, None for what was not given.
-
-    Raises:
-        ValueError: for "-", a folder, a device, an input, or a place without write permission.
     """
     if str(path) == STDIN:
         raise ValueError(f"{name}: expected a file, got {path}; this command does not write to standard output")

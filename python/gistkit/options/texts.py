@@ -33,7 +33,7 @@ class Source:
 
     def read(self) -> str:
         """The text; a ValueError if it is empty or not UTF-8."""
-        return _read_stdin() if self.path is None else read_text(self.path)
+        return read_content(STDIN if self.path is None else str(self.path))
 
 
 def is_picture(path: Path) -> bool:
@@ -49,10 +49,6 @@ def find_sources(inputs: list[str], pattern: str, out: Path | None) -> list[Sour
         pattern: which files of a folder, such as "**/*.txt".
         out: for one input file, the memory file or its folder; otherwise the folder of all memories. Files of an input
             folder keep their relative paths there. None: X.txt goes to X.gist beside it.
-
-    Raises:
-        FileNotFoundError: if an input is not there, or a folder has no such files.
-        ValueError: for two memories with the same name.
     """
     for name in inputs:
         if not name.strip() or "\0" in name:
@@ -78,15 +74,14 @@ def find_sources(inputs: list[str], pattern: str, out: Path | None) -> list[Sour
 
 
 def folder_texts(folder: Path, patterns: Sequence[str]) -> dict[str, Path]:
-    """The files of a folder by their relative path, sorted; hidden folders are skipped.
-
-    Raises:
-        FileNotFoundError: if no file matches.
-        ValueError: if a pattern is invalid.
-    """
+    """The files of a folder by their relative path, sorted; hidden folders are skipped."""
     found: dict[str, Path] = {}
     for pattern in patterns:
-        for path in _matching(folder, pattern):
+        try:
+            paths = [path for path in folder.glob(pattern) if path.is_file()]
+        except (ValueError, NotImplementedError) as error:
+            raise ValueError(f"--glob: expected a pattern such as '**/*.txt', got {pattern!r} ({error})") from error
+        for path in paths:
             name = path.relative_to(folder)
             if not any(part.startswith(".") for part in name.parts):
                 found[name.as_posix()] = path
@@ -106,7 +101,7 @@ def read_text(path: Path) -> str:
 
 def read_content(name: str) -> str:
     """`read_text`, or for "-" that of standard input."""
-    return _read_stdin() if name == STDIN else read_text(Path(name))
+    return _decode("standard input", sys.stdin.buffer.read()) if name == STDIN else read_text(Path(name))
 
 
 def read_contents(inputs: list[str], pattern: str) -> list[str]:
@@ -119,17 +114,6 @@ def _files(root: Path, pattern: str) -> list[Path]:
     if not root.exists():
         raise FileNotFoundError(f"{root}: no such file or folder")
     return list(folder_texts(root, (pattern,)).values()) if root.is_dir() else [root]
-
-
-def _matching(folder: Path, pattern: str) -> list[Path]:
-    try:
-        return sorted(path for path in folder.glob(pattern) if path.is_file())
-    except (ValueError, NotImplementedError) as error:
-        raise ValueError(f"--glob: expected a pattern such as '**/*.txt', got {pattern!r} ({error})") from error
-
-
-def _read_stdin() -> str:
-    return _decode("standard input", sys.stdin.buffer.read())
 
 
 def decode(name: str, content: bytes) -> str:

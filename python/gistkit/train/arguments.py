@@ -50,11 +50,7 @@ class RunOptions:
 
 
 def arguments_of(recipe: Recipe, out: str | Path, run: RunOptions, *, evaluates: bool) -> TrainingArguments:
-    """The arguments of a run; `evaluates`: whether it has rows to hold out.
-
-    Raises:
-        ValueError: if the rows cannot be divided.
-    """
+    """The arguments of a run; `evaluates`: whether it has rows to hold out."""
     import torch
     from transformers import TrainingArguments
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from gistkit.common.checks import IGNORE
+from gistkit.common.checks import IGNORE, check_int
 from gistkit.train.data import Corpus
 from gistkit.train.recipe import context_length
 
@@ -76,10 +76,7 @@ class Batches(Dataset[Any]):
 class Epochs(Batches):
     """Rows of which every epoch goes once through all, in an order that its seed and number determine.
 
-    Args:
-        size: rows B of a batch.
-        seed: at least 0.
-        train, held_out: numbers of the rows to train on, and of those that are held out; `row` makes them.
+    `train` and `held_out` are the numbers of rows, which `row` makes.
     """
 
     def __init__(self, size: int, seed: int, train: Numbers, held_out: Numbers = ()) -> None:
@@ -170,20 +167,16 @@ class Packed(Epochs):
 
     As language models are trained (SeqPE, section 4.1, on WikiText-103): documents are packed one after another, and a
     row may begin within one. The order is a shuffle by seed and epoch; the ids that no whole row is left for are not
-    trained on. Arguments as in `Pretraining`, with one length for all rows.
+    trained on.
 
     Args:
-        corpus: the text of the rows.
-        size: rows B of a batch.
+        corpus, size, seed, context_share: as in `Pretraining`.
         length: of a row, context and continuation together, at least 2.
-        seed: at least 0.
-        context_share: as in `Pretraining`.
     """
 
     def __init__(self, corpus: Corpus, size: int, length: int, seed: int = 0, *, context_share: float = 0.5) -> None:
         _check_share(context_share)
-        if length < 2:
-            raise ValueError(f"length: expected at least 2, got {length}")
+        check_int("length", length, 2)
         super().__init__(size, seed, range(corpus.train.numel() // length))
         corpus.check(length)
         self.corpus, self.length, self.context_share = corpus, length, context_share
@@ -222,11 +215,7 @@ def _parts(passage: Tensor, share: float) -> Row:
 def collate(rows: Sequence[Row]) -> Batch:
     """Rows of tokens as one batch: contexts padded with 0, under a mask where there is padding, all others with -100.
 
-    Args:
-        rows: token ids by argument, the same arguments in all; a row may have padding of its own, and its mask.
-
-    Raises:
-        ValueError: if their arguments differ, or are not of tokens, or a mask is not as long as its context.
+    All rows have the same arguments; one may have padding of its own, and its mask.
     """
     names = rows[0].keys()
     if odd := next((row.keys() for row in rows if row.keys() != names), None):
@@ -249,10 +238,8 @@ def collate(rows: Sequence[Row]) -> Batch:
 
 def check_size(size: int, seed: int) -> None:
     """Refuses empty batches, and seeds that NumPy refuses."""
-    if size < 1:
-        raise ValueError(f"size: expected at least 1 row a batch, got {size}")
-    if seed < 0:
-        raise ValueError(f"seed: expected a number of at least 0, got {seed}")
+    check_int("size", size)
+    check_int("seed", seed, 0)
 
 
 def for_losses(batch: Batch, losses: Collection[str]) -> Batch:
@@ -263,11 +250,7 @@ def for_losses(batch: Batch, losses: Collection[str]) -> Batch:
 
 
 def texts(batch: Batch) -> Batch:
-    """Contexts and continuations as one text a row, padded at its end, for a language model.
-
-    Raises:
-        ValueError: if the batch has other arguments.
-    """
+    """Contexts and continuations as one text a row, padded at its end, for a language model."""
     if unknown := sorted(batch.keys() - {CONTEXT, MASK, "continuation_ids"}):
         raise ValueError(
             f"batches: expected only {CONTEXT} and continuation_ids for a language model, got {', '.join(unknown)}"
@@ -309,11 +292,8 @@ def targets(
 
 def num_tokens(batch: Batch) -> int:
     """Tokens of a batch, without padding."""
-    return _context_tokens(batch) + sum(_other_tokens(batch).values())
-
-
-def _context_tokens(batch: Batch) -> int:
-    return int(batch[MASK].sum()) if MASK in batch else batch[CONTEXT].numel()
+    contexts = int(batch[MASK].sum()) if MASK in batch else batch[CONTEXT].numel()
+    return contexts + sum(_other_tokens(batch).values())
 
 
 def _other_tokens(batch: Batch) -> dict[str, int]:

@@ -30,7 +30,6 @@ class Damaged(ValueError):
 
 
 def path_of(out: Path, step: int) -> Path:
-    """The checkpoint after `step` updates."""
     return out / f"checkpoint-{step}"
 
 
@@ -57,9 +56,7 @@ def remove_partial(out: Path) -> None:
 def writing(out: Path, step: int, *, write: bool, wait: Callable[[], None]) -> Iterator[Path]:
     """A folder to write, which becomes the checkpoint of `step` in one move when all of it is on the disk.
 
-    Args:
-        write: False in all processes but one, which moves it.
-        wait: for all processes.
+    `write` is False in all processes but one, which moves it, and `wait` waits for all.
     """
     partial = path_of(out / PARTIAL, step)
     if write:
@@ -111,11 +108,7 @@ def _digest(file: Path) -> str:
 
 
 def checked(path: Path) -> Path:
-    """A checkpoint that is as it was written.
-
-    Raises:
-        Damaged: if it is not.
-    """
+    """A checkpoint that is as it was written, or else `Damaged`."""
     try:
         digests = json.loads((path / DIGESTS).read_text())
         changed = [name for name, digest in digests.items() if _digest(path / name) != digest]
@@ -129,11 +122,7 @@ def checked(path: Path) -> Path:
 def last_whole(out: Path, *, remove: bool) -> Path:
     """The last checkpoint of a run that is not damaged; those after it are named in a warning, and removed.
 
-    Args:
-        remove: False in all processes but one.
-
-    Raises:
-        Damaged: if there is none.
+    `remove` is False in all processes but one.
     """
     damages: list[Damaged] = []
     states = find(out)
@@ -174,16 +163,15 @@ def restore(path: str | Path, parameters: NamedParameters, identity: Mapping[str
     values: dict[str, Any] = json.loads(header["training"])
     if identity is not None:
         _check_identity(Path(path), values["identity"], json.loads(json.dumps(identity)))
-    parameters = _numbered(parameters)
+    parameters, named = _numbered(parameters), {_first(name): tensor for name, tensor in tensors.items()}
     expected = {name: tuple(parameter.shape) for name, parameter in parameters}
-    shapes = {_first(name): tuple(tensor.shape) for name, tensor in tensors.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
     if shapes != expected:
         name = min(key for key in shapes.keys() | expected.keys() if shapes.get(key) != expected.get(key))
         raise ValueError(
             f"{path}: expected {name} with shape {expected.get(name)}, got {shapes.get(name)}; "
             "the checkpoint is of another compressor"
         )
-    named = {_first(name): tensor for name, tensor in tensors.items()}
     with torch.no_grad():
         for name, parameter in parameters:
             parameter.copy_(_like(named[name], parameter))

@@ -20,7 +20,7 @@ from gistkit.train.data import CACHE, Corpus, load_corpus
 from gistkit.train.documents import Table, name_of
 from gistkit.train.images import ImageQuestions
 from gistkit.train.mixture import Mixture
-from gistkit.train.prepare import prepare
+from gistkit.train.prepare import prepare, refuse
 from gistkit.train.questions import QuestionAnswering
 from gistkit.train.recipe import Recipe
 from gistkit.train.stages import Stage, growing
@@ -110,16 +110,15 @@ def run(
     """
     sources, held_out_sources = _several("questions", questions), _several("validation", validation)
     asked = ", ".join(map(name_of, sources)) or None
-    if packed and longer_than:
-        raise ValueError(f"longer_than: not allowed with packed rows, got {longer_than}")
-    held_out = ", ".join(map(name_of, held_out_sources))
-    table = None if dataset is None else name_of(dataset)
-    of_text = {"text": text, "dataset": table, "packed": packed, "longer_than": longer_than, "limit": limit}
-    of_questions = {"validation": held_out, "weights": weights, "split": "" if split == "train" else split}
+    if packed:
+        refuse("with packed rows", longer_than=longer_than or None)
     if asked is not None:
-        _refuse("with questions", of_text)
+        table = None if dataset is None else name_of(dataset)
+        refuse("with questions", text=text, dataset=table, packed=packed, longer_than=longer_than, limit=limit)
     if asked is None or images is not None:
-        _refuse("without questions about texts", of_questions)
+        held_out = ", ".join(map(name_of, held_out_sources)) or None
+        chosen = None if split == "train" else split
+        refuse("without questions about texts", validation=held_out, weights=weights, split=chosen)
     made = prepare(
         model, tokenizer, preset=preset, method=method, layout=layout, recipe=recipe, compressor=compressor,
         start=start, baseline=baseline, tau=tau, segment=segment, questions=asked, images=images is not None,
@@ -153,13 +152,6 @@ def run(
     stages = _stages(new_compressor, schedule.steps, random_steps, ratios, scorer_rests)
     trainer = Trainer(trained, batches, schedule, out, progress=progress, stages=stages, **options)
     return trainer.train(resume=resume)
-
-
-def _refuse(where: str, options: Mapping[str, Any]) -> None:
-    """Refuses options that would do nothing."""
-    for name, value in options.items():
-        if value:
-            raise ValueError(f"{name}: not allowed {where}, got {value!s:.60}")
 
 
 def _several(name: str, sources: Questions | Sequence[Questions] | None) -> tuple[Questions, ...]:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from gistkit.common.checks import check_int
 from gistkit.train.document_files import file_documents
 from gistkit.train.documents import HELD, HELD_OUT, TEST, TRAIN, Documents, Table, dataset_documents, name_of, topics
 from gistkit.train.stored import kept, tokenizer_key
@@ -149,17 +150,18 @@ def load_corpus(
     """
     if text is not None and dataset is not None:
         raise ValueError(f"dataset: not allowed with a text, got {name_of(dataset)!r} and {str(text)!r}")
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit: expected at least 1, got {limit}")
+    if limit is not None:
+        check_int("limit", limit)
     # The topics alternate between their parts.
     held_out_only = held_out_only and not (text is None and dataset is None)
     reading = _Reading(tokenizer, limit, held_out_only, windows, progress)
+    enough = None if limit is None else reading.enough
     if dataset is not None:
-        documents = dataset_documents(dataset, reading.enough, streaming=limit is not None, split=split)
+        documents = dataset_documents(dataset, enough, split)
     elif text is None:
         documents = topics(split)
     else:
-        documents = file_documents(Path(text), reading.enough, streaming=limit is not None, split=split)
+        documents = file_documents(Path(text), enough, split)
     sizes = [size for size in (documents.size, limit and 4 * limit) if size is not None]
     folder = None if cache is None or (sizes and min(sizes) < LARGE) else Path(cache)
     values: object = None
@@ -191,10 +193,8 @@ class _Reading:
 
     def enough(self, part: str) -> bool:
         """Whether a part has as many ids as are wanted of it, at the end of a document."""
-        if self.limit is None:
-            return False
         self.streams[part].flush()
-        return self.streams[part].count >= self.limit * HELD_OUT / (1 - HELD_OUT)
+        return self.streams[part].count >= cast(int, self.limit) * HELD_OUT / (1 - HELD_OUT)
 
     @property
     def _full(self) -> bool:

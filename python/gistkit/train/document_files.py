@@ -37,7 +37,7 @@ ROWS = (*JSON_LINES, *WIKITEXT, parquet.SUFFIX, JSON)
 _ABOUT = re.compile(r"(readme|licen[cs]e|changelog)\b", re.IGNORECASE)
 
 
-def file_documents(path: Path, enough: Enough, *, streaming: bool = False, split: str | None = None) -> Documents:
+def file_documents(path: Path, enough: Enough = None, split: str | None = None) -> Documents:
     """A file or a folder of texts, of JSON lines or Parquet with a field "text", or of WikiText's files.
 
     Held out are the official splits that names show (`train/`, `val.jsonl.zst`, `wiki.test.raw`). Without these a text
@@ -45,11 +45,7 @@ def file_documents(path: Path, enough: Enough, *, streaming: bool = False, split
 
     Args:
         path: the file or folder.
-        enough, streaming, split: as in `row_documents`; a file that is named after `split` is held out whole.
-
-    Raises:
-        FileNotFoundError: if there is no such file, or none of these in the folder.
-        ValueError: if the folder holds both texts and rows, or `split` is not there.
+        enough, split: as in `row_documents`; a file that is named after `split` is held out whole.
     """
     if not path.exists():
         raise FileNotFoundError(f"text: expected a file or a folder, got {path}, which does not exist")
@@ -61,7 +57,7 @@ def file_documents(path: Path, enough: Enough, *, streaming: bool = False, split
     splits = _splits(path, chosen, split)
     if files.suffix_of(chosen[0]) in ROWS:
         rows = {name: file_rows(each) for name, each in splits.items()}
-        documents = row_documents(path.name, rows, enough, streaming=streaming, split=split)
+        documents = row_documents(path.name, rows, enough, split)
     elif not (official := official_splits(path.name, splits, split)) and len(chosen) == 1:
         content = _mapped(chosen[0])
         documents, size = cut(str(chosen[0]), content), len(content)

@@ -63,8 +63,8 @@ class Documents(NamedTuple):
     key: str | None = None
 
 
-# Whether a part has as many tokens as are wanted of it.
-Enough = Callable[[str], bool]
+# Whether a part has as many tokens as are wanted of it; None: all are wanted.
+Enough = Callable[[str], bool] | None
 # Such as a split of `datasets`: rows that can be read more than once.
 Table = Iterable[Mapping[str, Any]]
 
@@ -81,23 +81,18 @@ def topics(split: str | None = None) -> Documents:
 
 
 def dataset_documents(
-    dataset: str | Table | Mapping[str, Table], enough: Enough, *, streaming: bool, split: str | None = None
+    dataset: str | Table | Mapping[str, Table], enough: Enough, split: str | None = None
 ) -> Documents:
-    """The documents of a Hugging Face dataset, by its name or as an object; see `load_corpus` for its splits.
-
-    Raises:
-        ImportError: if it is a name, and `datasets` is not installed.
-        ValueError: if there is no split "train", no column "text", or rows can be read only once.
-    """
+    """The documents of a Hugging Face dataset, by its name or as an object; see `load_corpus` for its splits."""
     name = name_of(dataset)
     if isinstance(dataset, str):
-        splits = hub.load(dataset, streaming=streaming)
+        splits = hub.load(dataset, streaming=enough is not None)
     else:
         splits = dataset if isinstance(dataset, Mapping) else {TRAIN: dataset}
     if TRAIN not in splits:
         raise ValueError(f"dataset: expected a split 'train' in {name}, got {', '.join(splits)}")
     tables = {part: table_rows(name if part == TRAIN else f"{name}, {part}", rows) for part, rows in splits.items()}
-    return Documents(name, row_documents(name, tables, enough, streaming=streaming, split=split), None)
+    return Documents(name, row_documents(name, tables, enough, split), None)
 
 
 def name_of(source: object) -> str:
@@ -108,12 +103,7 @@ def name_of(source: object) -> str:
 class Rows:
     """The rows {"text"} of a text, as often as asked for.
 
-    Args:
-        read: gives (where it stands, row) of each.
-        count: gives their number; None: they are read once more.
-
-    Raises:
-        ValueError: when a row is read that has no text.
+    `read` gives (where it stands, row) of each, and `count` their number; None: they are read once more.
     """
 
     def __init__(self, read: Callable[[], Iterable[tuple[str, object]]], count: Callable[[], int] | None) -> None:
@@ -127,11 +117,7 @@ class Rows:
 
 
 def table_rows(name: str, rows: Any) -> Rows:
-    """The rows of a table, such as a `datasets.Dataset` or `IterableDataset`; `name` stands in messages.
-
-    Raises:
-        ValueError: if the table is known to have no column "text", or can be read only once.
-    """
+    """The rows of a table, such as a `datasets.Dataset` or `IterableDataset`; `name` stands in messages."""
     columns = getattr(rows, "column_names", None)
     if columns is not None and "text" not in columns:
         raise ValueError(f"dataset: expected a column 'text' in {name}, got {', '.join(columns)}")
@@ -142,11 +128,7 @@ def table_rows(name: str, rows: Any) -> Rows:
 
 
 def text_row(where: str, values: object) -> dict[str, str]:
-    """The row {"text"} of an object that has a text; `where` it stands.
-
-    Raises:
-        ValueError: if it has none.
-    """
+    """The row {"text"} of an object that has a text; `where` it stands."""
     text = values.get("text") if isinstance(values, Mapping) else None
     if not isinstance(text, str):
         got = repr(text) if isinstance(values, Mapping) else type(values).__name__
@@ -158,34 +140,27 @@ def text_row(where: str, values: object) -> dict[str, str]:
     return {"text": text}
 
 
-def row_documents(
-    name: str, splits: Mapping[str, Any], enough: Enough, *, streaming: bool, split: str | None = None
-) -> Iterator[Document]:
+def row_documents(name: str, splits: Mapping[str, Any], enough: Enough, split: str | None = None) -> Iterator[Document]:
     """The documents of rows {"text"}: held out are the splits "validation" and "test", or the first of the others.
 
     Args:
         name: of the text.
         splits: rows by "train", "validation" and "test"; only the first has to be there, or else `split`.
-        enough: see `Enough`.
-        streaming: whether the number of rows is not asked for, and `enough` says how many are held out.
+        enough: see `Enough`; with it the number of rows is not asked for, and it says how many are held out.
         split: the one that is held out, where rows have splits; None: both.
-
-    Raises:
-        ValueError: if `split` is not there.
     """
     if official := official_splits(name, splits, split):
-        sources = {TRAIN: name} | {each: f"{name}, {each}" for each in official}
-        parts = {part: _sourced(source, splits.get(part, ())) for part, source in sources.items()}
-        return split_documents(parts, official, enough)
-    return _hold_out_first(name, splits[TRAIN], enough, streaming=streaming)
+
+        def sourced(part: str) -> Iterator[tuple[str, bytes]]:
+            source = name if part == TRAIN else f"{name}, {part}"
+            return ((f"{source}[{row}]", article) for row, article in articles(splits.get(part, ())))
+
+        return split_documents({part: sourced(part) for part in (TRAIN, *official)}, official, enough)
+    return _hold_out_first(name, splits[TRAIN], enough)
 
 
 def official_splits(name: str, splits: Iterable[str], split: str | None) -> list[str]:
-    """Those of a text's splits that are held out, and only `split` where one is asked for.
-
-    Raises:
-        ValueError: if `split` is not among them.
-    """
+    """Those of a text's splits that are held out, and only `split` where one is asked for."""
     official = [each for each in ("validation", "test") if each in splits]
     if split is not None and split not in official:
         expected = f"{' or '.join(official)}, which {name} has" if official else f"none of {name}, which has no splits"
@@ -200,10 +175,6 @@ def cut(source: str, content: bytes | memoryview) -> Iterator[Document]:
     yield Document(TRAIN, source, content, 0, at)
 
 
-def _sourced(source: str, rows: Iterable[dict[str, str]]) -> Iterator[tuple[str, bytes]]:
-    return ((f"{source}[{row}]", article) for row, article in articles(rows))
-
-
 def split_documents(
     splits: Mapping[str, Iterable[tuple[str, bytes | memoryview]]], official: Sequence[str], enough: Enough
 ) -> Iterator[Document]:
@@ -211,13 +182,13 @@ def split_documents(
     for part, split in zip((HELD, TEST), official, strict=False):
         for source, content in splits[split]:
             yield Document(part, source, content)
-            if enough(part):
+            if enough is not None and enough(part):
                 break
     for source, content in splits.get(TRAIN, ()):
         yield Document(TRAIN, source, content)
 
 
-def _hold_out_first(name: str, rows: Any, enough: Enough, *, streaming: bool) -> Iterator[Document]:
+def _hold_out_first(name: str, rows: Any, enough: Enough) -> Iterator[Document]:
     """The first documents are held out. They are neighbours, because rows near each other may be of one work."""
     found = articles(rows)
     first, content = next(found, (0, b""))
@@ -225,11 +196,11 @@ def _hold_out_first(name: str, rows: Any, enough: Enough, *, streaming: bool) ->
     if following is None:
         yield from cut(f"{name}[{first}]", content)
         return
-    tenth = 0 if streaming else HELD_OUT * len(rows)
+    tenth = 0 if enough is not None else HELD_OUT * len(rows)
     while following is not None:
         yield Document(HELD, f"{name}[{first}]", content)
         first, content = following
-        if enough(HELD) if streaming else first >= tenth:
+        if first >= tenth if enough is None else enough(HELD):
             break
         following = next(found, None)
     for row, article in chain([(first, content)], found):

@@ -77,5 +77,4 @@ class Losses(nn.Module):
         self.activation_checkpointing_enable(gradient_checkpointing_kwargs, **options)
 
     def gradient_checkpointing_disable(self) -> None:
-        """Undoes it."""
         self.compressor.gradient_checkpointing_disable()

@@ -22,14 +22,7 @@ from gistkit.train.recipe import Recipe
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a run trains, and how.
-
-    Args:
-        preset: what it began with.
-        recipe: with the changes.
-        compressor: new, or the one to continue from.
-        tau, segment: of the language model that reads with it; None: there is none, or its default.
-    """
+    """What a run trains, and how; `tau` and `segment` are of the language model that reads with it, or None."""
 
     preset: Preset
     recipe: Recipe
@@ -54,28 +47,31 @@ def prepare(
     questions: str | None = None,
     images: bool = False,
 ) -> Prepared:
-    """The recipe and the compressor; the arguments are `run`'s, `questions` a name of all of them.
-
-    Raises:
-        ValueError: naming the argument, what was expected and what came.
-    """
-    if baseline is not None:
-        _check_baseline(baseline, method=method, layout=layout, start=start, **(compressor or {}))
+    """The recipe and the compressor; the arguments are `run`'s, `questions` a name of all of them."""
     found = find_preset(preset)
     schedule = changed(found.recipe, recipe or {})
     defaults, changes = dict(found.compressor), dict(compressor or {})
+    if baseline is not None:
+        if baseline not in BASELINES:
+            raise ValueError(f"baseline: expected one of {', '.join(BASELINES)}, got {baseline!r}")
+        others = {name: value for name, value in changes.items() if name not in ("losses", "end_token")}
+        where = "with baseline, which trains only task tokens"
+        refuse(where, tau=tau, method=method, layout=layout, start=start, **others)
     method = found.method if method is None else method
     losses = changes.get("losses", defaults.pop("losses", None))
     if tau is None and found.tau is not None and losses is None:
         tau, segment = found.tau, found.segment if segment is None else segment
     if tau is not None:
         losses = None
-        if baseline is not None:
-            raise ValueError(f"tau: not allowed with baseline, got {tau}")
-        _check_reading(tau, schedule.max_length, losses=changes.get("losses"), questions=questions)
-    elif segment is not None:
-        raise ValueError(f"segment: not allowed without tau, got {segment}")
+        where = "with tau, which trains on whole passages"
+        refuse(where, baseline=baseline, losses=changes.get("losses"), questions=questions)
+        if tau >= schedule.max_length:
+            raise ValueError(
+                f"tau: expected less than max_length, {schedule.max_length}, so that a passage has a compressed past, "
+                f"got {tau}"
+            )
     else:
+        refuse("without tau", segment=segment)
         weights = check_losses(losses)
         _check_questions(weights, losses, questions)
         defaults["losses"] = losses
@@ -134,24 +130,11 @@ def _check_questions(weights: Mapping[str, float], losses: Any, questions: str |
         )
 
 
-def _check_baseline(baseline: str, **arguments: Any) -> None:
-    """Refuses what a baseline does not have, which has no settings but its losses and the end of a reconstruction."""
-    if baseline not in BASELINES:
-        raise ValueError(f"baseline: expected one of {', '.join(BASELINES)}, got {baseline!r}")
-    for name, value in arguments.items():
-        if value is not None and name not in ("losses", "end_token"):
-            raise ValueError(f"{name}: not allowed with baseline, which trains only task tokens, got {value}")
-
-
-def _check_reading(tau: int, longest: int, **arguments: Any) -> None:
-    """Refuses arguments that a language model's training does not take, and passages without a compressed past."""
-    for name, value in arguments.items():
-        if value is not None:
-            raise ValueError(f"{name}: not allowed with tau, which trains on whole passages, got {value}")
-    if tau >= longest:
-        raise ValueError(
-            f"tau: expected less than max_length, {longest}, so that a passage has a compressed past, got {tau}"
-        )
+def refuse(where: str, **options: Any) -> None:
+    """Refuses options that would do nothing."""
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise ValueError(f"{name}: not allowed {where}, got {value!s:.60}")
 
 
 def _load_start(folder: Path, model: PreTrainedModel, losses: Any, encoder: Any) -> Compressor:

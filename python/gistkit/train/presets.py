@@ -71,11 +71,7 @@ STUDIES = (
 
 
 def find_preset(name: str) -> Preset:
-    """The preset of that name.
-
-    Raises:
-        ValueError: if there is none; for SeqPE, whose experiments are studies, with their commands.
-    """
+    """The preset of that name; SeqPE's experiments are studies, and the error names their commands."""
     if name.startswith("seqpe"):
         raise ValueError(f"preset: expected one that trains a compressor, got {name}; SeqPE's are {STUDIES}")
     if name not in PRESETS:

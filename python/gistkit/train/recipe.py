@@ -73,11 +73,7 @@ class Recipe:
             raise ValueError(f"decay: expected schedule linear or cosine with it, got constant and decay {self.decay}")
 
     def for_rows(self, rows: int | None) -> Recipe:
-        """The recipe with steps instead of epochs: as many as read `rows` rows so many times, the last one in full.
-
-        Raises:
-            ValueError: if there are epochs, and `rows` is None.
-        """
+        """The recipe with steps instead of epochs: as many as read `rows` rows so many times, the last one in full."""
         if self.epochs is None:
             return self
         if rows is None:
@@ -129,12 +125,7 @@ def adamw(
     betas: tuple[float, float] = (0.9, 0.95),
     eps: float = 1e-8,
 ) -> torch.optim.AdamW:
-    """AdamW with weight decay on parameters with two or more axes only.
-
-    Args:
-        parameters, learning_rate: as in `split_groups`.
-        weight_decay, betas, eps: of AdamW.
-    """
+    """AdamW with weight decay on parameters with two or more axes only; see `split_groups`."""
     from torch.optim import AdamW
 
     return AdamW(split_groups(parameters, learning_rate, weight_decay), lr=learning_rate, betas=betas, eps=eps)
@@ -151,11 +142,10 @@ def split_groups(
         weight_decay: of the optimizer.
     """
     items: list[Any] = list(parameters)
-    input_groups: list[Any] = (
-        items if items and isinstance(items[0], Mapping) else [{"params": items, "lr": learning_rate}]
-    )
+    if not items or not isinstance(items[0], Mapping):
+        items = [{"params": items, "lr": learning_rate}]
     groups = []
-    for group in input_groups:
+    for group in items:
         common = {"lr": group["lr"], "factor": group["lr"] / learning_rate}
         for axes, decay in ((range(2, 99), weight_decay), (range(2), 0.0)):
             members = [parameter for parameter in group["params"] if parameter.dim() in axes]

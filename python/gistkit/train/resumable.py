@@ -70,18 +70,14 @@ class Flow(TrainerCallback):
 class ResumableTrainer(transformers.Trainer):
     """transformers' Trainer, with whole checkpoints of the trained tensors; under a launcher, on all its processes.
 
-    - A checkpoint is a folder that is whole or not there; a damaged last one gives way to the one before.
-    - SIGINT (Ctrl-C) and SIGTERM, in any process, end a run after its step, with a checkpoint; a second one at once.
-      The evaluation that the run then had left is made when it goes on.
+    `gistkit.train.CompressorTrainer` says what checkpoints and signals do. The evaluation that an interrupted run had
+    left is made when it goes on.
 
     Args:
         model: the module that is wrapped, whose output is the loss or what `compute_loss` makes one of.
-        args: transformers' own.
-        identity: JSON values that determine the run; a checkpoint of another run is refused.
+        args, identity, save_minutes, callbacks, options: as of `CompressorTrainer`.
         flow: the `Flow` of this trainer.
-        save_minutes: minutes after which a step has a checkpoint if none before it has; None: only by steps.
         notice: a line for standard error when a signal comes.
-        callbacks, options: as of transformers' Trainer.
     """
 
     def __init__(
@@ -120,15 +116,7 @@ class ResumableTrainer(transformers.Trainer):
         return Path(str(self.args.output_dir))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
-        """Trains as transformers' does.
-
-        Args:
-            resume_from_checkpoint: a folder, or True for the last whole checkpoint of the run.
-
-        Raises:
-            Interrupted: (a KeyboardInterrupt) after SIGINT or SIGTERM, when a checkpoint is saved.
-            ValueError: if the checkpoint is another run's, or none is whole.
-        """
+        """As `CompressorTrainer.train`, but for losses that are not finite."""
         main = self.accelerator.is_main_process
         if main:
             checkpoints.remove_partial(self.out)

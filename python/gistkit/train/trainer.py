@@ -210,19 +210,16 @@ class CompressorTrainer(ResumableTrainer):
             given = self.optimizer_cls_and_kwargs
             kind, options = given or self.get_optimizer_cls_and_kwargs(self.args, cast(Any, self.losses))
             rate = options.get("lr", self.args.learning_rate)
-            groups = split_groups(self._groups(rate), rate, self.args.weight_decay)
-            self.optimizer = kind(groups, **options)
+            groups = self.compressor.parameter_groups(rate, self.memory_factor)
+            self.optimizer = kind(split_groups(groups, rate, self.args.weight_decay), **options)
         return self.optimizer
-
-    def _groups(self, learning_rate: float) -> list[dict[str, Any]]:
-        return self.compressor.parameter_groups(learning_rate, self.memory_factor)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
         """The batches of a step's passes in this process, and the tokens of each loss in all of the step."""
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if not batches:
             return batches, None
-        counts = torch.stack([self._counts(batch) for batch in batches]).sum(0)
+        counts = torch.stack([self.losses.counts(batch) for batch in batches]).sum(0)
         tokens = torch.tensor([sum(map(num_tokens, batches))], dtype=counts.dtype)
         counts = self.accelerator.reduce(torch.cat([counts, tokens]).to(device), "sum")
         self._tokens += float(counts[-1])
@@ -242,7 +239,7 @@ class CompressorTrainer(ResumableTrainer):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The weighted mean of a compressor's losses, each weighted by the share of its tokens that is in this pass."""
-        counts = self._counts(inputs)
+        counts = self.losses.counts(inputs)
         outputs = model(**inputs)
         losses = torch.stack([outputs[name].float() for name in self.losses.names])
         if num_items_in_batch is not None:
@@ -252,9 +249,6 @@ class CompressorTrainer(ResumableTrainer):
             losses = losses * self.accelerator.num_processes
         loss = self.losses.mean(losses)
         return (loss, outputs) if return_outputs else loss
-
-    def _counts(self, batch: Mapping[str, Tensor]) -> Tensor:
-        return self.losses.counts(batch)
 
     def _calibrate(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
         """Sets a language model's threshold on these batches, the same in every process."""
@@ -345,7 +339,7 @@ class CompressorTrainer(ResumableTrainer):
         for first in range(0, len(batches), world):
             # Sharded weights need every process in every pass: one without rows of its own gets weight 0.
             batch = batches[min(first + rank, len(batches) - 1)]
-            count = self._counts(batch).to(sums) * (first + rank < len(batches))
+            count = self.losses.counts(batch).to(sums) * (first + rank < len(batches))
             with self.accelerator.autocast():
                 found = model(**self._prepare_inputs(batch))
             losses = torch.stack([found[name].double() for name in self.losses.names])
@@ -487,7 +481,8 @@ class Trainer(CompressorTrainer):
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """The recipe's."""
         if self.optimizer is None:
-            self.optimizer = self.recipe.make_optimizer(self._groups(self.recipe.learning_rate))
+            groups = self.compressor.parameter_groups(self.recipe.learning_rate, self.memory_factor)
+            self.optimizer = self.recipe.make_optimizer(groups)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:

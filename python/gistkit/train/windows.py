@@ -7,6 +7,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from gistkit.common.checks import check_int
 from gistkit.train.streams import IdStream
 
 
@@ -29,8 +30,7 @@ class Windows:
 
     def __post_init__(self) -> None:
         for name, least in (("longer_than", 0), ("length", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
+            check_int(name, getattr(self, name), least)
 
     def stream(self, tokenizer: Any, file: IO[bytes], part: int) -> IdStream:
         """The passages of the documents of a part, which has a number of its own."""
@@ -52,7 +52,6 @@ class _WindowStream(IdStream):
         return b""
 
     def add(self, source: str, part: bytes | memoryview) -> None:
-        """Appends a part of the document `source`."""
         # Bytes that do not begin a character are 10xxxxxx.
         self._characters += int(np.count_nonzero(np.frombuffer(part, np.uint8) & 0xC0 != 0x80))
         super().add(source, part)
@@ -71,5 +70,4 @@ class _WindowStream(IdStream):
         self._pending, self._characters, self._ids = "", 0, self._ids[:1]
 
     def put(self, ids: np.ndarray) -> None:
-        """The next ids [n] of the document."""
         self._ids.append(ids)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.cli.compress import Total, size
+from gistkit.cli.compress import size, warn_of_sizes
 from gistkit.cli.named import Named, other_memories, readable
 from gistkit.common.hub import check_name, loading
 from gistkit.options.messages import warn
@@ -221,8 +221,6 @@ def compress_folder(
             index_documents(
                 arguments.out, texts, embed=embed, part=processes.index, parts=processes.count, on_file=bar.update
             )
-    total = Total("text", compressor.title)
-    total.grown = [entry.name for entry in seen if entry.memory_tokens > entry.tokens]
     tokens, memory_tokens = sum(entry.tokens for entry in seen), sum(entry.memory_tokens for entry in seen)
     who = f"process {processes.index} of {processes.count}: " if processes.count > 1 else ""
     print(
@@ -230,6 +228,5 @@ def compress_folder(
         f"memory tokens ({compressor.title}); {size(sum(entry.nbytes for entry in seen))}; "
         f"{time.perf_counter() - start:.1f} s"
     )
-    total.texts = [(entry.name, entry.tokens, entry.memory_tokens) for entry in seen]
-    total.warn(compressor)
+    warn_of_sizes([(entry.name, entry.tokens, entry.memory_tokens) for entry in seen], compressor)
     return 0
