@@ -286,7 +286,6 @@ class _Turn(Loop):
         self._before = len(conversation._text)
 
     def states(self, input_ids: Tensor) -> Tensor:
-        """See `Loop.states`."""
         text = self._conversation._text
         text[self._before :] = input_ids[0].tolist()
         return self._conversation._feed(self._turn_plan, len(text), self._behind)[:, None]

@@ -49,7 +49,6 @@ class AvgPoolConfig(OnePassConfig):
         super().check_model(model)
 
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
-        """The [AE] token and the soft prompt."""
         prompt = None
         if self.soft_prompt:
             start = embed(placed([self.bos_token], embed.weight.device)).detach()
@@ -57,7 +56,6 @@ class AvgPoolConfig(OnePassConfig):
         return super().parts(embed) | {"soft_prompt": prompt}
 
     def layout(self, context: int) -> Layout:
-        """Means of `ratio` tokens at their mean positions."""
         return layouts.avgpool(context, self.ratio, 1)
 
     def start(self, context: int) -> int:
@@ -130,20 +128,16 @@ class NoContextConfig(OnePassConfig):
 
     @property
     def title(self) -> str:
-        """What a table calls it."""
         return self.compressor.__name__
 
     @classmethod
     def sizes(cls, chunk: int, memory_tokens: int) -> dict[str, int]:
-        """None: it has no ratio."""
         return {}
 
     def layout(self, context: int) -> Layout:
-        """BOS and the text, for any context."""
         return layouts.no_context(1)
 
     def kept(self, batch: InPlacePass, as_text: AsText) -> hf.Keeper:
-        """The keys and values of BOS."""
         return hf.KeptKeys(torch.zeros(1, dtype=torch.int64, device=batch.plan.spans.device))
 
 
@@ -155,7 +149,6 @@ class NoContext(OnePass, config=NoContextConfig):
         return 0
 
     def parts_of(self, memory: Memory, context: int) -> NDArray[np.int64]:
-        """See `Compressor.parts_of`: BOS represents nothing."""
         return np.zeros((0, 2), np.int64)
 
     def _read_by_pass(self, rows: Rows) -> Rows:

@@ -49,7 +49,6 @@ class SACConfig(FiveHundredXConfig):
             raise ValueError(f"ratio: expected a whole number, as anchors are tokens, got {self.ratio:g}")
 
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
-        """The marks of a chunk's anchors, and the embeddings of the tokens [AE] and [LM]."""
         weight = embed.weight
         marks = SPREAD * torch.randn(self.memory_tokens, weight.shape[1], device=weight.device)
         return super().parts(embed) | {"memory_embeddings": nn.Parameter(marks)}
@@ -63,7 +62,6 @@ class SAC(ChunkCompressor, config=SACConfig):
     """
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor | None]:
-        """One pass over the chunks of all rows."""
         self.lm.check_positions("input_ids", max(rows.lengths))
         ratio = int(self.options.ratio)
         found = [anchors(length, self.chunk, ratio) for length in rows.lengths]

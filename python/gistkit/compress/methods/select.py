@@ -107,7 +107,6 @@ class SelectConfig(InPlaceConfig):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The context, and what is read after its memory if that has an adapter of its own."""
         return (TEXT, READER) if self.own_reader else (TEXT,)
 
     @property
@@ -116,7 +115,6 @@ class SelectConfig(InPlaceConfig):
 
     @property
     def title(self) -> str:
-        """What a table calls it."""
         among = SHARES[self.shares]
         aware = "" if self.question is None else ", for a question"
         fitted = ", fitted" if self.fit else ""
@@ -212,7 +210,6 @@ class Select(InPlace, config=SelectConfig):
         return self.score.reads_again or self.fit
 
     def encode_parts(self, parts: Sequence[Sequence[int]]) -> list[Memory]:
-        """See `Compressor.encode_parts`; each keeps its share of what the context keeps."""
         ends, count = [0, *accumulate(map(len, parts))], len(parts)
         length, own_bos = ends[-1], int(parts[0][0] == self.bos_token)
         kept = self.kept(length + 1 - own_bos)
@@ -306,7 +303,6 @@ class Select(InPlace, config=SelectConfig):
         return torch.where(positions > 1, positions + context, positions)
 
     def check_documents(self, memories: Sequence[Memory]) -> None:
-        """Refuses a model whose keys cannot be moved."""
         hf.check_moves(self.model)
         for memory in memories:
             self.context_spans(memory)

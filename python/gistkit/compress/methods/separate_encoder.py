@@ -72,18 +72,15 @@ class SeparateEncoderConfig(RatioConfig):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The encoder's; the reader has none."""
         return (ENCODER,)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """See `Config.settings`; the encoder by its name."""
         encoder = self.encoder
         name = hf.identity(encoder)["name"] if isinstance(encoder, nn.Module) else encoder
         return super().settings | {"encoder": name}
 
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
-        """The projector, the embedding of learned tokens, and those of the tokens [AE] and [LM]."""
         encoder: Any = self.encoder
         own = embed if encoder is None or isinstance(encoder, str) else encoder.get_input_embeddings()
         return {
@@ -218,7 +215,6 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
         return whole * -(-self.options.segment // chunk) - -rest // chunk
 
     def parts_of(self, memory: Memory, context: int) -> NDArray[np.int64]:
-        """See `Compressor.parts_of`: the windows of the document's segments, at the memory's ratio."""
         found = []
         for start, end in _spans(context, self.options.segment):
             windows = _windows(end - start, -(-(end - start) // memory.source.chunk))

@@ -46,7 +46,6 @@ class Compressive(LanguageModel):
 
     @property
     def title(self) -> str:
-        """The name in tables."""
         return f"Compressive {self.compressor.chunk}x, tau {self.tau}"
 
     def first(self, position: int) -> int:
@@ -54,14 +53,12 @@ class Compressive(LanguageModel):
         return super().first(position) // self.compressor.chunk * self.compressor.chunk
 
     def embedded(self, rows: Rows) -> Tensor:
-        """See `LanguageModel.embedded`; a soft prompt stands in BOS's place."""
         inputs, prompt = super().embedded(rows), self.compressor.soft_prompt
         if prompt is None:
             return inputs
         return torch.cat([prompt.to(inputs.dtype).expand(inputs.shape[0], 1, -1), inputs[:, 1:]], 1)
 
     def plan(self, seen: int) -> Plan:
-        """See `LanguageModel.plan`; after the tokens' keys come the means of `ratio` tokens each."""
         compressor = self.compressor
         spans = torch.from_numpy(self._spans(seen, None))
         cuts = {window: torch.from_numpy(self._spans(seen, window))[None] for window in compressor.lm.windows}
@@ -95,7 +92,6 @@ class Compressive(LanguageModel):
         return np.take_along_axis(spans, order[..., None], 1).astype(np.int32)
 
     def extend(self, count: int) -> Any:
-        """See `LanguageModel.extend`: the means of windows."""
         compressor = self.compressor
         if len(self._bounds(count)) < 2:
             return None
@@ -249,7 +245,6 @@ class HiddenMeanCache(MeanCache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the cached keys, values and hidden states, padding included."""
         return super().nbytes + sum(states.nbytes for states, _ in self.inputs.held)
 
     def keeper(self) -> hf.Keeper:
@@ -258,7 +253,6 @@ class HiddenMeanCache(MeanCache):
         return self._step
 
     def add(self, positions: Sequence[int], stay: Sequence[bool]) -> None:
-        """Records that the tokens of the plan were read, and their inputs."""
         super().add(positions, stay)
         if self._step is not None:
             for layer_idx, states in enumerate(self._step.columns):
