@@ -17,7 +17,8 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 
 from gistkit.common.checks import at_least
-from gistkit.evaluate.runner import Reader, end_tokens, evaluating, greedy_rows, scored_tokens
+from gistkit.compress import Compressor
+from gistkit.evaluate.runner import end_tokens, evaluating, greedy_rows, scored_tokens
 
 KEEP, MAX_NEW_TOKENS = 64, 256
 
@@ -59,7 +60,7 @@ class CompressorLM(TemplateLM):
 
     def __init__(
         self,
-        compressor: Reader,
+        compressor: Compressor,
         tokenizer: Any,
         *,
         keep: int = KEEP,

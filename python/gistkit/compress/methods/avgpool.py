@@ -102,12 +102,23 @@ class PooledKeys(WithBos):
             means = ops.window_pool(before[:, self.rows], windows=self.windows)
             with self.as_text():
                 return rope.project(layer, means, self.positions)
-        # Keys carry RoPE's factor already: rotating them back and forth must not apply it twice.
-        inv_freq = cast(LlamaRope, rope).inv_freq
-        unrotated = ops.rerotate(key[:, :, self.rows], -rope.positions[..., self.rows], inv_freq)
-        return ops.window_pool(
-            unrotated, value[:, :, self.rows], windows=self.windows, positions=self.positions, inv_freq=inv_freq
-        )
+        own, positions = (tensor[:, :, self.rows] for tensor in (key, value)), rope.positions[..., self.rows]
+        return pooled_keys(*own, positions, self.windows, self.positions, cast(LlamaRope, rope).inv_freq)
+
+
+def pooled_keys(
+    key: Tensor, value: Tensor, positions: Tensor, windows: Tensor, middle: Tensor, inv_freq: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Means over windows [W + 1] or [B, W + 1] of keys before rotation, at `middle`, and of values, [B, Hk, N, D] each.
+
+    Args:
+        positions: position IDs [N] or [B, N] of the keys.
+        middle: those of the means.
+        inv_freq: frequencies of the layer's RoPE.
+    """
+    # Keys carry RoPE's factor already: rotating them back and forth must not apply it twice.
+    unrotated = ops.rerotate(key, -positions, inv_freq)
+    return ops.window_pool(unrotated, value, windows=windows, positions=middle, inv_freq=inv_freq)
 
 
 @register("no_context")

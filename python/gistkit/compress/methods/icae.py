@@ -156,12 +156,11 @@ class ChunkCompressor(Compressor):
     def _encoded(self, ids: Tensor, plan: Plan) -> tuple[Tensor, ...]:
         """A pass over chunks [B, N]: the hidden states [B, K, d] of their memory tokens, and what the memory keeps."""
         columns = ids.shape[1]
-        use = ENCODER if self.adapters is not None else None
-        embedded = self.lm.embedded(use, ids)
+        embedded = self.lm.embedded(ENCODER, ids)
         slots = self.memory_embeddings.repeat(-(-columns // self.options.chunk), 1)
         inputs = torch.cat([embedded, slots.to(embedded).expand(len(ids), -1, -1)], 1)
         keep = hf.KeptKeys(slice(columns, None)) if self.carrier == "kv" else None
-        out = self.lm.run(use, inputs_embeds=inputs, plan=plan, keep=keep)
+        out = self.lm.run(ENCODER, inputs_embeds=inputs, plan=plan, keep=keep)
         hidden_states = out.last_hidden_state[:, columns:]
         return hidden_states, *self.options.kept(self, hidden_states, () if keep is None else keep.close())
 

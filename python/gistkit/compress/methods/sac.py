@@ -69,12 +69,11 @@ class SAC(ChunkCompressor, config=SACConfig):
         index = padded([each.tolist() for each in found])
         valid = torch.arange(index.shape[1]) < torch.tensor(lengths)[:, None]
         own, valid_here = index.to(self.device), valid.to(self.device)[..., None]
-        use = ENCODER if self.adapters is not None else None
-        inputs = self.lm.embedded(use, rows.ids)
+        inputs = self.lm.embedded(ENCODER, rows.ids)
         marks = self.memory_embeddings.to(inputs)[own % self.chunk // ratio].masked_fill(~valid_here, 0)
         keep = hf.KeptKeys(own)
         self.lm.run(
-            use,
+            ENCODER,
             inputs_embeds=inputs.scatter_add(1, own[..., None].expand_as(marks), marks),
             plan=_plan(rows.lengths, self.chunk, ratio, self.lm.windows, str(self.device)),
             keep=keep,

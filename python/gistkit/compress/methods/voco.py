@@ -17,6 +17,7 @@ from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import Config, draw_like, register, setting
 from gistkit.compress.images import ImagePass, ImageRow, ImageRows, image_pass, image_rows, marked
 from gistkit.compress.memory import Memory, Task, ordinals_of
+from gistkit.compress.methods.in_place import TEXT
 from gistkit.compress.tokens import Rows
 from gistkit.hf.lora import Maps, maps_of
 from gistkit.hf.vision import Vision, VisionFamily
@@ -25,8 +26,6 @@ from gistkit.layouts.positions import SCHEMES
 
 if TYPE_CHECKING:
     from peft import LoraConfig
-
-TEXT = "text"
 
 
 @register("voco")

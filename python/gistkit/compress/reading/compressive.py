@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gistkit import hf, ops
 from gistkit.common.checks import padded
-from gistkit.compress.methods.avgpool import AvgPool
+from gistkit.compress.methods.avgpool import AvgPool, pooled_keys
 from gistkit.compress.methods.in_place import TEXT
 from gistkit.compress.reading.cache import StreamCache
 from gistkit.compress.reading.language import LanguageModel, Stream
@@ -107,9 +107,7 @@ class Compressive(LanguageModel):
             if not frequencies:
                 # Read within the pass, because RoPE types that depend on the length change them there.
                 frequencies.extend(hf.frequencies(compressor.model))
-            inv_freq = frequencies[layer]
-            unrotated = ops.rerotate(key, -position_ids, inv_freq)
-            means = ops.window_pool(unrotated, value, windows=windows, positions=middle, inv_freq=inv_freq)
+            means = pooled_keys(key, value, position_ids, windows, middle, frequencies[layer])
             return torch.cat([key, means[0]], 2), torch.cat([value, means[1]], 2)
 
         return extend
@@ -203,9 +201,8 @@ class MeanCache(StreamCache):
         """Layers with the means over `bounds` of the columns `index`, at position IDs `middle`, appended."""
         extended = []
         for (key, value), inv_freq in zip(layers, self.frequencies, strict=True):
-            unrotated = ops.rerotate(key.take_along_dim(index, 2), -position_ids, inv_freq)
-            values = value.take_along_dim(index, 2)
-            means = ops.window_pool(unrotated, values, windows=bounds, positions=middle, inv_freq=inv_freq)
+            left = key.take_along_dim(index, 2), value.take_along_dim(index, 2)
+            means = pooled_keys(*left, position_ids, bounds, middle, inv_freq)
             extended.append((torch.cat([key, means[0]], 2), torch.cat([value, means[1]], 2)))
         return extended
 
