@@ -256,24 +256,19 @@ def test_a_reply_is_not_recorded(monkeypatch):
 
 def test_mistakes_are_named():
     compressor = made("x500")
-    memory = encoded(compressor)
-    with pytest.raises(ValueError, match="memories: expected at least one, got none"):
-        Conversation(compressor)
-    with pytest.raises(ValueError, match="memories: expected the memory of one text in each, got 2 rows"):
-        Conversation(compressor, compressor.encode([ids(9), ids(9)]))
-    with pytest.raises(TypeError, match="memory: expected a Memory as encode returns, got str"):
-        Conversation(compressor, "report.gist")
-    with pytest.raises(
-        ValueError, match="memory: expected one made with method 'x500', got one made with method 'icae'"
-    ):
-        Conversation(compressor, encoded(made("icae")))
-    conversation = Conversation(compressor, memory)
-    with pytest.raises(ValueError, match="attention: expected a conversation with an answer, got none yet"):
-        conversation.attention()
-    with pytest.raises(ValueError, match="prompt_ids: expected at least 1 token, got 0 in row 0"):
-        conversation.reply([[]])
-    with pytest.raises(ValueError, match="prompt_ids: expected 1 rows as the memory has, got 2"):
-        conversation.reply([[3], [4]])
-    with pytest.raises(ValueError, match="max_new_tokens: expected a whole number >= 1, got 0"):
-        conversation.reply([3], max_new_tokens=0)
+    conversation = Conversation(compressor, encoded(compressor))
+    for match, call in [
+        ("memories: expected at least one, got none", lambda: Conversation(compressor)),
+        ("memories: expected the memory of one text in each, got 2 rows",
+         lambda: Conversation(compressor, compressor.encode([ids(9), ids(9)]))),
+        ("memory: expected a Memory as encode returns, got str", lambda: Conversation(compressor, "report.gist")),
+        ("memory: expected one made with method 'x500', got one made with method 'icae'",
+         lambda: Conversation(compressor, encoded(made("icae")))),
+        ("attention: expected a conversation with an answer, got none yet", conversation.attention),
+        ("prompt_ids: expected at least 1 token, got 0 in row 0", lambda: conversation.reply([[]])),
+        ("prompt_ids: expected 1 rows as the memory has, got 2", lambda: conversation.reply([[3], [4]])),
+        ("max_new_tokens: expected a whole number >= 1, got 0", lambda: conversation.reply([3], max_new_tokens=0)),
+    ]:  # fmt: skip
+        with pytest.raises((TypeError, ValueError), match=match):
+            call()
     assert conversation.text == []

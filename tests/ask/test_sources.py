@@ -289,21 +289,15 @@ def planted(memory, token):
 
 
 @pytest.mark.parametrize("token", [0, 3, 5])
-def test_a_planted_key_is_the_source(token):
-    compressor = one_minded()
-    conversation = Conversation(compressor, planted(encoded(compressor, 36), token))
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_planted_key_is_the_source(token, before):
+    compressor = one_minded(layout="dpl" if before else "epl")
+    documents = [encoded(compressor, 15)] * before + [planted(encoded(compressor, 36, seed=1), token)]
+    conversation = Conversation(compressor, *documents)
     conversation.reply(ids(4), max_new_tokens=5)
+    assert [len(weights) for weights in context_attention(conversation)] == [15] * before + [36]
     first = sources(conversation, length=6)[0]
-    assert (first.document, first.start, first.end) == (0, 6 * token, 6 * token + 6) and first.share > 0.95
-
-
-def test_a_planted_key_of_the_second_document_is_its_source():
-    compressor = one_minded(layout="dpl")
-    conversation = Conversation(compressor, encoded(compressor, 15), planted(encoded(compressor, 24, seed=1), 2))
-    conversation.reply(ids(4), max_new_tokens=5)
-    assert [len(weights) for weights in context_attention(conversation)] == [15, 24]
-    first = sources(conversation, length=6)[0]
-    assert (first.document, first.start, first.end) == (1, 12, 18) and first.share > 0.95
+    assert (first.document, first.start, first.end) == (before, 6 * token, 6 * token + 6) and first.share > 0.95
 
 
 def test_passages_are_the_heaviest_windows_without_overlap():

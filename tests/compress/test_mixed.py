@@ -229,28 +229,23 @@ def test_position_ids_beyond_the_models_are_told_of():
 
 
 def test_bad_input_is_named():
-    compressor = make().compressor
-    with pytest.raises(TypeError, match="compressor: expected a Dodo, got AvgPool"):
-        MixedResolution(AvgPool(tiny_llama(), lora=None, bos_token=BOS))
-    with pytest.raises(ValueError, match="expected tau >= 1, got 0"):
-        MixedResolution(compressor, tau=0)
-    with pytest.raises(ValueError, match="expected tau to be a multiple of segment, 32, got 100"):
-        MixedResolution(compressor, tau=100)
-    with pytest.raises(ValueError, match="texts: expected at least one batch, got none"):
-        MixedResolution(compressor).calibrate([])
-    compressor.threshold = None
-    with pytest.raises(ValueError, match="threshold: expected one for this selection"):
-        MixedResolution(compressor)(tokens(1, 9))
-    stream = make().start(tokens(2, 5))
-    with pytest.raises(ValueError, match=r"tokens: expected one for each of 2 rows, got shape \(3,\)"):
-        stream.step(tokens(3))
-    with pytest.raises(ValueError, match="tokens: expected one for each of 2 rows, got list"):
-        stream.step([3, 4])
-    with pytest.raises(ValueError, match=r"tokens: expected token ids in \[0, 50\), got 50"):
-        stream.step(torch.tensor([3, 50]))
-    with pytest.raises(TypeError, match=r"tokens: expected integer token ids, got dtype torch.float32"):
-        stream.step(torch.tensor([3.0, 4.0]))
-    reader = make()
-    for width in (8, 12):
-        with pytest.raises(ValueError, match=rf"is_nugget: expected bool \[2, 10\], got shape \(2, {width}\)"):
-            reader.hidden(reader.rows(tokens(2, 9)), torch.zeros(2, width, dtype=torch.bool))
+    compressor, reader = make().compressor, make()
+    rows, stream = reader.rows(tokens(2, 9)), reader.start(tokens(2, 5))
+    without = MixedResolution(make().compressor)
+    without.compressor.threshold = None
+    for match, call in [
+        ("compressor: expected a Dodo, got AvgPool",
+         lambda: MixedResolution(AvgPool(tiny_llama(), lora=None, bos_token=BOS))),
+        ("expected tau >= 1, got 0", lambda: MixedResolution(compressor, tau=0)),
+        ("expected tau to be a multiple of segment, 32, got 100", lambda: MixedResolution(compressor, tau=100)),
+        ("texts: expected at least one batch, got none", lambda: reader.calibrate([])),
+        ("threshold: expected one for this selection", lambda: without(tokens(1, 9))),
+        (r"tokens: expected one for each of 2 rows, got shape \(3,\)", lambda: stream.step(tokens(3))),
+        ("tokens: expected one for each of 2 rows, got list", lambda: stream.step([3, 4])),
+        (r"tokens: expected token ids in \[0, 50\), got 50", lambda: stream.step(torch.tensor([3, 50]))),
+        ("tokens: expected integer token ids, got dtype torch.float32", lambda: stream.step(torch.tensor([3.0, 4.0]))),
+        (r"is_nugget: expected bool \[2, 10\], got shape \(2, 8\)", lambda: reader.hidden(rows, torch.ones(2, 8) > 1)),
+        (r"is_nugget: .*, got shape \(2, 12\)", lambda: reader.hidden(rows, torch.ones(2, 12) > 1)),
+    ]:  # fmt: skip
+        with pytest.raises((TypeError, ValueError), match=match):
+            call()

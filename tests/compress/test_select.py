@@ -259,24 +259,6 @@ def test_heads_share_what_they_keep(by, shares, tmp_path):
     tensors["layers.1.counts"][0, 0] = 2**40
     with pytest.raises(ValueError, match=r"m\.gist: expected the contents of a memory, got .* rows for heads of"):
         unpacked(Memory, "m.gist", header, tensors, verify=False)
-    joined = compressor.join([memory[0], memory[1]])
-    assert joined.nbytes == memory[0].nbytes + memory[1].nbytes
-    with torch.no_grad(), double_angles(model):
-        moved = model(torch.tensor([[BOS, *IDS[:20]]]), position_ids=91 + torch.arange(21)[None]).past_key_values
-        expected = dense_reading(model, joined, text)
-    for layer in range(2):
-        for head, own in enumerate(heads_of(joined, layer)[0]):
-            kept = heads_of(memory, layer)[0][head]
-            assert torch.equal(own[: len(kept)], kept)
-            # Each is one of those of the second text, read behind the first one.
-            apart = torch.cdist(own[len(kept) :].double(), moved.layers[layer].keys[0, head].double())
-            assert len(apart) == memory.counts[layer][1, head] and (apart.amin(1) < 1e-6).all()
-    found = compressor.logits(compressor.decode(joined, "lm", text))[:, 1:].double()
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    # Rows are those of the memories that are stacked, picked or repeated.
-    for same in (Memory.stack([memory[0], memory[1]]), Memory.stack([memory[1].repeat(2)[0], memory[0]])[[1, 0]]):
-        assert all(map(torch.equal, same.tensors, memory.tensors)) and same.lengths == memory.lengths
-        assert torch.equal(same.positions, memory.positions)
     thrice = memory[0].repeat(3)
     assert thrice.nbytes == memory[0].nbytes and thrice.sizes == (count,) * 3
     assert torch.equal(compressor.generate(thrice[1:], [text[0]] * 2, max_new_tokens=9)[1], answer[0])
@@ -399,7 +381,7 @@ def test_transformers_reads_the_memory_as_its_cache(by, positions):
         inv_freq = model.model.rotary_emb.inv_freq
         for closed, apart in zip(memory.layers, made(by, model).encode([IDS]).layers, strict=True):
             for place in range(0, kept, 7):
-                angles = [turned(apart[0][0, 0, place], p, inv_freq) for p in range(-len(IDS) - 1, len(IDS))]
+                angles = [rotated(apart[0][0, 0, place], p, inv_freq) for p in range(-len(IDS) - 1, len(IDS))]
                 assert min((angle - closed[0][0, 0, place]).abs().max() for angle in angles) < 1e-9
     cache = DynamicCache()
     for layer, (key, value) in enumerate(memory.layers):
@@ -412,10 +394,6 @@ def test_transformers_reads_the_memory_as_its_cache(by, positions):
     prompt = torch.tensor(text)
     behind = model.generate(prompt, **{CACHE: compressor.to_cache(memory)}, max_new_tokens=6, pad_token_id=0)
     assert torch.equal(behind[:, 4:], compressor.generate(memory, prompt, max_new_tokens=6))
-
-
-def turned(vector, position, inv_freq):
-    return rotated(vector, position, inv_freq)
 
 
 @pytest.mark.parametrize("by", SCORES)

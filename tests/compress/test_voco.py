@@ -61,6 +61,21 @@ def test_equals_one_dense_pass(family, layout):
     check_against_one_pass(family, rows_of(family), {"layout": layout})
 
 
+def test_rows_of_equal_sizes_share_a_plan():
+    check_against_one_pass("llava", [[1, Image(None, 1), 7], [1, Image(None, 2), 8]], {})
+
+
+@pytest.mark.parametrize("layout", ["dpl", "epl"])
+def test_images_may_follow_each_other_and_begin_a_row(layout):
+    rows = [[Image(None, 1), Image(None, 2)], [Image(None, 3), 5]]
+    compressor = build("llava", layout=layout)
+    memory = compressor.encode(processed("llava", rows))
+    assert memory.lengths == (6, 4)
+    expected = [[2, 5, 8, 11, 14, 17], [2, 5, 8, 10]] if layout == "epl" else [[9, 10, 11, 21, 22, 23], [9, 10, 11, 12]]
+    assert [memory[row].positions[0].tolist() for row in range(2)] == expected
+    assert memory.starts == ((19, 11) if layout == "epl" else (24, 13))
+
+
 @pytest.mark.parametrize(
     ("family", "options", "oracle"),
     [
@@ -106,18 +121,6 @@ def test_reads_what_the_family_s_own_processor_gives(family):
             torch.testing.assert_close(logits[row, : len(question) + 1], expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
-def test_rows_of_equal_sizes_share_a_plan(family):
-    size = SIZES[family][0]
-    inputs = processed(family, [[1, 5, Image(size, 1), 7], [1, 6, Image(size, 2), 8]])
-    compressor = build(family)
-    memory = compressor.encode(inputs)
-    for row, (token, last) in enumerate([(5, 7), (6, 8)]):
-        alone = compressor.encode(processed(family, [[1, token, Image(size, row + 1), last]]))
-        for found, expected in zip(memory[row].tensors, alone.tensors, strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
-
-
 def test_half_precision_and_autocast():
     compressor, inputs = build("gemma3").bfloat16(), processed("gemma3", rows_of("gemma3"))
     memory = compressor.encode(inputs)
@@ -130,17 +133,6 @@ def test_half_precision_and_autocast():
         losses = whole_precision(inputs, question_ids=[QUESTION] * 2, answer_ids=[[3]] * 2)
     losses["loss"].backward()
     assert whole_precision.memory_embeddings.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("layout", ["dpl", "epl"])
-def test_images_may_follow_each_other_and_begin_a_row(layout):
-    rows = [[Image(None, 1), Image(None, 2)], [Image(None, 3), 5]]
-    compressor = build("llava", layout=layout)
-    memory = compressor.encode(processed("llava", rows))
-    assert memory.lengths == (6, 4)
-    expected = [[2, 5, 8, 11, 14, 17], [2, 5, 8, 10]] if layout == "epl" else [[9, 10, 11, 21, 22, 23], [9, 10, 11, 12]]
-    assert [memory[row].positions[0].tolist() for row in range(2)] == expected
-    assert memory.starts == ((19, 11) if layout == "epl" else (24, 13))
 
 
 def check_against_one_pass(family, rows, options, **oracle):
@@ -408,18 +400,6 @@ def test_a_file_with_other_ordinals_is_refused(llava, tmp_path):
             Memory.stack(memories)
     with pytest.raises(ValueError, match="memory: expected one with ordinals, as voco makes it, got one without"):
         llava.generate(without_them)
-
-
-def test_memories_of_text_and_of_images_are_told_apart(llava):
-    text = ICAE(tiny_llama(), chunk=4, ratio=2, lora=2)
-    images = llava.encode(processed("llava", [[1, Image(None, 1), 5]]))
-    with pytest.raises(ValueError, match=r"memory: expected one made with .*voco.* got one made with .*icae"):
-        llava.decode(text.encode([[1, 2, 3, 4]]), "qa", [[3]])
-    with pytest.raises(ValueError, match=r"memory: expected one made with .*icae.* got one made with .*voco"):
-        text.decode(images, "lm", [[3]])
-    other = build("llava", layout="dpl", lora=2)
-    with pytest.raises(ValueError, match=r"memory: expected one made with .*dpl.* got one made with .*epl"):
-        other.decode(images, "lm", [[3]])
 
 
 @pytest.mark.filterwarnings("default:memory_tokens")

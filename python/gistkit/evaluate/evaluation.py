@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gistkit.common.checks import check_int
 from gistkit.common.processes import Processes
 from gistkit.compress import Compressor
 from gistkit.evaluate.data import Example, prepare
@@ -78,8 +79,8 @@ def compare(
     if not methods:
         raise ValueError("methods: expected at least one, got none")
     for name, value in (("batch_size", batch_size), ("max_new_tokens", max_new_tokens)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name}: expected at least 1, got {value}")
+        if value is not None:
+            check_int(name, value)
     rows = prepare(data, tokenizer, tasks)
     skipped = int(any(getattr(reader, "encoder_predicts_first", False) for reader in methods.values()))
     if "lm" in tasks:
