@@ -10,7 +10,7 @@ from gistkit.ask import Conversation
 from gistkit.compress import ICAE, SAC, AvgPool, Dodo, FiveHundredX, GistPool, KVDistill, SeparateEncoder, VoCo
 from gistkit.inspect import AttentionRecorder
 from tests.helpers.models import tiny_llama
-from tests.helpers.vision import tiny_vision
+from tests.helpers.vision import Image, processed, tiny_vision
 
 METHODS = {
     "icae": (ICAE, {"chunk": 8, "ratio": 4}),
@@ -80,13 +80,8 @@ def test_each_answer_is_that_of_the_whole_conversation_read_anew(name, context):
 
 def test_images_have_conversations():
     compressor = VoCo(tiny_vision("llava"), memory_tokens=2, lora=None).eval()
-    token, tower = compressor.vision.image_token, compressor.model.config.vision_config
-    pixels = torch.randn(1, 3, tower.image_size, tower.image_size)
-    patches = (tower.image_size // tower.patch_size) ** 2
-    context = {"input_ids": [[3, *[token] * patches]], "pixel_values": pixels.to(compressor.embed.weight.dtype)}
-    memory = compressor.encode(context)
+    memory, prompt = compressor.encode(processed("llava", [[3, Image()]])), [5, 6, 7, 8]
     conversation = Conversation(compressor, memory)
-    prompt = [token_id for token_id in (5, 6, 7, 8) if token_id != token]
     first = conversation.reply(prompt, max_new_tokens=3).tolist()
     expected = answer_behind(compressor, memory, prompt + first + prompt[:2], 3)
     assert conversation.reply(prompt[:2], max_new_tokens=3).tolist() == expected

@@ -9,7 +9,6 @@ from types import MappingProxyType
 import pytest
 import torch
 from transformers import DynamicCache
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gistkit import hf
 from gistkit.compress import Memory, Select
@@ -18,6 +17,7 @@ from gistkit.compress.memory_files import packed, unpacked
 from gistkit.compress.scores import SCORES, ExpectedAttention, Heads, KVzip, Score, SnapKV, Streaming
 from gistkit.compress.tokens import QUESTION
 from gistkit.hf import CACHE
+from tests.helpers.by_hand import attention_by_hand, hidden
 from tests.helpers.models import byte_tokenizer, double_angles, tiny, tiny_llama
 from tests.helpers.tiers import tiers
 
@@ -92,31 +92,23 @@ def expected_attention(model, layer, query, key, value, ids):
     return scores.tolist()
 
 
-def snapkv(model, layer, query, key, value, ids):
-    n, group, window = key.shape[1], len(query) // len(key), 8
-    inv_freq, scores = model.model.rotary_emb.inv_freq, torch.zeros(key.shape[:2]).double()
-    for head, own in enumerate(query):
-        weights = torch.zeros(n).double()
-        for place in range(n - window, n):
-            q = rotated(own[place], place, inv_freq)
-            weights[: place + 1] += (key[head // group, : place + 1] @ q / q.shape[0] ** 0.5).softmax(0) / window
-        seen = weights[: n - window]
-        smooth = [sum(seen[max(i - 2, 0) : i + 3]) / 5 for i in range(n - window)]
-        scores[head // group, : n - window] += torch.stack(smooth) / group
-    scores[:, n - window :] = math.inf
-    return scores.tolist()
+def weights_of(keys, query, place, inv_freq):
+    """How a query at a place, before rotation, attends to keys."""
+    return (keys @ rotated(query, place, inv_freq) / len(query) ** 0.5).softmax(0)
 
 
-def asked(model, layer, query, key, value, ids):
-    """SnapKV's scores of a text by the attention of the last 32 tokens, which are no part of it."""
-    n, group = key.shape[1] - 32, len(query) // len(key)
+def snapkv(model, layer, query, key, value, ids, asked=0):
+    """By a text's last 8 queries, which are kept, or by those of `asked` tokens behind it."""
+    n, group = key.shape[1] - asked, len(query) // len(key)
+    end, places = (n, range(n, n + asked)) if asked else (n - 8, range(n - 8, n))
     scores = torch.zeros(len(key), n).double()
     for head, own in enumerate(query):
-        seen = torch.zeros(n).double()
-        for place in range(n, n + 32):
-            q = rotated(own[place], place, model.model.rotary_emb.inv_freq)
-            seen += (key[head // group, : place + 1] @ q / q.shape[0] ** 0.5).softmax(0)[:n] / 32
-        scores[head // group] += torch.stack([sum(seen[max(i - 2, 0) : i + 3]) / 5 for i in range(n)])
+        seen = torch.zeros(end).double()
+        for place in places:
+            weights = weights_of(key[head // group, : place + 1], own[place], place, model.model.rotary_emb.inv_freq)
+            seen += weights[:end] / len(places)
+        scores[head // group, :end] += torch.stack([sum(seen[max(i - 2, 0) : i + 3]) / 5 for i in range(end)]) / group
+    scores[:, end:] = math.inf
     return scores.tolist()
 
 
@@ -140,10 +132,9 @@ def kvzip(model, layer, query, key, value, ids, chunk=2048):
         for head in range(len(queries)):
             own = keys[head // group]
             for place in range(n, n + len(again)):
-                q = rotated(queries[head, place], place, inv_freq)
                 sinks = own[: min(4, start)]
                 seen = torch.cat([sinks, own[start : start + len(part)], own[n : place + 1]])
-                weights = (seen @ q / q.shape[0] ** 0.5).softmax(0)[len(sinks) :][: len(part)]
+                weights = weights_of(seen, queries[head, place], place, inv_freq)[len(sinks) :][: len(part)]
                 best = scores[head // group, start : start + len(part)]
                 best.copy_(torch.maximum(best, weights))
     scores[:, :4] = math.inf
@@ -238,10 +229,8 @@ def test_heads_share_what_they_keep(by, shares, tmp_path):
                 torch.testing.assert_close(kept[head], all_[head, own], rtol=1e-9, atol=1e-9)
     # Transformers' own attention over what each head has, layer by layer.
     text = [[3, 4, 5, 6]]
-    with torch.no_grad(), double_angles(model):
-        expected = dense_reading(model, memory, text)
     found = compressor.logits(compressor.decode(memory[0], "lm", text))[:, 1:].double()
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, dense_reading(model, memory, text), rtol=1e-5, atol=1e-5)
     answer = compressor.generate(memory, [text[0], [7, 8]], max_new_tokens=9)
     for row in range(2):
         memory[row].save(tmp_path / "m.gist")
@@ -259,11 +248,6 @@ def test_heads_share_what_they_keep(by, shares, tmp_path):
     tensors["layers.1.counts"][0, 0] = 2**40
     with pytest.raises(ValueError, match=r"m\.gist: expected the contents of a memory, got .* rows for heads of"):
         unpacked(Memory, "m.gist", header, tensors, verify=False)
-    thrice = memory[0].repeat(3)
-    assert thrice.nbytes == memory[0].nbytes and thrice.sizes == (count,) * 3
-    assert torch.equal(compressor.generate(thrice[1:], [text[0]] * 2, max_new_tokens=9)[1], answer[0])
-    thrice.save(tmp_path / "m.gist")
-    assert torch.equal(Memory.load(tmp_path / "m.gist")[2].tensors[0], memory[0].tensors[0])
     with pytest.raises(ValueError, match="memory: expected the same number of tokens in each head"):
         compressor.to_cache(memory[0])
 
@@ -276,23 +260,12 @@ def heads_of(memory, layer):
 def dense_reading(model, memory, text):
     """Logits of a text that reads of each layer and key head what it keeps of the first row, by transformers itself."""
 
-    def attend(module, query, key, value, mask, scaling, **kwargs):
-        layer, group = module.layer_idx, query.shape[1] // key.shape[1]
-        out = []
-        for head in range(query.shape[1]):
-            old = [part[head // group] for part in heads_of(memory, layer)]
-            kept = len(old[0])
-            keys, values = (torch.cat([a, b[0, head // group]]) for a, b in zip(old, (key, value), strict=True))
-            logits = query[0, head] @ keys.mT * scaling
-            hidden = torch.ones(logits.shape, dtype=torch.bool).triu(kept + 1)
-            out.append(logits.masked_fill(hidden, -torch.inf).softmax(-1) @ values)
-        return torch.stack(out, 1)[None], None
+    def read(layer, head, *own):
+        keys, values = (torch.cat([old[head], new]) for old, new in zip(heads_of(memory, layer), own, strict=True))
+        return keys, values, hidden(len(own[0]), len(keys))
 
-    ALL_ATTENTION_FUNCTIONS["by_hand"] = attend
-    model.set_attn_implementation("by_hand")
-    logits = model(torch.tensor(text), position_ids=memory.starts[0] + torch.arange(4)[None]).logits
-    model.set_attn_implementation("sdpa")
-    return logits
+    with attention_by_hand(model, read):
+        return model(torch.tensor(text), position_ids=memory.starts[0] + torch.arange(4)[None]).logits
 
 
 def test_a_question_decides_what_is_kept(tmp_path):
@@ -304,7 +277,7 @@ def test_a_question_decides_what_is_kept(tmp_path):
     memory = compressor.encode([IDS, IDS[:9]])
     assert memory.lengths == (30, 3) and memory.starts == (91, 10)
     for layer, (query, key, value) in enumerate(cached(model, whole)):
-        for head, own in enumerate(chosen(asked(model, layer, query, key, value, whole), 30)):
+        for head, own in enumerate(chosen(snapkv(model, layer, query, key, value, whole, 32), 30)):
             torch.testing.assert_close(memory.layers[layer][0][0, head], key[head, own], rtol=1e-9, atol=1e-9)
             torch.testing.assert_close(memory.layers[layer][1][0, head], value[head, own], rtol=1e-9, atol=1e-9)
     # Another compressor reads it only if it is for that question.
@@ -337,8 +310,7 @@ def test_kvzip_keeps_what_a_question_and_its_answer_read(fit):
         scores, group = torch.zeros(len(key), n).double(), len(query) // len(key)
         for head, own in enumerate(query):
             for place in range(n, n + len(said)):
-                q = rotated(own[place], place, inv_freq)
-                weights = (key[head // group, : place + 1] @ q / q.shape[0] ** 0.5).softmax(0)[:n]
+                weights = weights_of(key[head // group, : place + 1], own[place], place, inv_freq)[:n]
                 scores[head // group] = torch.maximum(scores[head // group], weights)
         scores[:, :4] = math.inf
         for head, own in enumerate(chosen(scores.tolist(), n // 3)):

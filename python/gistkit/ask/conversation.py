@@ -245,7 +245,6 @@ class _Sums(AttentionRecorder):
     """Adds up the attention of a pass's last rows as layers come, as maps of all of them would fill the memory.
 
     Args:
-        rows, reduce: as in `AttentionRecorder`, of so many last rows.
         text: float64 [A, keys] of each layer, to which its attention is added.
         memory: float64, the same of what is packed.
         counts: of each layer's heads, how many of these keys each has; None: nothing is packed.

@@ -261,12 +261,9 @@ class Select(InPlace, config=SelectConfig):
     def memory_of(
         self, keep: Selection, context_lengths: tuple[int, ...], hidden_states: Tensor, own_bos: Tensor
     ) -> Memory:
-        """The memory of what a pass has kept.
+        """The memory of what a pass with these outputs [B, n, d] has kept.
 
         Args:
-            keep: after the pass.
-            context_lengths: tokens of each context.
-            hidden_states: [B, n, d], outputs of the pass.
             own_bos: bool [B], which contexts begin with a BOS of their own.
         """
         lengths = tuple(keep.lengths)
@@ -388,9 +385,7 @@ class Select(InPlace, config=SelectConfig):
         """What passes over a text's keys and values [1, Hk, n, D] find.
 
         Args:
-            own: of each layer.
             passes: of each the part of the text that it scores, and the token ids that are read.
-            role: whose adapter reads them.
             name: the setting that needs them, and why, for a message.
         """
         length = own[0][0].shape[2]

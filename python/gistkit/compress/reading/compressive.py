@@ -114,12 +114,7 @@ class Compressive(LanguageModel):
 
 
 class HiddenMeans:
-    """Appends the projected means of windows of a layer's input to the layer's keys and values; see `attach`.
-
-    Args:
-        windows: int64 [W + 1], where windows begin, and where the last one ends.
-        middle: float64 [W], their position IDs.
-    """
+    """Appends the projected means over `windows` int64 [W + 1] of a layer's input, at `middle` [W]; see `attach`."""
 
     def __init__(self, windows: Tensor, middle: Tensor) -> None:
         self.windows, self.middle = windows, middle
@@ -141,11 +136,7 @@ class MeanCache(StreamCache):
     """A cache in which means replace windows of tokens that are no longer seen uncompressed.
 
     A mean counts as a token at the position of its window's last token, which is what sliding windows compare.
-
-    Args:
-        reader: its ratio is used.
-        layers, ends: as in `StreamCache`, with every token of the texts.
-        frequencies: of each layer's RoPE in the pass that made the keys.
+    `frequencies` are those of each layer's RoPE in the pass that made the keys, which are of all tokens of the texts.
     """
 
     def __init__(
@@ -225,13 +216,7 @@ class LayerInputs(hf.KeptKeys):
 
 
 class HiddenMeanCache(MeanCache):
-    """A `MeanCache` whose means are of hidden states: it holds the inputs of all layers for tokens without a mean.
-
-    Args:
-        reader: as in `MeanCache`.
-        kept: of the first pass, with all keys and values.
-        ends: as in `MeanCache`.
-    """
+    """A `MeanCache` whose means are of hidden states: it holds the inputs of all layers for tokens without a mean."""
 
     def __init__(self, reader: Compressive, kept: LayerInputs, ends: Sequence[int]) -> None:
         self.decoder_layers = [kept.inputs[layer_idx][1:] for layer_idx in sorted(kept.inputs)]
