@@ -20,10 +20,6 @@ def make(model=None, **options):
     return unsettle(Dodo(model, **options).double())
 
 
-def behind_bos(ids):
-    return [BOS, *ids.tolist()]
-
-
 @pytest.mark.parametrize(("scorer_norm", "layer"), [(True, 1), (False, 1), (True, 2), (False, 2)])
 def test_the_scorer_reads_the_layers_states_as_they_are_or_behind_the_norm(scorer_norm, layer):
     model = tiny_llama()
@@ -63,7 +59,7 @@ def test_a_score_has_the_gradient_of_its_logits_over_queries_heads_and_layers(fa
     ids = tokens(1, 13)
     memory, _, _ = compressor.compress_rows(compressor.contexts(ids))
     start = compressor.task_embeddings["ae"].double()[None] if task == "ae" else None
-    whole = behind_bos(ids[0])
+    whole = [BOS, *ids[0].tolist()]
     scores = scores_of(compressor, whole)
     kept = best(scores, 3)
     # Dense logits with a bias that has a value, so that autograd itself sums over queries, heads and layers.
@@ -211,7 +207,9 @@ def test_nuggets_of_ones_own_choice():
     chosen = Nuggets(torch.tensor([[2, 7, 9]]), (3,))
     memory, _ = compressor.encode_nuggets(rows, chosen)
     ours = compressor.decode(memory, "lm", text)[0]
-    torch.testing.assert_close(ours, read(compressor, behind_bos(ids[0]), [0, 2, 7, 9], text[0].tolist()), **TOLERANCE)
+    torch.testing.assert_close(
+        ours, read(compressor, [BOS, *ids[0].tolist()], [0, 2, 7, 9], text[0].tolist()), **TOLERANCE
+    )
 
 
 def test_nan_scores_are_named():

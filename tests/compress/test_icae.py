@@ -57,11 +57,8 @@ def plain_decode(compressor, ids, task, tokens, encoding=nullcontext):
             outputs.append(matched(compressor, out.last_hidden_state[:, -memory:]))
             caches.append([(layer.keys[:, :, -memory:], layer.values[:, :, -memory:]) for layer in cache.layers])
         task_embedding = compressor.task_embeddings["ae" if task == "ae" else "lm"].double().expand(batch, 1, -1)
-        inputs, position_ids, cache = (
-            torch.cat([task_embedding, embed(tokens)], 1),
-            rest,
-            DynamicCache(config=model.config),
-        )
+        inputs, position_ids = torch.cat([task_embedding, embed(tokens)], 1), rest
+        cache = DynamicCache(config=model.config)
         if compressor.carrier == "embedding":
             inputs, position_ids = torch.cat([*outputs, inputs], 1), decoder_memory + rest
         else:

@@ -33,13 +33,10 @@ def behind_bos(ids):
     return [BOS, *ids.tolist()]
 
 
-def recent_mask(count, tau, segment):
-    return mixed_mask(torch.zeros(count, dtype=torch.bool), tau, segment)
-
-
 def chosen_of(reader, ids):
     """Scores and nuggets of `ids`, which begin with BOS, written out."""
-    scores = scores_of(reader.compressor, ids, recent_mask(len(ids), reader.tau, reader.segment))
+    nobody = torch.zeros(len(ids), dtype=torch.bool)
+    scores = scores_of(reader.compressor, ids, mixed_mask(nobody, reader.tau, reader.segment))
     chosen = scores.detach() > reader.compressor.threshold
     chosen[0] = False
     return scores, chosen

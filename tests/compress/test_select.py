@@ -389,24 +389,17 @@ def test_each_row_is_as_alone_and_a_file_brings_it_back(by, tmp_path):
 def test_layers_with_a_sliding_window_keep_what_is_seen_there(family):
     model = tiny(family, bos_token_id=1)
     compressor = Select(model, ratio=2, by="even").eval()
-    ids = torch.randint(3, 50, (1, 20), generator=torch.Generator().manual_seed(1))
-    memory = compressor.encode(ids)
-    key = cached_keys(model, torch.cat([torch.tensor([[1]]), ids], 1))
-    for layer, (kept, _) in enumerate(memory.layers):
+    ids = torch.randint(3, 50, (20,), generator=torch.Generator().manual_seed(1)).tolist()
+    memory = compressor.encode([ids])
+    for layer, ((kept, _), (_, key, _)) in enumerate(zip(memory.layers, cached(model, [1, *ids]), strict=True)):
         slides = family == "mistral" or layers(model)[layer].self_attn.sliding_window is not None
         places = [*range(11, 21)] if slides else torch.linspace(0, 20, 10).round().long().tolist()
-        torch.testing.assert_close(kept[0], key[layer][0][:, places], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(kept[0], key[:, places], rtol=1e-6, atol=1e-6)
     if family == "mistral":
         # All its layers slide, over fewer tokens than are kept: nothing is lost.
-        whole = torch.cat([torch.tensor([[1]]), ids, torch.tensor([[7, 8]])], 1)
+        whole = torch.tensor([[1, *ids, 7, 8]])
         expected = model.generate(whole, max_new_tokens=8, pad_token_id=0)[:, whole.shape[1] :]
         assert torch.equal(compressor.generate(memory, [[7, 8]], max_new_tokens=8), expected)
-
-
-def cached_keys(model, ids):
-    with torch.no_grad():
-        cache = model(ids, **{CACHE: DynamicCache()}).past_key_values
-    return [(layer.keys[0], layer.values[0]) for layer in cache.layers]
 
 
 def test_questions_are_read_with_an_adapter_of_their_own(tmp_path):

@@ -7,7 +7,7 @@ from gistkit.compress import Memory, Select
 from tests.compress.test_select import (
     BOS,
     IDS,
-    cached_keys,
+    cached,
     chosen_first,
     heads_of,
     key_diff,
@@ -65,7 +65,7 @@ def numbers(model, length, count):
 def kept_of(model, ids, count, shares):
     """[layer][head] of the places that are kept of a text, by KeyDiff's scores."""
     last, most = numbers(model, len(ids), count)
-    keys = [key for key, _ in cached_keys(model, torch.tensor([ids]))]
+    keys = [key for _, key, _ in cached(model, ids)]
     scores = [key_diff(model, layer, None, key, None, ids) for layer, key in enumerate(keys)]
     places = [[list(range(len(ids) - last, len(ids)))] * len(keys[0]) for _ in keys]
     full = [layer for layer in range(4) if width_of(model, layer) is None]

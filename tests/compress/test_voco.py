@@ -126,10 +126,8 @@ def test_reads_what_the_family_s_own_processor_gives(family):
 def test_half_precision_and_autocast():
     compressor, inputs = build("gemma3").bfloat16(), processed("gemma3", rows_of("gemma3"))
     memory = compressor.encode(inputs)
-    assert memory.dtype == torch.bfloat16 and compressor.generate(memory, [QUESTION] * 2, max_new_tokens=2).shape == (
-        2,
-        2,
-    )
+    assert memory.dtype == torch.bfloat16
+    assert compressor.generate(memory, [QUESTION] * 2, max_new_tokens=2).shape == (2, 2)
     whole_precision = build("gemma3").float()
     with torch.autocast("cpu", torch.bfloat16):
         losses = whole_precision(inputs, question_ids=[QUESTION] * 2, answer_ids=[[3]] * 2)

@@ -201,15 +201,9 @@ def test_task_tokens_are_all_that_trains(method, tmp_path):
     assert sorted(named) == ["task_embeddings.ae", "task_embeddings.lm"]
     assert not list(method(model, **({"start_token": 1} if method is NoContext else {})).trainable())
     context, after = torch.randint(0, 50, (3, 9)), torch.randint(0, 50, (3, 4))
-    optimizer = torch.optim.SGD(named.values(), lr=0.5)
-    losses = []
-    for _ in range(4):
-        loss = baseline(context, continuation_ids=after)["loss"]
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert losses[-1] < losses[0]
+    with torch.no_grad():
+        for token in named.values():
+            token.add_(torch.randn_like(token))
     baseline.save_pretrained(tmp_path)
     loaded = load_baseline(tmp_path, model)
     assert type(loaded) is method and not loaded.training
