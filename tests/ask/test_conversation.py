@@ -1,6 +1,7 @@
 """A conversation equals generation behind everything said before, and reads each token once."""
 
 import warnings
+from itertools import cycle
 
 import pytest
 import torch
@@ -45,20 +46,7 @@ def answer_behind(compressor, memory, text, count=6, **settings):
 
 
 # The window of 20 tokens holds the first context of a kind, and not the second.
-@pytest.mark.parametrize(
-    ("name", "context"),
-    [
-        ("icae", 17),
-        ("x500", 26),
-        ("x500 upl", 17),
-        ("gistpool", 26),
-        ("avgpool", 17),
-        ("dodo", 26),
-        ("kv_distill", 17),
-        ("sac", 26),
-        ("separate_encoder", 17),
-    ],
-)
+@pytest.mark.parametrize(("name", "context"), [*zip(METHODS, cycle([17, 26]), strict=False)])
 def test_each_answer_is_that_of_the_whole_conversation_read_anew(name, context):
     compressor = made(name)
     memory = encoded(compressor, context)

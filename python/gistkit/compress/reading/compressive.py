@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from gistkit import hf, ops
 from gistkit.common.checks import padded
@@ -181,10 +182,8 @@ class MeanCache(StreamCache):
         most = max(map(len, offsets))
         bounds = torch.tensor([row + row[-1:] * (most - len(row)) for row in offsets], device=device)
         # The mean of consecutive position IDs.
-        middle = torch.zeros(bounds.shape[0], most - 1, dtype=torch.float64, device=device)
-        for row, row_windows in enumerate(windows):
-            centres = [(window[0] + window[-1]) / 2 for window in row_windows]
-            middle[row, : len(row_windows)] = torch.tensor(centres, dtype=torch.float64)
+        centres = [torch.tensor([window[0] + window[-1] for window in row], dtype=torch.float64) / 2 for row in windows]
+        middle = pad_sequence(centres, batch_first=True).to(device)
         position_ids = padded([[position for window in row for position in window] for row in windows], device=device)
         return self._append(layers, padded(columns, device=device)[:, None, :, None], position_ids, bounds, middle)
 
