@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from gistkit.common.checks import at_least
 from gistkit.compress import Compressor
+from gistkit.compress.memory import Task
 from gistkit.evaluate.runner import end_tokens, evaluating, greedy_rows, scored_tokens
 
 KEEP, MAX_NEW_TOKENS = 64, 256
@@ -218,7 +219,7 @@ class CompressorLM(TemplateLM):
 
     @torch.no_grad()
     def _scored(
-        self, task: str, asked: Sequence[tuple[Split, tuple[int, ...]]], quiet: bool
+        self, task: Task, asked: Sequence[tuple[Split, tuple[int, ...]]], quiet: bool
     ) -> Iterator[tuple[list[int], list[tuple[float, bool]]]]:
         """Indices of a batch, and of each the log probability of its target and whether that is the greedy one."""
         lengths = {index: sum(map(len, split)) for index, (split, target) in enumerate(asked) if target}

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from gistkit.common.checks import IGNORE, padded
 from gistkit.common.processes import Processes
 from gistkit.compress.compressor import Compressor
+from gistkit.compress.memory import Task
 from gistkit.compress.tokens import pad
 from gistkit.evaluate.data import Prepared, words_of
 from gistkit.evaluate.metrics import (
@@ -189,7 +190,7 @@ def _sizes(memory: Any) -> list[ExampleResult]:
 
 
 def scored_tokens(
-    compressor: Compressor, memory: Any, task: str, rows: Sequence[list[int]]
+    compressor: Compressor, memory: Any, task: Task, rows: Sequence[list[int]]
 ) -> list[tuple[Tensor, Tensor]]:
     """Of each row the nats float64 [T] of its tokens, given the true ones before, and which are the first guess."""
     device = compressor.model.device
@@ -210,7 +211,7 @@ def scored_tokens(
 def greedy_rows(
     compressor: Compressor,
     memory: Any,
-    task: str,
+    task: Task,
     prompts: Sequence[list[int]] | None,
     most: int,
     stops: tuple[int, ...],

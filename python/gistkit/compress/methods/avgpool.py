@@ -102,8 +102,8 @@ class PooledKeys(WithBos):
             means = ops.window_pool(before[:, self.rows], windows=self.windows)
             with self.as_text():
                 return rope.project(layer, means, self.positions)
-        own, positions = (tensor[:, :, self.rows] for tensor in (key, value)), rope.positions[..., self.rows]
-        return pooled_keys(*own, positions, self.windows, self.positions, cast(LlamaRope, rope).inv_freq)
+        key, value, positions = key[:, :, self.rows], value[:, :, self.rows], rope.positions[..., self.rows]
+        return pooled_keys(key, value, positions, self.windows, self.positions, cast(LlamaRope, rope).inv_freq)
 
 
 def pooled_keys(

@@ -29,6 +29,7 @@ class StreamCache:
         first: a function from a token's position to the first position that it sees uncompressed.
         ends: position of the next token of each row, which sees these keys.
         room: about how many tokens there are until the next clearing.
+        lag: at most so many unseen tokens of a row wait to be dropped together; 0 unless only BOS stays for good.
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class StreamCache:
         first: Callable[[int], int],
         ends: Sequence[int],
         room: int,
+        lag: int = 0,
     ) -> None:
-        self.first, self.room = first, room
+        self.first, self.room, self.lag = first, room, lag
         self.old = [list(row) for row in positions]
         self.new: list[list[int]] = [[] for _ in positions]
         self.for_good = [{0, *row} for row in for_good]
@@ -60,7 +62,7 @@ class StreamCache:
     def clear(self, positions: Sequence[int]) -> None:
         """Drops the keys that tokens from these positions on do not see."""
         firsts = [self.first(position) for position in positions]
-        if firsts == self.firsts:
+        if all(first - before <= self.lag for first, before in zip(firsts, self.firsts, strict=True)):
             return
         layers, remaining = self._remaining(firsts)
         index = padded([[column for column, _ in row] for row in remaining], device=layers[0][0].device)
@@ -78,9 +80,11 @@ class StreamCache:
             for old, new, position in zip(self.old, self.new, positions, strict=True):
                 # A sliding window hides older tokens, BOS included.
                 oldest = 0 if window is None else position - window + 1
-                a, b = bisect_left(old, oldest), self.width + bisect_left(new, oldest)
-                nonempty = [span for span in ([a, len(old)], [b, keys]) if span[0] < span[1]]
-                rows.append([nonempty + [[0, 0]] * (2 - len(nonempty))])
+                begin = max(oldest, self.first(position)) if self.lag else oldest
+                a, b = bisect_left(old, begin), self.width + bisect_left(new, begin)
+                intervals = [[0, 1], [a, len(old)], [b, keys]] if oldest <= 0 < begin else [[a, len(old)], [b, keys]]
+                nonempty = [span for span in intervals if span[0] < span[1]]
+                rows.append([nonempty + [[0, 0]] * (3 - len(nonempty))])
             return placed(rows, device, torch.int32)
 
         at = placed(positions, device)[:, None]
