@@ -1,6 +1,7 @@
 """A conversation equals generation behind everything said before, and reads each token once."""
 
 import warnings
+from itertools import cycle
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from gistkit.ask import Conversation
 from gistkit.compress import ICAE, SAC, AvgPool, Dodo, FiveHundredX, GistPool, KVDistill, SeparateEncoder, VoCo
 from gistkit.inspect import AttentionRecorder
 from tests.helpers.models import tiny_llama
-from tests.helpers.vision import tiny_vision
+from tests.helpers.vision import Image, processed, tiny_vision
 
 METHODS = {
     "icae": (ICAE, {"chunk": 8, "ratio": 4}),
@@ -45,20 +46,7 @@ def answer_behind(compressor, memory, text, count=6, **settings):
 
 
 # The window of 20 tokens holds the first context of a kind, and not the second.
-@pytest.mark.parametrize(
-    ("name", "context"),
-    [
-        ("icae", 17),
-        ("x500", 26),
-        ("x500 upl", 17),
-        ("gistpool", 26),
-        ("avgpool", 17),
-        ("dodo", 26),
-        ("kv_distill", 17),
-        ("sac", 26),
-        ("separate_encoder", 17),
-    ],
-)
+@pytest.mark.parametrize(("name", "context"), [*zip(METHODS, cycle([17, 26]), strict=False)])
 def test_each_answer_is_that_of_the_whole_conversation_read_anew(name, context):
     compressor = made(name)
     memory = encoded(compressor, context)
@@ -80,13 +68,8 @@ def test_each_answer_is_that_of_the_whole_conversation_read_anew(name, context):
 
 def test_images_have_conversations():
     compressor = VoCo(tiny_vision("llava"), memory_tokens=2, lora=None).eval()
-    token, tower = compressor.vision.image_token, compressor.model.config.vision_config
-    pixels = torch.randn(1, 3, tower.image_size, tower.image_size)
-    patches = (tower.image_size // tower.patch_size) ** 2
-    context = {"input_ids": [[3, *[token] * patches]], "pixel_values": pixels.to(compressor.embed.weight.dtype)}
-    memory = compressor.encode(context)
+    memory, prompt = compressor.encode(processed("llava", [[3, Image()]])), [5, 6, 7, 8]
     conversation = Conversation(compressor, memory)
-    prompt = [token_id for token_id in (5, 6, 7, 8) if token_id != token]
     first = conversation.reply(prompt, max_new_tokens=3).tolist()
     expected = answer_behind(compressor, memory, prompt + first + prompt[:2], 3)
     assert conversation.reply(prompt[:2], max_new_tokens=3).tolist() == expected
@@ -256,24 +239,19 @@ def test_a_reply_is_not_recorded(monkeypatch):
 
 def test_mistakes_are_named():
     compressor = made("x500")
-    memory = encoded(compressor)
-    with pytest.raises(ValueError, match="memories: expected at least one, got none"):
-        Conversation(compressor)
-    with pytest.raises(ValueError, match="memories: expected the memory of one text in each, got 2 rows"):
-        Conversation(compressor, compressor.encode([ids(9), ids(9)]))
-    with pytest.raises(TypeError, match="memory: expected a Memory as encode returns, got str"):
-        Conversation(compressor, "report.gist")
-    with pytest.raises(
-        ValueError, match="memory: expected one made with method 'x500', got one made with method 'icae'"
-    ):
-        Conversation(compressor, encoded(made("icae")))
-    conversation = Conversation(compressor, memory)
-    with pytest.raises(ValueError, match="attention: expected a conversation with an answer, got none yet"):
-        conversation.attention()
-    with pytest.raises(ValueError, match="prompt_ids: expected at least 1 token, got 0 in row 0"):
-        conversation.reply([[]])
-    with pytest.raises(ValueError, match="prompt_ids: expected 1 rows as the memory has, got 2"):
-        conversation.reply([[3], [4]])
-    with pytest.raises(ValueError, match="max_new_tokens: expected a whole number >= 1, got 0"):
-        conversation.reply([3], max_new_tokens=0)
+    conversation = Conversation(compressor, encoded(compressor))
+    for match, call in [
+        ("memories: expected at least one, got none", lambda: Conversation(compressor)),
+        ("memories: expected the memory of one text in each, got 2 rows",
+         lambda: Conversation(compressor, compressor.encode([ids(9), ids(9)]))),
+        ("memory: expected a Memory as encode returns, got str", lambda: Conversation(compressor, "report.gist")),
+        ("memory: expected one made with method 'x500', got one made with method 'icae'",
+         lambda: Conversation(compressor, encoded(made("icae")))),
+        ("attention: expected a conversation with an answer, got none yet", conversation.attention),
+        ("prompt_ids: expected at least 1 token, got 0 in row 0", lambda: conversation.reply([[]])),
+        ("prompt_ids: expected 1 rows as the memory has, got 2", lambda: conversation.reply([[3], [4]])),
+        ("max_new_tokens: expected a whole number >= 1, got 0", lambda: conversation.reply([3], max_new_tokens=0)),
+    ]:  # fmt: skip
+        with pytest.raises((TypeError, ValueError), match=match):
+            call()
     assert conversation.text == []

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 from transformers import DynamicCache
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gistkit.ask import Conversation, Passage, best_passages, context_attention, sources
 from gistkit.compress import ICAE, SAC, FiveHundredX, Memory, NoContext, Select
@@ -14,6 +13,7 @@ from gistkit.hf.cache import CACHE
 from gistkit.inspect import AttentionRecorder
 from gistkit.layouts.positions import upl
 from tests.ask.test_conversation import METHODS, encoded, ids, made
+from tests.helpers.by_hand import attention_by_hand, hidden
 from tests.helpers.models import tiny, tiny_llama
 
 
@@ -223,32 +223,25 @@ def test_attention_to_heads_of_different_lengths_is_that_of_a_dense_computation(
     conversation = Conversation(compressor, *(compressor.encode([ids(n, seed=n)]) for n in texts))
     answer = conversation.reply(ids(4), max_new_tokens=18 if family == "gemma3" else 5).tolist()
     memory, expected = conversation.memory, torch.zeros(2 + 30 + 12, dtype=torch.float64)
-    places = iter(memory.positions.long().split(torch.cat(memory.counts, 1).flatten().tolist()))
+    counts = torch.cat(memory.counts, 1)[0].tolist()
+    places, text = memory.positions.long().split(counts), torch.tensor([ids(4) + answer[:-1]])
+    positions = memory.starts[0] + torch.arange(text.shape[1])
 
-    def attend(module, query, key, value, mask, scaling, **kwargs):
-        counts, out = memory.counts[module.layer_idx][0].tolist(), []
-        kept = [part.split(counts) for part in memory.layers[module.layer_idx]]
-        for head, count in enumerate(counts):
-            keys, values = (torch.cat([a[head], b[0, head]]) for a, b in zip(kept, (key, value), strict=True))
-            own, window = next(places), getattr(module, "sliding_window", None) or 10**9
-            # Of one text a position is 1 more than the place.
-            at = torch.cat([own - 1, memory.starts[0] + torch.arange(query.shape[2])])
-            away = memory.starts[0] + torch.arange(query.shape[2])[:, None] - at
-            for one in query[0].unflatten(0, (len(counts), -1))[head]:
-                logits = one @ keys.mT * scaling
-                hidden = torch.ones_like(logits, dtype=torch.bool).triu(count + 1) | (away >= window)
-                weights = logits.masked_fill(hidden, -torch.inf).softmax(-1)
-                expected.index_add_(0, own, weights[-len(answer) :, :count].double().sum(0))
-                out.append(weights @ values)
-        return torch.stack(out, 1)[None], None
+    def read(layer, head, *own):
+        kept = (part.split(memory.counts[layer][0].tolist())[head] for part in memory.layers[layer])
+        keys, values = (torch.cat(pair) for pair in zip(kept, own, strict=True))
+        # Of one text a position is 1 more than the place.
+        at = torch.cat([places[2 * layer + head] - 1, positions])
+        window = getattr(model.model.layers[layer].self_attn, "sliding_window", None)
+        return keys, values, hidden(len(positions), len(keys), window, at)
 
-    ALL_ATTENTION_FUNCTIONS["by_hand"] = attend
-    compressor.model.set_attn_implementation("by_hand")
-    with torch.no_grad():
-        text = torch.tensor([ids(4) + answer[:-1]])
-        compressor.model.model(text, position_ids=memory.starts[0] + torch.arange(text.shape[1])[None])
-    compressor.model.set_attn_implementation("sdpa")
-    assert len({*torch.cat(memory.counts, 1)[0].tolist()}) > 2
+    def look(layer, head, weights):
+        own = places[2 * layer + head]
+        expected.index_add_(0, own, weights[-len(answer) :, : len(own)].double().sum(0))
+
+    with attention_by_hand(model, read, look):
+        model.model(text, position_ids=positions[None])
+    assert len({*counts}) > 2
     parts = context_attention(conversation)
     # 1 is the place of each text's BOS.
     expected = expected[2:] / compressor.config.num_hidden_layers / compressor.config.num_attention_heads
@@ -289,21 +282,15 @@ def planted(memory, token):
 
 
 @pytest.mark.parametrize("token", [0, 3, 5])
-def test_a_planted_key_is_the_source(token):
-    compressor = one_minded()
-    conversation = Conversation(compressor, planted(encoded(compressor, 36), token))
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_planted_key_is_the_source(token, before):
+    compressor = one_minded(layout="dpl" if before else "epl")
+    documents = [encoded(compressor, 15)] * before + [planted(encoded(compressor, 36, seed=1), token)]
+    conversation = Conversation(compressor, *documents)
     conversation.reply(ids(4), max_new_tokens=5)
+    assert [len(weights) for weights in context_attention(conversation)] == [15] * before + [36]
     first = sources(conversation, length=6)[0]
-    assert (first.document, first.start, first.end) == (0, 6 * token, 6 * token + 6) and first.share > 0.95
-
-
-def test_a_planted_key_of_the_second_document_is_its_source():
-    compressor = one_minded(layout="dpl")
-    conversation = Conversation(compressor, encoded(compressor, 15), planted(encoded(compressor, 24, seed=1), 2))
-    conversation.reply(ids(4), max_new_tokens=5)
-    assert [len(weights) for weights in context_attention(conversation)] == [15, 24]
-    first = sources(conversation, length=6)[0]
-    assert (first.document, first.start, first.end) == (1, 12, 18) and first.share > 0.95
+    assert (first.document, first.start, first.end) == (before, 6 * token, 6 * token + 6) and first.share > 0.95
 
 
 def test_passages_are_the_heaviest_windows_without_overlap():
@@ -318,7 +305,7 @@ def test_passages_are_the_heaviest_windows_without_overlap():
         Passage(0, 0, 1, 3 / 7),
         Passage(1, 0, 3, 2 / 7),
     ]
-    assert best_passages([torch.zeros(4)]) == []
+    assert best_passages([torch.zeros(4)]) == best_passages([]) == []
     for settings in ({"count": 0}, {"length": 0}):
         with pytest.raises(ValueError, match=f"{next(iter(settings))}: expected a whole number >= 1, got 0"):
             best_passages([weights], **settings)

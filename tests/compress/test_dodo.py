@@ -9,7 +9,7 @@ from gistkit.compress import Dodo, Memory
 from gistkit.nn import Nuggets
 from tests.helpers.dodo_oracle import best, read, scores_of
 from tests.helpers.in_place_oracle import unsettle
-from tests.helpers.models import TOLERANCE, tiny, tiny_llama, tokens
+from tests.helpers.models import TOLERANCE, same_gradients, tiny, tiny_llama, tokens
 
 BOS = 1
 
@@ -18,10 +18,6 @@ def make(model=None, **options):
     model = tiny_llama() if model is None else model
     options = {"ratio": 3, "layer": 1, "bos_token": BOS, "lora": 2, **options}
     return unsettle(Dodo(model, **options).double())
-
-
-def behind_bos(ids):
-    return [BOS, *ids.tolist()]
 
 
 @pytest.mark.parametrize(("scorer_norm", "layer"), [(True, 1), (False, 1), (True, 2), (False, 2)])
@@ -63,27 +59,27 @@ def test_a_score_has_the_gradient_of_its_logits_over_queries_heads_and_layers(fa
     ids = tokens(1, 13)
     memory, _, _ = compressor.compress_rows(compressor.contexts(ids))
     start = compressor.task_embeddings["ae"].double()[None] if task == "ae" else None
-    whole = behind_bos(ids[0])
+    whole = [BOS, *ids[0].tolist()]
     scores = scores_of(compressor, whole)
     kept = best(scores, 3)
     # Dense logits with a bias that has a value, so that autograd itself sums over queries, heads and layers.
     bias = (scores[kept] - scores[kept].detach()) * torch.tensor([0.0] + [1.0] * (len(kept) - 1))
-    ours = compressor.decode(memory, task, ids[:, :-1])[0]
-    dense = read(compressor, whole, kept, ids[0, :-1].tolist(), bias, start)
-    gradients = []
-    for hidden in (ours, dense):
-        compressor.zero_grad()
-        F.cross_entropy(compressor.lm.head(hidden), ids[0]).backward()
-        gradients.append({name: p.grad.clone() for name, p in compressor.trainable() if p.grad is not None})
-        # An [AE] token that is not read may have a gradient of zeros.
-        if task == "lm":
-            gradients[-1].pop("task_embeddings.ae", None)
-    assert gradients[0]["scorer.up.weight"].abs().max() > 1e-6
-    roles = {role for name in gradients[0] if "lora" in name for role in ("memory", "text") if f"_{role}." in name}
+    # An [AE] token that is not read may have a gradient of zeros.
+    compressor.task_embeddings.requires_grad_(task == "ae")
+
+    def loss(hidden):
+        return F.cross_entropy(compressor.lm.head(hidden), ids[0])
+
+    gradients = same_gradients(
+        compressor,
+        lambda: loss(compressor.decode(memory, task, ids[:, :-1])[0]),
+        lambda: loss(read(compressor, whole, kept, ids[0, :-1].tolist(), bias, start)),
+        rtol=1e-7,
+        atol=1e-10,
+    )
+    assert gradients["scorer.up.weight"].abs().max() > 1e-6
+    roles = {role for name in gradients if "lora" in name for role in ("memory", "text") if f"_{role}." in name}
     assert roles == {"memory", "text"}
-    assert gradients[0].keys() == gradients[1].keys()
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-7, atol=1e-10, msg=name)
 
 
 @pytest.mark.parametrize("lengths", [(9,), (13, 9, 1)])
@@ -211,7 +207,9 @@ def test_nuggets_of_ones_own_choice():
     chosen = Nuggets(torch.tensor([[2, 7, 9]]), (3,))
     memory, _ = compressor.encode_nuggets(rows, chosen)
     ours = compressor.decode(memory, "lm", text)[0]
-    torch.testing.assert_close(ours, read(compressor, behind_bos(ids[0]), [0, 2, 7, 9], text[0].tolist()), **TOLERANCE)
+    torch.testing.assert_close(
+        ours, read(compressor, [BOS, *ids[0].tolist()], [0, 2, 7, 9], text[0].tolist()), **TOLERANCE
+    )
 
 
 def test_nan_scores_are_named():

@@ -9,12 +9,11 @@ import torch
 from torch.nn import functional as F
 from transformers import DynamicCache
 
-from gistkit import layouts
-from gistkit.compress import ICAE, AvgPool, CompressionHead, FiveHundredX, JointHead, NoContext, plans, token_loss
+from gistkit.compress import ICAE, AvgPool, CompressionHead, FiveHundredX, JointHead, NoContext, token_loss
 from gistkit.compress.losses import segment_targets
 from gistkit.compress.tokens import PART
 from gistkit.hf import CACHE
-from tests.helpers.models import TOLERANCE, double_angles, tiny_llama
+from tests.helpers.models import TOLERANCE, double_angles, tiny, tiny_llama
 from tests.helpers.rules import plain_positions
 
 METHODS = [ICAE, FiveHundredX]
@@ -58,11 +57,8 @@ def plain_decode(compressor, ids, task, tokens, encoding=nullcontext):
             outputs.append(matched(compressor, out.last_hidden_state[:, -memory:]))
             caches.append([(layer.keys[:, :, -memory:], layer.values[:, :, -memory:]) for layer in cache.layers])
         task_embedding = compressor.task_embeddings["ae" if task == "ae" else "lm"].double().expand(batch, 1, -1)
-        inputs, position_ids, cache = (
-            torch.cat([task_embedding, embed(tokens)], 1),
-            rest,
-            DynamicCache(config=model.config),
-        )
+        inputs, position_ids = torch.cat([task_embedding, embed(tokens)], 1), rest
+        cache = DynamicCache(config=model.config)
         if compressor.carrier == "embedding":
             inputs, position_ids = torch.cat([*outputs, inputs], 1), decoder_memory + rest
         else:
@@ -123,7 +119,7 @@ def test_encoder_and_decoder_share_an_adapter(method, tmp_path):
     assert again.settings["shared_lora"] and not method(tiny_llama(), **options).settings["shared_lora"]
 
 
-def test_matched_embeddings(tmp_path):
+def test_matched_embeddings():
     compressor = ICAE(tiny_llama(), chunk=6, ratio=3, losses=("ae", "lm"), match_embeddings=True, lora=2).double()
     table = compressor.embed.weight.detach()
     assert (compressor.gain == compressor.gain[0]).all()
@@ -134,14 +130,6 @@ def test_matched_embeddings(tmp_path):
     ids, tokens = torch.randint(0, 50, (2, 13)), torch.randint(0, 50, (2, 7))
     ours = compressor.decode(compressor.encode(ids), "ae", tokens)
     torch.testing.assert_close(ours, plain_decode(compressor, ids, "ae", tokens), rtol=1e-6, atol=1e-6)
-    compressor(ids, continuation_ids=tokens)["loss"].backward()
-    trained = dict(compressor.trainable())
-    for name in ("gain", "shift"):
-        assert trained[name].grad.abs().sum() > 0, name
-    compressor.save_pretrained(tmp_path / "new")
-    again = ICAE.from_pretrained(tmp_path / "new", tiny_llama())
-    assert again.settings == compressor.settings
-    torch.testing.assert_close(again.gain.double(), compressor.gain, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -280,22 +268,16 @@ def test_token_loss_under_autocast_has_the_gradient_of_rounded_products(base):
 @pytest.mark.parametrize("method", [ICAE, AvgPool])
 def test_a_changed_window_is_that_of_a_compressor_made_with_it(method, tmp_path):
     options = {"ratio": 4, "lora": None} | ({"chunk": 8} if method is ICAE else {"bos_token": 0})
-    ids = torch.arange(2, 22)[None]
-    torch.manual_seed(0)
-    compressor = method(tiny_llama(), **options).eval()
-    torch.manual_seed(0)
-    made = method(tiny_llama(), window=9, **options).eval()
-    with torch.no_grad():
-        whole, expected = compressor.encode(ids), made.encode(ids)
-        compressor.set_window(9)
-        found = compressor.encode(ids)
-        compressor.save_pretrained(tmp_path)
-        read = method.from_pretrained(tmp_path, tiny_llama()).eval().encode(ids)
-    for memory in (found, read):
-        assert memory.context_lengths == expected.context_lengths == (9,)
-        assert [list(rest) for rest in memory.rest] == [ids[0, 9:].tolist()]
+    ids, model = torch.arange(2, 22)[None], tiny_llama()
+    compressor, made = (method(model, **options | more).eval() for more in ({}, {"window": 9}))
+    made.load_state_dict(compressor.state_dict())
+    expected = made.encode(ids)
+    compressor.set_window(9)
+    compressor.save_pretrained(tmp_path)
+    for one in (compressor, method.from_pretrained(tmp_path, tiny_llama())):
+        memory = one.encode(ids)
+        assert memory.context_lengths == (9,) and memory.rest == (tuple(range(11, 22)),)
         assert all(map(torch.equal, memory.tensors, expected.tensors))
-    assert whole.context_lengths == (20,)
     compressor.set_window(None)
     assert compressor.encode(ids).context_lengths == (20,)
 
@@ -339,29 +321,28 @@ def test_inputs_say_what_was_expected():
     ):  # fmt: skip
         with pytest.raises(TypeError, match=f"input_ids: expected{message}"):
             compressor.encode(ids)
-    with pytest.raises(ValueError, match="attention_mask: expected rows as long as those of input_ids"):
-        compressor.encode([[1] * 4, [2] * 5], [1] * 4)
     assert compressor.encode([np.int64(3)] * 4).lengths == (2,)
     assert compressor.encode([1, 2, 3, 4], torch.tensor([0, 1, 1, 0])).context_lengths == (2,)
     assert compressor.encode([[1, 2, 3], [4]], [np.array([0, 1, 1]), [1]]).context_lengths == (2, 1)
     assert compressor.encode(np.full((1, 4), 3, np.uint16)).context_lengths == (4,)
-    with pytest.raises(
-        ValueError, match="continuation_ids: expected -100 only at the ends of rows, got a gap in row 0"
-    ):
-        compressor(zeros(1, 4), continuation_ids=torch.tensor([[5, -100, 6]]))
-    with pytest.raises(ValueError, match="continuation_ids: expected"):
-        compressor(zeros(2, 4))
-    with pytest.raises(ValueError, match="continuation_ids: expected tokens to predict, got empty rows"):
-        compressor(zeros(2, 4), continuation_ids=zeros(2, 0))
-    with pytest.raises(ValueError, match="continuation_ids: expected 2 rows as input_ids has, got 3"):
-        compressor(zeros(2, 4), continuation_ids=zeros(3, 2))
     memory = compressor.encode(zeros(2, 4))
-    with pytest.raises(ValueError, match="task: expected one of ae, lm, qa, got 'sum'"):
-        compressor.decode(memory, "sum", zeros(2, 1))
-    with pytest.raises(ValueError, match="input_ids: expected 2 rows as the memory has, got 3"):
-        compressor.decode(memory, "lm", zeros(3, 1))
-    with pytest.raises(ValueError, match=r"targets: expected shape \(2, 3\) as hidden_states has, got \(2, 4\)"):
-        token_loss(torch.zeros(2, 3, 4), torch.zeros(5, 4), zeros(2, 4))
+    for match, call in [
+        ("attention_mask: expected rows as long as those of input_ids",
+         lambda: compressor.encode([[1] * 4, [2] * 5], [1] * 4)),
+        ("continuation_ids: expected -100 only at the ends of rows, got a gap in row 0",
+         lambda: compressor(zeros(1, 4), continuation_ids=torch.tensor([[5, -100, 6]]))),
+        ("continuation_ids: expected", lambda: compressor(zeros(2, 4))),
+        ("continuation_ids: expected tokens to predict, got empty rows",
+         lambda: compressor(zeros(2, 4), continuation_ids=zeros(2, 0))),
+        ("continuation_ids: expected 2 rows as input_ids has, got 3",
+         lambda: compressor(zeros(2, 4), continuation_ids=zeros(3, 2))),
+        ("task: expected one of ae, lm, qa, got 'sum'", lambda: compressor.decode(memory, "sum", zeros(2, 1))),
+        ("input_ids: expected 2 rows as the memory has, got 3", lambda: compressor.decode(memory, "lm", zeros(3, 1))),
+        (r"targets: expected shape \(2, 3\) as hidden_states has, got \(2, 4\)",
+         lambda: token_loss(torch.zeros(2, 3, 4), torch.zeros(5, 4), zeros(2, 4))),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=match):
+            call()
 
 
 def test_positions_beyond_the_models_range_are_warned_of():
@@ -401,20 +382,26 @@ def decoder_passes(compressor, call):
 
 
 @pytest.mark.parametrize(
-    ("method", "layout", "lengths"),
+    ("method", "layout", "lengths", "family"),
     [
-        (ICAE, "dpl", (40,)),
-        (FiveHundredX, "epl", (40, 36, 33)),
-        (partial(ICAE, match_embeddings=True), "epl", (37, 34)),
+        (ICAE, "dpl", (40,), "llama"),
+        (FiveHundredX, "epl", (40, 36, 33), "llama"),
+        (FiveHundredX, "upl", (40, 36, 33), "mistral"),
+        (FiveHundredX, "cpl", (40, 40, 33), "gemma3"),
+        (partial(ICAE, match_embeddings=True), "epl", (37, 34), "llama"),
     ],
 )
-def test_a_long_context_is_encoded_in_parts_to_the_same_memory(method, layout, lengths, monkeypatch):
-    torch.manual_seed(0)
-    compressor = method(tiny_llama(), chunk=8, ratio=4, layout=layout, lora=4).eval()
+def test_a_long_context_is_encoded_in_parts_to_the_same_memory(method, layout, lengths, family, monkeypatch):
+    losses = ("ae", "compression")
+    compressor = method(tiny(family), chunk=8, ratio=4, layout=layout, lora=4, losses=losses).eval()
     contexts = [torch.randint(0, compressor.vocabulary, (length,)).tolist() for length in lengths]
     whole, passes = decoder_passes(compressor, lambda: compressor.encode(contexts))
     assert len(passes) == 1
-    monkeypatch.setitem(PART, "cpu", 20 * len(lengths))
+    with torch.no_grad():
+        losses = compressor(contexts)
+        monkeypatch.setitem(PART, "cpu", 20 * len(lengths))
+        for name, loss in compressor(contexts).items():
+            torch.testing.assert_close(loss, losses[name], **TOLERANCE)
     memory, passes = decoder_passes(compressor, lambda: compressor.encode(contexts))
     # Two chunks of 8 + 2 a pass; the last is as long as the longest row's rest.
     assert passes == [20, 20, max(lengths) - 32 + 2]
@@ -424,38 +411,6 @@ def test_a_long_context_is_encoded_in_parts_to_the_same_memory(method, layout, l
     for name in ("lengths", "context_lengths", "starts"):
         assert getattr(memory, name) == getattr(whole, name)
     assert torch.equal(memory.positions, whole.positions)
-
-
-@pytest.mark.parametrize(("rests", "chunk", "memory"), [((2,), 7, 3), ((1, 3), 5, 5), ((3, 3, 4), 6, 3)])
-@pytest.mark.parametrize("scheme", layouts.positions.SCHEMES)
-def test_the_plans_of_parts_are_those_of_cuts_through_the_whole_layout(scheme, rests, chunk, memory):
-    contexts = tuple(4 * chunk + rest for rest in rests)
-    parts = plans.encoder_parts(contexts, chunk, memory, scheme, (4,), "cpu", 2 * (chunk + memory) * len(contexts))
-    whole = [layouts.icae_encoder(context, chunk, memory, positions=scheme) for context in contexts]
-    firsts = range(0, -(-max(contexts) // chunk), 2)
-    for (columns, plan), first in zip(parts, firsts, strict=True):
-        cut = [layout.take((first <= layout.segments) & (layout.segments < first + 2)) for layout in whole]
-        alike = len({*map(len, cut)}) == 1
-        expected = cut[0].compile(windows=(4,)) if alike else layouts.compile_batch(cut, aligned=True, windows=(4,))
-        assert columns == slice(first * chunk, min((first + 2) * chunk, max(contexts)))
-        assert torch.equal(plan.positions, expected.positions) and torch.equal(plan.spans, expected.spans)
-        assert plan.slices == expected.slices
-    passed = plans.encoder_pass(contexts, chunk, memory, scheme, "kv")
-    assert passed.last == max(int(layout.positions.max()) for layout in whole)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_compression_loss_of_a_context_in_parts_is_the_same(method, monkeypatch):
-    torch.manual_seed(0)
-    compressor = method(tiny_llama(), chunk=8, ratio=4, losses=("ae", "compression"), lora=4).eval()
-    contexts = torch.randint(0, compressor.vocabulary, (2, 40))
-    with torch.no_grad():
-        whole = compressor(contexts)
-        monkeypatch.setitem(PART, "cpu", 40)
-        losses, passes = decoder_passes(compressor, lambda: compressor(contexts))
-    assert len(passes) == 4
-    for name, loss in whole.items():
-        torch.testing.assert_close(losses[name], loss, **TOLERANCE)
 
 
 def test_contexts_stay_whole_where_parts_would_differ_or_need_a_graph(monkeypatch):

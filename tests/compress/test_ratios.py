@@ -20,7 +20,7 @@ from gistkit.compress import (
 )  # fmt: skip
 from tests.helpers import dodo_oracle
 from tests.helpers.in_place_oracle import states, unsettle
-from tests.helpers.models import TOLERANCE, tiny_llama
+from tests.helpers.models import TOLERANCE, tiny_llama, tokens
 
 BOS = 1
 METHODS = {
@@ -34,10 +34,6 @@ METHODS = {
 def made(name="gist", **options):
     method, own = METHODS[name]
     return unsettle(method(tiny_llama(), ratio=3, bos_token=BOS, lora=2, **own | options).double())
-
-
-def tokens(*shape):
-    return torch.randint(2, 50, shape, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -151,15 +151,6 @@ def test_a_text_with_control_tokens_is_read_as_the_memory_s():
         refine(compressor, memory, text, steps=1)
 
 
-def test_joined_memories_have_what_was_trained():
-    compressor = made()
-    memories = [compressor.compress(TEXT), compressor.compress(TEXT[:60])]
-    trained = refine(compressor, memories[0], TEXT, steps=2).memory
-    joined = compressor.join([trained, memories[1]])
-    torch.testing.assert_close(joined.layers[0][1][:, :, : trained.num_tokens], trained.layers[0][1])
-    assert not torch.equal(joined.layers[0][1], compressor.join(memories).layers[0][1])
-
-
 def test_what_it_cannot_refine_is_refused_by_name():
     compressor = made()
     memory = compressor.compress(TEXT)

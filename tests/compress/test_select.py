@@ -9,7 +9,6 @@ from types import MappingProxyType
 import pytest
 import torch
 from transformers import DynamicCache
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gistkit import hf
 from gistkit.compress import Memory, Select
@@ -18,6 +17,7 @@ from gistkit.compress.memory_files import packed, unpacked
 from gistkit.compress.scores import SCORES, ExpectedAttention, Heads, KVzip, Score, SnapKV, Streaming
 from gistkit.compress.tokens import QUESTION
 from gistkit.hf import CACHE
+from tests.helpers.by_hand import attention_by_hand, hidden
 from tests.helpers.models import byte_tokenizer, double_angles, tiny, tiny_llama
 from tests.helpers.tiers import tiers
 
@@ -92,31 +92,23 @@ def expected_attention(model, layer, query, key, value, ids):
     return scores.tolist()
 
 
-def snapkv(model, layer, query, key, value, ids):
-    n, group, window = key.shape[1], len(query) // len(key), 8
-    inv_freq, scores = model.model.rotary_emb.inv_freq, torch.zeros(key.shape[:2]).double()
-    for head, own in enumerate(query):
-        weights = torch.zeros(n).double()
-        for place in range(n - window, n):
-            q = rotated(own[place], place, inv_freq)
-            weights[: place + 1] += (key[head // group, : place + 1] @ q / q.shape[0] ** 0.5).softmax(0) / window
-        seen = weights[: n - window]
-        smooth = [sum(seen[max(i - 2, 0) : i + 3]) / 5 for i in range(n - window)]
-        scores[head // group, : n - window] += torch.stack(smooth) / group
-    scores[:, n - window :] = math.inf
-    return scores.tolist()
+def weights_of(keys, query, place, inv_freq):
+    """How a query at a place, before rotation, attends to keys."""
+    return (keys @ rotated(query, place, inv_freq) / len(query) ** 0.5).softmax(0)
 
 
-def asked(model, layer, query, key, value, ids):
-    """SnapKV's scores of a text by the attention of the last 32 tokens, which are no part of it."""
-    n, group = key.shape[1] - 32, len(query) // len(key)
+def snapkv(model, layer, query, key, value, ids, asked=0):
+    """By a text's last 8 queries, which are kept, or by those of `asked` tokens behind it."""
+    n, group = key.shape[1] - asked, len(query) // len(key)
+    end, places = (n, range(n, n + asked)) if asked else (n - 8, range(n - 8, n))
     scores = torch.zeros(len(key), n).double()
     for head, own in enumerate(query):
-        seen = torch.zeros(n).double()
-        for place in range(n, n + 32):
-            q = rotated(own[place], place, model.model.rotary_emb.inv_freq)
-            seen += (key[head // group, : place + 1] @ q / q.shape[0] ** 0.5).softmax(0)[:n] / 32
-        scores[head // group] += torch.stack([sum(seen[max(i - 2, 0) : i + 3]) / 5 for i in range(n)])
+        seen = torch.zeros(end).double()
+        for place in places:
+            weights = weights_of(key[head // group, : place + 1], own[place], place, model.model.rotary_emb.inv_freq)
+            seen += weights[:end] / len(places)
+        scores[head // group, :end] += torch.stack([sum(seen[max(i - 2, 0) : i + 3]) / 5 for i in range(end)]) / group
+    scores[:, end:] = math.inf
     return scores.tolist()
 
 
@@ -140,10 +132,9 @@ def kvzip(model, layer, query, key, value, ids, chunk=2048):
         for head in range(len(queries)):
             own = keys[head // group]
             for place in range(n, n + len(again)):
-                q = rotated(queries[head, place], place, inv_freq)
                 sinks = own[: min(4, start)]
                 seen = torch.cat([sinks, own[start : start + len(part)], own[n : place + 1]])
-                weights = (seen @ q / q.shape[0] ** 0.5).softmax(0)[len(sinks) :][: len(part)]
+                weights = weights_of(seen, queries[head, place], place, inv_freq)[len(sinks) :][: len(part)]
                 best = scores[head // group, start : start + len(part)]
                 best.copy_(torch.maximum(best, weights))
     scores[:, :4] = math.inf
@@ -238,10 +229,8 @@ def test_heads_share_what_they_keep(by, shares, tmp_path):
                 torch.testing.assert_close(kept[head], all_[head, own], rtol=1e-9, atol=1e-9)
     # Transformers' own attention over what each head has, layer by layer.
     text = [[3, 4, 5, 6]]
-    with torch.no_grad(), double_angles(model):
-        expected = dense_reading(model, memory, text)
     found = compressor.logits(compressor.decode(memory[0], "lm", text))[:, 1:].double()
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, dense_reading(model, memory, text), rtol=1e-5, atol=1e-5)
     answer = compressor.generate(memory, [text[0], [7, 8]], max_new_tokens=9)
     for row in range(2):
         memory[row].save(tmp_path / "m.gist")
@@ -259,29 +248,6 @@ def test_heads_share_what_they_keep(by, shares, tmp_path):
     tensors["layers.1.counts"][0, 0] = 2**40
     with pytest.raises(ValueError, match=r"m\.gist: expected the contents of a memory, got .* rows for heads of"):
         unpacked(Memory, "m.gist", header, tensors, verify=False)
-    joined = compressor.join([memory[0], memory[1]])
-    assert joined.nbytes == memory[0].nbytes + memory[1].nbytes
-    with torch.no_grad(), double_angles(model):
-        moved = model(torch.tensor([[BOS, *IDS[:20]]]), position_ids=91 + torch.arange(21)[None]).past_key_values
-        expected = dense_reading(model, joined, text)
-    for layer in range(2):
-        for head, own in enumerate(heads_of(joined, layer)[0]):
-            kept = heads_of(memory, layer)[0][head]
-            assert torch.equal(own[: len(kept)], kept)
-            # Each is one of those of the second text, read behind the first one.
-            apart = torch.cdist(own[len(kept) :].double(), moved.layers[layer].keys[0, head].double())
-            assert len(apart) == memory.counts[layer][1, head] and (apart.amin(1) < 1e-6).all()
-    found = compressor.logits(compressor.decode(joined, "lm", text))[:, 1:].double()
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    # Rows are those of the memories that are stacked, picked or repeated.
-    for same in (Memory.stack([memory[0], memory[1]]), Memory.stack([memory[1].repeat(2)[0], memory[0]])[[1, 0]]):
-        assert all(map(torch.equal, same.tensors, memory.tensors)) and same.lengths == memory.lengths
-        assert torch.equal(same.positions, memory.positions)
-    thrice = memory[0].repeat(3)
-    assert thrice.nbytes == memory[0].nbytes and thrice.sizes == (count,) * 3
-    assert torch.equal(compressor.generate(thrice[1:], [text[0]] * 2, max_new_tokens=9)[1], answer[0])
-    thrice.save(tmp_path / "m.gist")
-    assert torch.equal(Memory.load(tmp_path / "m.gist")[2].tensors[0], memory[0].tensors[0])
     with pytest.raises(ValueError, match="memory: expected the same number of tokens in each head"):
         compressor.to_cache(memory[0])
 
@@ -294,23 +260,12 @@ def heads_of(memory, layer):
 def dense_reading(model, memory, text):
     """Logits of a text that reads of each layer and key head what it keeps of the first row, by transformers itself."""
 
-    def attend(module, query, key, value, mask, scaling, **kwargs):
-        layer, group = module.layer_idx, query.shape[1] // key.shape[1]
-        out = []
-        for head in range(query.shape[1]):
-            old = [part[head // group] for part in heads_of(memory, layer)]
-            kept = len(old[0])
-            keys, values = (torch.cat([a, b[0, head // group]]) for a, b in zip(old, (key, value), strict=True))
-            logits = query[0, head] @ keys.mT * scaling
-            hidden = torch.ones(logits.shape, dtype=torch.bool).triu(kept + 1)
-            out.append(logits.masked_fill(hidden, -torch.inf).softmax(-1) @ values)
-        return torch.stack(out, 1)[None], None
+    def read(layer, head, *own):
+        keys, values = (torch.cat([old[head], new]) for old, new in zip(heads_of(memory, layer), own, strict=True))
+        return keys, values, hidden(len(own[0]), len(keys))
 
-    ALL_ATTENTION_FUNCTIONS["by_hand"] = attend
-    model.set_attn_implementation("by_hand")
-    logits = model(torch.tensor(text), position_ids=memory.starts[0] + torch.arange(4)[None]).logits
-    model.set_attn_implementation("sdpa")
-    return logits
+    with attention_by_hand(model, read):
+        return model(torch.tensor(text), position_ids=memory.starts[0] + torch.arange(4)[None]).logits
 
 
 def test_a_question_decides_what_is_kept(tmp_path):
@@ -322,7 +277,7 @@ def test_a_question_decides_what_is_kept(tmp_path):
     memory = compressor.encode([IDS, IDS[:9]])
     assert memory.lengths == (30, 3) and memory.starts == (91, 10)
     for layer, (query, key, value) in enumerate(cached(model, whole)):
-        for head, own in enumerate(chosen(asked(model, layer, query, key, value, whole), 30)):
+        for head, own in enumerate(chosen(snapkv(model, layer, query, key, value, whole, 32), 30)):
             torch.testing.assert_close(memory.layers[layer][0][0, head], key[head, own], rtol=1e-9, atol=1e-9)
             torch.testing.assert_close(memory.layers[layer][1][0, head], value[head, own], rtol=1e-9, atol=1e-9)
     # Another compressor reads it only if it is for that question.
@@ -355,8 +310,7 @@ def test_kvzip_keeps_what_a_question_and_its_answer_read(fit):
         scores, group = torch.zeros(len(key), n).double(), len(query) // len(key)
         for head, own in enumerate(query):
             for place in range(n, n + len(said)):
-                q = rotated(own[place], place, inv_freq)
-                weights = (key[head // group, : place + 1] @ q / q.shape[0] ** 0.5).softmax(0)[:n]
+                weights = weights_of(key[head // group, : place + 1], own[place], place, inv_freq)[:n]
                 scores[head // group] = torch.maximum(scores[head // group], weights)
         scores[:, :4] = math.inf
         for head, own in enumerate(chosen(scores.tolist(), n // 3)):
@@ -399,7 +353,7 @@ def test_transformers_reads_the_memory_as_its_cache(by, positions):
         inv_freq = model.model.rotary_emb.inv_freq
         for closed, apart in zip(memory.layers, made(by, model).encode([IDS]).layers, strict=True):
             for place in range(0, kept, 7):
-                angles = [turned(apart[0][0, 0, place], p, inv_freq) for p in range(-len(IDS) - 1, len(IDS))]
+                angles = [rotated(apart[0][0, 0, place], p, inv_freq) for p in range(-len(IDS) - 1, len(IDS))]
                 assert min((angle - closed[0][0, 0, place]).abs().max() for angle in angles) < 1e-9
     cache = DynamicCache()
     for layer, (key, value) in enumerate(memory.layers):
@@ -412,10 +366,6 @@ def test_transformers_reads_the_memory_as_its_cache(by, positions):
     prompt = torch.tensor(text)
     behind = model.generate(prompt, **{CACHE: compressor.to_cache(memory)}, max_new_tokens=6, pad_token_id=0)
     assert torch.equal(behind[:, 4:], compressor.generate(memory, prompt, max_new_tokens=6))
-
-
-def turned(vector, position, inv_freq):
-    return rotated(vector, position, inv_freq)
 
 
 @pytest.mark.parametrize("by", SCORES)
@@ -439,24 +389,17 @@ def test_each_row_is_as_alone_and_a_file_brings_it_back(by, tmp_path):
 def test_layers_with_a_sliding_window_keep_what_is_seen_there(family):
     model = tiny(family, bos_token_id=1)
     compressor = Select(model, ratio=2, by="even").eval()
-    ids = torch.randint(3, 50, (1, 20), generator=torch.Generator().manual_seed(1))
-    memory = compressor.encode(ids)
-    key = cached_keys(model, torch.cat([torch.tensor([[1]]), ids], 1))
-    for layer, (kept, _) in enumerate(memory.layers):
+    ids = torch.randint(3, 50, (20,), generator=torch.Generator().manual_seed(1)).tolist()
+    memory = compressor.encode([ids])
+    for layer, ((kept, _), (_, key, _)) in enumerate(zip(memory.layers, cached(model, [1, *ids]), strict=True)):
         slides = family == "mistral" or layers(model)[layer].self_attn.sliding_window is not None
         places = [*range(11, 21)] if slides else torch.linspace(0, 20, 10).round().long().tolist()
-        torch.testing.assert_close(kept[0], key[layer][0][:, places], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(kept[0], key[:, places], rtol=1e-6, atol=1e-6)
     if family == "mistral":
         # All its layers slide, over fewer tokens than are kept: nothing is lost.
-        whole = torch.cat([torch.tensor([[1]]), ids, torch.tensor([[7, 8]])], 1)
+        whole = torch.tensor([[1, *ids, 7, 8]])
         expected = model.generate(whole, max_new_tokens=8, pad_token_id=0)[:, whole.shape[1] :]
         assert torch.equal(compressor.generate(memory, [[7, 8]], max_new_tokens=8), expected)
-
-
-def cached_keys(model, ids):
-    with torch.no_grad():
-        cache = model(ids, **{CACHE: DynamicCache()}).past_key_values
-    return [(layer.keys[0], layer.values[0]) for layer in cache.layers]
 
 
 def test_questions_are_read_with_an_adapter_of_their_own(tmp_path):

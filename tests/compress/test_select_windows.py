@@ -2,10 +2,20 @@
 
 import pytest
 import torch
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gistkit.compress import Memory, Select
-from tests.compress.test_select import BOS, IDS, cached_keys, chosen_first, key_diff, layers, rotated, shared
+from tests.compress.test_select import (
+    BOS,
+    IDS,
+    cached,
+    chosen_first,
+    heads_of,
+    key_diff,
+    layers,
+    rotated,
+    shared,
+)
+from tests.helpers.by_hand import attention_by_hand, hidden
 from tests.helpers.models import byte_tokenizer, double_angles, tiny
 from tests.helpers.tiers import slow
 
@@ -55,7 +65,7 @@ def numbers(model, length, count):
 def kept_of(model, ids, count, shares):
     """[layer][head] of the places that are kept of a text, by KeyDiff's scores."""
     last, most = numbers(model, len(ids), count)
-    keys = [key for key, _ in cached_keys(model, torch.tensor([ids]))]
+    keys = [key for _, key, _ in cached(model, ids)]
     scores = [key_diff(model, layer, None, key, None, ids) for layer, key in enumerate(keys)]
     places = [[list(range(len(ids) - last, len(ids)))] * len(keys[0]) for _ in keys]
     full = [layer for layer in range(4) if width_of(model, layer) is None]
@@ -89,38 +99,29 @@ def read(model, documents, kept, text, start=None):
     context = len(owner)
     positions = torch.tensor([*range(context), *range(start or context, (start or context) + len(text))])
 
-    def attend(module, query, key, value, mask, scaling, **kwargs):
-        layer, group, out = module.layer_idx, query.shape[1] // key.shape[1], []
+    def read(layer, head, key, value):
         window = width_of(model, layer) or 10**9
-        for head in range(query.shape[1]):
-            held = [first[index] + place for index, one in enumerate(kept) for place in one[layer][head // group]]
-            places, keys = positions.tolist(), key[0, head // group].clone()
-            if start is not None:
-                kind = "sliding_attention" if window < 10**9 else "full_attention"
-                inv_freq = getattr(model.model.rotary_emb, f"{kind}_inv_freq", None)
-                inv_freq = model.model.rotary_emb.inv_freq if inv_freq is None else inv_freq
-                begin = start - len(held) if window < 10**9 else 0
-                for new, old in enumerate(held, begin):
-                    places[old], keys[old] = new, rotated(keys[old], new - old, inv_freq)
-            rows = []
-            for row, q in enumerate(query[0, head]):
-                if row < context:
-                    whole = key[0, head // group]
-                    seen = [j for j in range(row + 1) if owner[j] == owner[row] and row - j < window]
-                else:
-                    whole = keys
-                    seen = [j for j in [*held, *range(context, row + 1)] if positions[row] - places[j] < window]
-                rows.append((whole[seen] @ q * scaling).softmax(0) @ value[0, head // group, seen])
-            out.append(torch.stack(rows))
-        return torch.stack(out, 1)[None], None
+        held = [first[index] + place for index, one in enumerate(kept) for place in one[layer][head]]
+        places, moved = positions.tolist(), key.clone()
+        if start is not None:
+            kind = "sliding_attention" if window < 10**9 else "full_attention"
+            inv_freq = getattr(model.model.rotary_emb, f"{kind}_inv_freq", None)
+            inv_freq = model.model.rotary_emb.inv_freq if inv_freq is None else inv_freq
+            for new, old in enumerate(held, start - len(held) if window < 10**9 else 0):
+                places[old], moved[old] = new, rotated(key[old], new - old, inv_freq)
+        # The keys as their documents read them, and then as the text does.
+        added = torch.full((len(ids), 2 * len(ids)), -torch.inf, dtype=torch.float64)
+        for row in range(context):
+            added[row, [j for j in range(row + 1) if owner[j] == owner[row] and row - j < window]] = 0
+        for row in range(context, len(ids)):
+            seen = [j for j in [*held, *range(context, row + 1)] if positions[row] - places[j] < window]
+            added[row, torch.tensor(seen) + len(ids)] = 0
+        return torch.cat([key, moved]), torch.cat([value, value]), added
 
-    ALL_ATTENTION_FUNCTIONS["by_hand"] = attend
-    model.set_attn_implementation("by_hand")
-    with torch.no_grad(), double_angles(model):
+    with attention_by_hand(model, read):
         # With a mask transformers does not take position IDs with gaps for packed sequences.
         mask = torch.ones(1, len(ids), dtype=torch.long)
         logits = model(torch.tensor([ids]), position_ids=positions[None], attention_mask=mask, use_cache=False).logits
-    model.set_attn_implementation("sdpa")
     return logits[:, context:]
 
 
@@ -296,25 +297,17 @@ def test_fits_leave_layers_with_a_window_as_they_are():
         assert torch.equal(old[0], new[0]) and torch.equal(old[1], new[1]) == (layer % 2 == 0)
         assert biases[layer].any() == (layer % 2 == 1)
 
-    def attend(module, query, key, value, mask, scaling, **kwargs):
-        layer, out = module.layer_idx, []
-        window = width_of(model, layer) or 10**9
-        for head, own in enumerate(query[0]):
-            count = int(memory.counts[layer][0, head // 2])
-            old = [part.split(memory.counts[layer][0].tolist())[head // 2] for part in memory.layers[layer]]
-            keys, values = (torch.cat([a, b[0, head // 2]]) for a, b in zip(old, (key, value), strict=True))
-            at = torch.cat([places[layer, head // 2, :count], 91 + torch.arange(len(own))])
-            bias = torch.nn.functional.pad(biases[layer, head // 2, :count], (0, len(own)))
-            away = 91 + torch.arange(len(own))[:, None] - at
-            logits = (own @ keys.mT * scaling + bias).masked_fill((away < 0) | (away >= window), -torch.inf)
-            out.append(logits.softmax(-1) @ values)
-        return torch.stack(out, 1)[None], None
+    text = 91 + torch.arange(len(TEXT))
 
-    ALL_ATTENTION_FUNCTIONS["by_hand"] = attend
-    model.set_attn_implementation("by_hand")
-    with torch.no_grad(), double_angles(model):
-        expected = model(torch.tensor([TEXT]), position_ids=91 + torch.arange(len(TEXT))[None]).logits
-    model.set_attn_implementation("sdpa")
+    def read(layer, head, *own):
+        keys, values = (torch.cat([old[head], new]) for old, new in zip(heads_of(memory, layer), own, strict=True))
+        count = len(keys) - len(TEXT)
+        at = torch.cat([places[layer, head, :count], text])
+        bias = torch.nn.functional.pad(biases[layer, head, :count], (0, len(TEXT)))
+        return keys, values, bias + hidden(len(TEXT), len(keys), width_of(model, layer), at)
+
+    with attention_by_hand(model, read):
+        expected = model(torch.tensor([TEXT]), position_ids=text[None]).logits
     torch.testing.assert_close(logits_of(compressor, memory, TEXT), expected, rtol=1e-5, atol=1e-5)
     check_answers(compressor, memory, [TEXT[:2]])
 

@@ -17,6 +17,8 @@ from tests.helpers.vision import IMAGE, PROMPTS, SIZES, Image, processed, proces
 
 QUESTION = [11, 12, 13, 14]
 TILES = ("idefics3", "smolvlm")
+# Processors that give more than that of llava.
+OTHERS = [("qwen2_5_vl", "image_grid_thw"), ("llava_next", "image_sizes"), ("smolvlm", "pixel_attention_mask")]
 # VoCo tokens are more than the vision tokens of the smallest images here.
 pytestmark = pytest.mark.filterwarnings("ignore:memory_tokens")
 
@@ -59,6 +61,21 @@ MORE += [("qwen2_5_vl", "upl"), ("qwen2_vl", "cpl"), ("gemma3", "epl"), ("gemma3
 @pytest.mark.parametrize(("family", "layout"), [*LAYOUTS, *slow(*MORE)])
 def test_equals_one_dense_pass(family, layout):
     check_against_one_pass(family, rows_of(family), {"layout": layout})
+
+
+def test_rows_of_equal_sizes_share_a_plan():
+    check_against_one_pass("llava", [[1, Image(None, 1), 7], [1, Image(None, 2), 8]], {})
+
+
+@pytest.mark.parametrize("layout", ["dpl", "epl"])
+def test_images_may_follow_each_other_and_begin_a_row(layout):
+    rows = [[Image(None, 1), Image(None, 2)], [Image(None, 3), 5]]
+    compressor = build("llava", layout=layout)
+    memory = compressor.encode(processed("llava", rows))
+    assert memory.lengths == (6, 4)
+    expected = [[2, 5, 8, 11, 14, 17], [2, 5, 8, 10]] if layout == "epl" else [[9, 10, 11, 21, 22, 23], [9, 10, 11, 12]]
+    assert [memory[row].positions[0].tolist() for row in range(2)] == expected
+    assert memory.starts == ((19, 11) if layout == "epl" else (24, 13))
 
 
 @pytest.mark.parametrize(
@@ -106,41 +123,16 @@ def test_reads_what_the_family_s_own_processor_gives(family):
             torch.testing.assert_close(logits[row, : len(question) + 1], expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
-def test_rows_of_equal_sizes_share_a_plan(family):
-    size = SIZES[family][0]
-    inputs = processed(family, [[1, 5, Image(size, 1), 7], [1, 6, Image(size, 2), 8]])
-    compressor = build(family)
-    memory = compressor.encode(inputs)
-    for row, (token, last) in enumerate([(5, 7), (6, 8)]):
-        alone = compressor.encode(processed(family, [[1, token, Image(size, row + 1), last]]))
-        for found, expected in zip(memory[row].tensors, alone.tensors, strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
-
-
 def test_half_precision_and_autocast():
     compressor, inputs = build("gemma3").bfloat16(), processed("gemma3", rows_of("gemma3"))
     memory = compressor.encode(inputs)
-    assert memory.dtype == torch.bfloat16 and compressor.generate(memory, [QUESTION] * 2, max_new_tokens=2).shape == (
-        2,
-        2,
-    )
+    assert memory.dtype == torch.bfloat16
+    assert compressor.generate(memory, [QUESTION] * 2, max_new_tokens=2).shape == (2, 2)
     whole_precision = build("gemma3").float()
     with torch.autocast("cpu", torch.bfloat16):
         losses = whole_precision(inputs, question_ids=[QUESTION] * 2, answer_ids=[[3]] * 2)
     losses["loss"].backward()
     assert whole_precision.memory_embeddings.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("layout", ["dpl", "epl"])
-def test_images_may_follow_each_other_and_begin_a_row(layout):
-    rows = [[Image(None, 1), Image(None, 2)], [Image(None, 3), 5]]
-    compressor = build("llava", layout=layout)
-    memory = compressor.encode(processed("llava", rows))
-    assert memory.lengths == (6, 4)
-    expected = [[2, 5, 8, 11, 14, 17], [2, 5, 8, 10]] if layout == "epl" else [[9, 10, 11, 21, 22, 23], [9, 10, 11, 12]]
-    assert [memory[row].positions[0].tolist() for row in range(2)] == expected
-    assert memory.starts == ((19, 11) if layout == "epl" else (24, 13))
 
 
 def check_against_one_pass(family, rows, options, **oracle):
@@ -317,18 +309,16 @@ def test_a_chat_is_split_at_its_image():
 
 
 def test_other_models_are_refused_by_name():
-    with pytest.raises(TypeError, match=r"model: expected a vision-language model of type llava, .* LlamaForCausalLM"):
-        VoCo(tiny_llama())
-    with pytest.raises(TypeError, match="model: expected a transformers causal language model, got str"):
-        VoCo("llava")
-    model = tiny_vision("llava")
-    model.config.model_type = "qwen3_vl"
-    with pytest.raises(TypeError, match="got LlavaForConditionalGeneration of type qwen3_vl"):
-        VoCo(model)
-    model = tiny_vision("llava")
-    model.config.vision_config.model_type = "pixtral"
-    with pytest.raises(TypeError, match="got LlavaForConditionalGeneration with a pixtral tower"):
-        VoCo(model)
+    newer, pixtral = tiny_vision("llava"), tiny_vision("llava")
+    newer.config.model_type, pixtral.config.vision_config.model_type = "qwen3_vl", "pixtral"
+    for model, message in [
+        (tiny_llama(), "model: expected a vision-language model of type llava, .* LlamaForCausalLM"),
+        ("llava", "model: expected a transformers causal language model, got str"),
+        (newer, "got LlavaForConditionalGeneration of type qwen3_vl"),
+        (pixtral, "got LlavaForConditionalGeneration with a pixtral tower"),
+    ]:
+        with pytest.raises(TypeError, match=message):
+            VoCo(model)
 
 
 @pytest.fixture(scope="module")
@@ -342,58 +332,50 @@ def without(inputs, *names):
 
 def test_bad_inputs_are_refused(llava):
     good = processed("llava", [[1, Image(None, 1), 5]])
-
-    def refuse(message, inputs, kind=ValueError):
-        with pytest.raises(kind, match=message):
+    pixels, image, own = good["pixel_values"], [IMAGE] * 9, "expected the output of the llava model's own processor"
+    of = lambda *rows: good | {"input_ids": [*rows], "attention_mask": None}  # noqa: E731
+    for message, inputs in [
+        (f"input_ids: {own}, .* got list", [[1, 2]]),
+        ("input_ids: expected at least one image.* got none in row 0: a text without", {"input_ids": [[1, 2]]}),
+        ("expected at least one image.* got none in row 1", of([1, *image], [1, 2])),
+        ("expected at least one image.* got none in row 0: although there are pixel_values", of([1, 5])),
+        ("pixel_values: expected the output .* for texts with images, got none", without(good, "pixel_values")),
+        # Fewer or more images than the text has places for.
+        ("pixel_values: expected images of 9 features, as input_ids have 9 image tokens .* got 18",
+         good | {"pixel_values": pixels.repeat(2, 1, 1, 1)}),
+        ("input_ids: expected 9 image tokens in a row for an image, .* got 5 in row 0",
+         of([1, *image[:5], 6, *image[5:]])),
+        # The output of other models' processors.
+        *((f"{name}: {own}", processed(family, [[1, Image(SIZES[family][0])]])) for family, name in OTHERS),
+        (r"pixel_values: expected images as the llava model's .* got pixel_values \(1, 3, 8, 8\), on",
+         good | {"pixel_values": pixels[..., :8, :8]}),
+        ("pixel_values: expected .* floating-point values of 4 dimensions, got torch.int64",
+         good | {"pixel_values": pixels.long()}),
+        (f"pixel_values_videos: {own}", good | {"pixel_values_videos": torch.zeros(1)}),
+        (r"input_ids: expected token ids in \[0, 60\), got 60", of([1, 60, *image])),
+    ]:  # fmt: skip
+        with pytest.raises((TypeError, ValueError), match=message):
             llava.encode(inputs)
-
-    refuse("input_ids: expected the output of the llava model's own processor, .* got list", [[1, 2]], TypeError)
-    refuse("input_ids: expected at least one image.* got none in row 0: a text without", {"input_ids": [[1, 2]]})
-    refuse("expected at least one image.* got none in row 1", good | {"input_ids": [[1, *[IMAGE] * 9], [1, 2]],
-                                                                      "attention_mask": None})  # fmt: skip
-    refuse("pixel_values: expected the output of the llava .* for texts with images, got none",
-           without(good, "pixel_values"))  # fmt: skip
-    refuse("input_ids: expected at least one image.* got none in row 0: although there are pixel_values",
-           good | {"input_ids": [[1, 5]], "attention_mask": None})  # fmt: skip
-    # Fewer or more images than the text has places for.
-    twice = good | {"pixel_values": good["pixel_values"].repeat(2, 1, 1, 1)}
-    refuse("pixel_values: expected images of 9 features, as input_ids have 9 image tokens .* got 18", twice)
-    cut = good | {"input_ids": [[1, *[IMAGE] * 5, 6, *[IMAGE] * 4]], "attention_mask": None}
-    refuse("input_ids: expected 9 image tokens in a row for an image, .* got 5 in row 0", cut)
-    # The output of other models' processors.
-    for family in ("qwen2_5_vl", "llava_next", "smolvlm"):
-        other = processed(family, [[1, Image(SIZES[family][0], 1), 5]])
-        refuse("(image_grid_thw|image_sizes|pixel_attention_mask): expected the output of the llava model's", other)
-    smaller = good | {"pixel_values": good["pixel_values"][..., :8, :8]}
-    refuse(r"pixel_values: expected images as the llava model's own processor .* got pixel_values \(1, 3, 8, 8\), on",
-           smaller)  # fmt: skip
-    refuse("pixel_values: expected .* floating-point values of 4 dimensions, got torch.int64",
-           good | {"pixel_values": good["pixel_values"].long()})  # fmt: skip
-    refuse("pixel_values_videos: expected the output of the llava", good | {"pixel_values_videos": torch.zeros(1)})
-    refuse(r"input_ids: expected token ids in \[0, 60\), got 60", good | {"input_ids": [[1, 60, *[IMAGE] * 9]],
-                                                                          "attention_mask": None})  # fmt: skip
     with pytest.raises(ValueError, match="gap: expected at least 2 tokens after each image, got 1 in row 0"):
         build("llava", gap=2).encode(good)
+    other = without(processed("qwen2_5_vl", [[1, Image((8, 16), 1)]]), "attention_mask")
     with pytest.raises(ValueError, match="pixel_values: expected images of 4 features"):
-        build("qwen2_5_vl").encode(
-            without(processed("qwen2_5_vl", [[1, Image((8, 16), 1)]]), "input_ids", "attention_mask")
-            | {"input_ids": [[57, *[IMAGE] * 4, 58]]}
-        )
+        build("qwen2_5_vl").encode(other | {"input_ids": [[57, *[IMAGE] * 4, 58]]})
 
 
 def test_texts_have_no_images(llava):
     inputs = processed("llava", [[1, Image(None, 1), 5]])
     memory = llava.encode(inputs)
-    with pytest.raises(ValueError, match="prompt_ids: expected only text after a memory, got pixel_values: encode"):
-        llava.generate(memory, inputs)
-    with pytest.raises(ValueError, match="input_ids: expected text without image tokens, got id 55"):
-        llava.decode(memory, "qa", [[3, IMAGE]])
-    with pytest.raises(ValueError, match="question_ids: expected text without image tokens, got id 55"):
-        llava(inputs, question_ids=[[IMAGE]], answer_ids=[[3]])
-    with pytest.raises(ValueError, match="task: expected lm or qa for voco, which compresses images, got 'ae'"):
-        llava.generate(memory, task="ae")
-    with pytest.raises(ValueError, match=r"memories: expected those of a method that compresses chunks .* voco's"):
-        llava.join([memory, memory])
+    for match, call in [
+        ("prompt_ids: expected only text after a memory, got pixel_values", lambda: llava.generate(memory, inputs)),
+        ("input_ids: expected text without image tokens, got id 55", lambda: llava.decode(memory, "qa", [[3, IMAGE]])),
+        ("question_ids: expected text without image tokens, got id 55",
+         lambda: llava(inputs, question_ids=[[IMAGE]], answer_ids=[[3]])),
+        ("task: expected lm or qa for voco, which compresses images", lambda: llava.generate(memory, task="ae")),
+        ("memories: expected those of a method that compresses chunks .* voco's", lambda: llava.join([memory] * 2)),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=match):
+            call()
 
 
 def test_a_file_with_other_ordinals_is_refused(llava, tmp_path):
@@ -408,18 +390,6 @@ def test_a_file_with_other_ordinals_is_refused(llava, tmp_path):
             Memory.stack(memories)
     with pytest.raises(ValueError, match="memory: expected one with ordinals, as voco makes it, got one without"):
         llava.generate(without_them)
-
-
-def test_memories_of_text_and_of_images_are_told_apart(llava):
-    text = ICAE(tiny_llama(), chunk=4, ratio=2, lora=2)
-    images = llava.encode(processed("llava", [[1, Image(None, 1), 5]]))
-    with pytest.raises(ValueError, match=r"memory: expected one made with .*voco.* got one made with .*icae"):
-        llava.decode(text.encode([[1, 2, 3, 4]]), "qa", [[3]])
-    with pytest.raises(ValueError, match=r"memory: expected one made with .*icae.* got one made with .*voco"):
-        text.decode(images, "lm", [[3]])
-    other = build("llava", layout="dpl", lora=2)
-    with pytest.raises(ValueError, match=r"memory: expected one made with .*dpl.* got one made with .*epl"):
-        other.decode(images, "lm", [[3]])
 
 
 @pytest.mark.filterwarnings("default:memory_tokens")

@@ -1,6 +1,5 @@
 """Evaluation: of a reader whose figures are known by hand, and of real compressors against one example at a time."""
 
-import dataclasses
 import json
 import math
 
@@ -136,27 +135,7 @@ def test_continuations_are_measured_from_their_second_token_where_an_encoder_pre
         assert row.metrics["lm_loss"] == pytest.approx(nats(1, 0), rel=1e-6)
     with pytest.raises(ValueError, match="data: expected a continuation of at least 2 tokens for a method in place"):
         evaluate(InPlace(), DATA[1:], tasks=["lm"], progress=False)
-
-
-def test_the_measured_loss_is_of_what_the_memory_predicts():
-    compressor = Dodo(tiny_llama(), ratio=3, layer=1, lora=2, bos_token=1)
-    assert compressor.encoder_predicts_first and not ICAE.encoder_predicts_first
-    context, text = list(range(3, 12)), [20, 21, 22]
-    # Only the encoder's last state changes, which has read the whole context.
-    losses = []
-    for factor in (1, -1):
-        encode = compressor.encode
-
-        def changed(rows, encode=encode, factor=factor):
-            memory = encode(rows)
-            return dataclasses.replace(memory, last=factor * memory.last)
-
-        compressor.encode = changed
-        row = evaluate(compressor, [Example(context, continuation=text)], tasks=["lm"], progress=False).rows[0]
-        losses.append(row.metrics["lm_loss"])
-        compressor.encode = encode
-        assert row.counts["lm_tokens"] == 2
-    assert losses[0] == losses[1]
+    assert Dodo.encoder_predicts_first and not ICAE.encoder_predicts_first
 
 
 def plain_nats(model, ids):
@@ -288,8 +267,9 @@ def test_end_tokens_are_all_ends_of_sequence():
         (DATA, {"tasks": ("ae", "sum")}, r"tasks: expected some of ae, lm, qa, got \('ae', 'sum'\)"),
         (DATA, {"tasks": "ae"}, "tasks: expected some of ae, lm, qa, got 'ae'"),
         (DATA, {"tasks": ()}, r"tasks: expected some of ae, lm, qa, got \(\)"),
-        (DATA, {"batch_size": 0}, "batch_size: expected at least 1, got 0"),
-        (DATA, {"max_new_tokens": 0}, "max_new_tokens: expected at least 1, got 0"),
+        (DATA, {"batch_size": 0}, "batch_size: expected a whole number >= 1, got 0"),
+        (DATA, {"batch_size": 2.5}, "batch_size: expected a whole number >= 1, got 2.5"),
+        (DATA, {"max_new_tokens": 0}, "max_new_tokens: expected a whole number >= 1, got 0"),
         ([Example([1]), Example([])], {}, r"data\[1\]\.context: expected at least one token, got none"),
         ([Example("text")], {}, r"data\[0\]\.context: expected token ids where there is no tokenizer, got text"),
         ([Example([1.5])], {}, r"data\[0\]\.context: expected whole numbers, got 1\.5"),

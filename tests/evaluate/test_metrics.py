@@ -65,18 +65,8 @@ def test_bleu4_of_several_references_is_nltks():
 
 def official_squad_answer(text):
     """normalize_answer of SQuAD's evaluation script, which MRQA's has too, written out."""
-
-    def white_space_fix(text):
-        return " ".join(text.split())
-
-    def remove_articles(text):
-        return re.sub(r"\b(a|an|the)\b", " ", text)
-
-    def remove_punc(text):
-        exclude = set(string.punctuation)
-        return "".join(ch for ch in text if ch not in exclude)
-
-    return white_space_fix(remove_articles(remove_punc(text.lower())))
+    without_punctuation = "".join(ch for ch in text.lower() if ch not in {*string.punctuation})
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", without_punctuation).split())
 
 
 def official_squad_f1(prediction, truth):

@@ -171,17 +171,25 @@ def masked_logits(model, ids, mask, positions, windowed=None):
         return model(ids, attention_mask=masks, position_ids=positions, use_cache=False).logits
 
 
-def same_under_checkpointing(compressor, step, rtol=1e-9, atol=1e-9):
-    """The gradients by name of `step()`, a loss in training mode, which gradient checkpointing leaves as they are."""
-    compressor.train()
+def same_gradients(compressor, step, other, rtol=1e-9, atol=1e-9):
+    """The gradients by name of the losses `step()` and `other()`, which are the same."""
     found = []
-    for checkpointing in (False, True):
-        if checkpointing:
-            compressor.gradient_checkpointing_enable()
+    for loss in (step, other):
         compressor.zero_grad()
-        step().backward()
+        loss().backward()
         found.append({name: p.grad for name, p in compressor.trainable() if p.grad is not None})
     assert found[0].keys() == found[1].keys()
     for name, gradient in found[0].items():
         torch.testing.assert_close(found[1][name], gradient, rtol=rtol, atol=atol, msg=name)
     return found[0]
+
+
+def same_under_checkpointing(compressor, step, **near):
+    """The gradients by name of `step()`, a loss in training mode, which gradient checkpointing leaves as they are."""
+
+    def checkpointed():
+        compressor.gradient_checkpointing_enable()
+        return step()
+
+    compressor.train()
+    return same_gradients(compressor, step, checkpointed, **near)

@@ -17,7 +17,9 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 
 from gistkit.common.checks import at_least
-from gistkit.evaluate.runner import Reader, end_tokens, evaluating, greedy_rows, scored_tokens
+from gistkit.compress import Compressor
+from gistkit.compress.memory import Task
+from gistkit.evaluate.runner import end_tokens, evaluating, greedy_rows, scored_tokens
 
 KEEP, MAX_NEW_TOKENS = 64, 256
 
@@ -59,7 +61,7 @@ class CompressorLM(TemplateLM):
 
     def __init__(
         self,
-        compressor: Reader,
+        compressor: Compressor,
         tokenizer: Any,
         *,
         keep: int = KEEP,
@@ -206,7 +208,7 @@ class CompressorLM(TemplateLM):
 
     @torch.no_grad()
     def _scored(
-        self, task: str, asked: Sequence[tuple[Split, tuple[int, ...]]], quiet: bool
+        self, task: Task, asked: Sequence[tuple[Split, tuple[int, ...]]], quiet: bool
     ) -> Iterator[tuple[list[int], list[tuple[float, bool]]]]:
         """Indices of a batch, and of each the log probability of its target and whether that is the greedy one."""
         lengths = {index: sum(map(len, split)) for index, (split, target) in enumerate(asked) if target}

@@ -73,7 +73,8 @@ def evaluate_images(
         rows.append(Prepared([number], [], list(example.question), tuple(example.answers), right))
         groups.append(example.group or number)
     runner = Runner(rows, tokenizer, ("qa",), batch_size, max_new_tokens, stops, 0, progress, processes or Processes())
-    row = runner.row(method_name(compressor), _Numbered(compressor, examples))
+    numbered: Any = _Numbered(compressor, examples)
+    row = runner.row(method_name(compressor), numbered)
     if any(len(each.answers) > 1 for each in rows):
         score = 100 * fmean(vqa_accuracy(each.prediction or "", each.answers or ()) for each in row.examples)
         row = replace(row, metrics={**row.metrics, "qa_vqa": score})

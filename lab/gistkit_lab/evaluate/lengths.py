@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from gistkit.compress import Compressor
 from gistkit.evaluate.data import Example, Tokens, prepare
 from gistkit.evaluate.evaluation import evaluate
-from gistkit.evaluate.runner import Reader, reconstruction_bleu
+from gistkit.evaluate.runner import reconstruction_bleu
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class LengthBleu:
 
 
 def bleu_by_length(
-    compressor: Reader,
+    compressor: Compressor,
     contexts: Sequence[Tokens],
     lengths: Sequence[int],
     *,

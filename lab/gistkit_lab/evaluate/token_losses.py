@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from gistkit.evaluate.runner import Reader, evaluating, scored_tokens
+from gistkit.compress import Compressor
+from gistkit.evaluate.runner import evaluating, scored_tokens
 
 
-def token_losses(compressor: Reader, contexts: Sequence[Sequence[int]]) -> list[list[float]]:
+def token_losses(compressor: Compressor, contexts: Sequence[Sequence[int]]) -> list[list[float]]:
     """The reconstruction loss of every token of each context, from its memory and the true tokens before.
 
     Their mean is the autoencoding loss of a compressor without `end_token`. `gistkit_lab.viz.text_html` shades a text

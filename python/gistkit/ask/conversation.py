@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig
 from transformers.generation import BaseStreamer
 
 from gistkit.common.checks import POSITIONS, check_int
@@ -141,18 +141,21 @@ class Conversation:
         (width,) = prompt.lengths
         config, options = configured(lm, width, generation_config, stop_tokens, None, options)
         config.return_dict_in_generate = False
-        criteria = [*(options.pop("stopping_criteria", None) or ()), _Stopped(stopped)]
+
+        def ends(input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+            return torch.full((1,), bool(stopped()), device=input_ids.device)
+
+        options["stopping_criteria"] = [*(options.pop("stopping_criteria", None) or ()), ends]
         with self.unchanged_on_error():
             self.make_room(width + config.max_new_tokens)
             before = len(self._text)
             with answering(self.compressor, config.max_new_tokens) as behind:
                 turn = _Turn(self, self._plan(before + width + config.max_new_tokens - 1), behind)
-                options["stopping_criteria"] = StoppingCriteriaList(criteria)
                 tokens: Tensor = turn.write(prompt.ids, config, streamer, generator, options)[0]
                 cast(Passes, self._passes).settle()
         self._text[before + width :] = tokens.tolist()
-        ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-        self._answer, self._ended = len(tokens), int(tokens[-1]) in ends
+        stops = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+        self._answer, self._ended = len(tokens), int(tokens[-1]) in stops
         self._turns.append(len(self._text) - before)
         return tokens
 
@@ -242,7 +245,6 @@ class _Sums(AttentionRecorder):
     """Adds up the attention of a pass's last rows as layers come, as maps of all of them would fill the memory.
 
     Args:
-        rows, reduce: as in `AttentionRecorder`, of so many last rows.
         text: float64 [A, keys] of each layer, to which its attention is added.
         memory: float64, the same of what is packed.
         counts: of each layer's heads, how many of these keys each has; None: nothing is packed.
@@ -286,17 +288,6 @@ class _Turn(Loop):
         self._before = len(conversation._text)
 
     def states(self, input_ids: Tensor) -> Tensor:
-        """See `Loop.states`."""
         text = self._conversation._text
         text[self._before :] = input_ids[0].tolist()
         return self._conversation._feed(self._turn_plan, len(text), self._behind)[:, None]
-
-
-class _Stopped(StoppingCriteria):
-    """Ends an answer once a function without arguments returns something true."""
-
-    def __init__(self, stopped: Callable[[], Any]) -> None:
-        self._stopped = stopped
-
-    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        return torch.full((len(input_ids),), bool(self._stopped()), device=input_ids.device)

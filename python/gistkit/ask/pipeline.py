@@ -64,14 +64,8 @@ class GistTextGeneration(Pipeline):
         if self.tokenizer is not None:
             compressor.tokenizer = self.tokenizer
 
-    def _sanitize_parameters(
-        self,
-        question: str | None = None,
-        questions: Sequence[str] | None = None,
-        template: str | None = None,
-        **options: Any,
-    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        asked = {"question": question, "questions": questions, "template": template}
+    def _sanitize_parameters(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        asked = {name: options.pop(name, None) for name in ("question", "questions", "template")}
         return {name: value for name, value in asked.items() if value is not None}, options, {}
 
     def preprocess(  # type: ignore[override]

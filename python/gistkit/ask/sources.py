@@ -87,7 +87,7 @@ def best_passages(weights: Sequence[Tensor], count: int = 3, length: int = 64) -
     widths = [min(length, len(document)) for document in weights]
     sums = [document.double().unfold(0, width, 1).sum(-1) for document, width in zip(weights, widths, strict=True)]
     passages: list[Passage] = []
-    while len(passages) < count:
+    while sums and len(passages) < count:
         best = max(range(len(sums)), key=lambda document: float(sums[document].max()))
         start = int(sums[best].argmax())
         weight = float(sums[best][start])

@@ -60,7 +60,6 @@ class BaselineConfig(Config):
 
     @property
     def chunk(self) -> int:
-        """Each token stands for itself."""
         return 1
 
     @property
@@ -103,7 +102,6 @@ class Baseline(Compressor):
             freeze_base(model)
 
     def install(self) -> None:
-        """Nothing goes into the model."""
         self.task_embeddings = nn.ParameterDict({task: draw_like(self.embed, 1) for task in ("ae", "lm")})
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:

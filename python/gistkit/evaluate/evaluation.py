@@ -7,14 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gistkit.common.checks import check_int
 from gistkit.common.processes import Processes
+from gistkit.compress import Compressor
 from gistkit.evaluate.data import Example, prepare
 from gistkit.evaluate.metrics import need
 from gistkit.evaluate.report import Report
-from gistkit.evaluate.runner import Reader, Runner
+from gistkit.evaluate.runner import Runner
 
 
-def evaluate(compressor: Reader, data: Sequence[Example], *, method: str | None = None, **settings: Any) -> Report:
+def evaluate(compressor: Compressor, data: Sequence[Example], *, method: str | None = None, **settings: Any) -> Report:
     """A report of one row on a compressor's memory.
 
     Args:
@@ -27,7 +29,7 @@ def evaluate(compressor: Reader, data: Sequence[Example], *, method: str | None 
 
 
 def compare(
-    methods: Sequence[Reader] | Mapping[str, Reader],
+    methods: Sequence[Compressor] | Mapping[str, Compressor],
     data: Sequence[Example],
     *,
     tokenizer: Any | None = None,
@@ -77,8 +79,8 @@ def compare(
     if not methods:
         raise ValueError("methods: expected at least one, got none")
     for name, value in (("batch_size", batch_size), ("max_new_tokens", max_new_tokens)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name}: expected at least 1, got {value}")
+        if value is not None:
+            check_int(name, value)
     rows = prepare(data, tokenizer, tasks)
     skipped = int(any(getattr(reader, "encoder_predicts_first", False) for reader in methods.values()))
     if "lm" in tasks:
@@ -126,7 +128,7 @@ def method_name(reader: Any) -> str:
     return title if isinstance(title, str) else type(reader).__name__
 
 
-def _description(reader: Reader) -> dict[str, Any]:
+def _description(reader: Compressor) -> dict[str, Any]:
     """The model and the settings of a method, those that it has."""
     model = reader.model
     names = ["end_token", "start_token", "task_tokens"]
@@ -148,8 +150,8 @@ def display_name(loaded: Any) -> str:
     return Path(name).name if Path(name).is_absolute() else name
 
 
-def _named(readers: Sequence[Reader]) -> dict[str, Reader]:
-    by_name: dict[str, Reader] = {}
+def _named(readers: Sequence[Compressor]) -> dict[str, Compressor]:
+    by_name: dict[str, Compressor] = {}
     for reader in readers:
         name = method_name(reader)
         if name in by_name:

@@ -11,7 +11,6 @@ from gistkit.evaluate.baselines import BASELINES, FullContext, NoContextBaseline
 from gistkit.evaluate.data import TASKS, Example
 from gistkit.evaluate.evaluation import compare, method_name
 from gistkit.evaluate.report import Report
-from gistkit.evaluate.runner import Reader
 
 
 def run(
@@ -22,7 +21,7 @@ def run(
     baselines: Sequence[str] = ("none", "full"),
     tasks: Sequence[str] | None = None,
     method: str | None = None,
-    others: Mapping[str, Reader] | None = None,
+    others: Mapping[str, Compressor] | None = None,
     **settings: Any,
 ) -> Report:
     """A report on a compressor beside the plain model without the context and with all of it.
@@ -49,7 +48,7 @@ def run(
             "qa": any(getattr(example, "question", None) is not None for example in examples),
         }
         tasks = [task for task in TASKS if has_data[task]]
-    rows: list[tuple[str, Reader]] = []
+    rows: list[tuple[str, Compressor]] = []
     if "none" in baselines:
         starts = (getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id"))
         start_token = next((token for token in starts if token is not None), None)

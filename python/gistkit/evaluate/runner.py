@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ from torch.nn import functional as F
 
 from gistkit.common.checks import IGNORE, padded
 from gistkit.common.processes import Processes
+from gistkit.compress.compressor import Compressor
+from gistkit.compress.memory import Task
 from gistkit.compress.tokens import pad
 from gistkit.evaluate.data import Prepared, words_of
 from gistkit.evaluate.metrics import (
@@ -35,29 +37,12 @@ ANSWER_TOKENS = 64
 LOGIT_ROWS = 512
 
 
-class Reader(Protocol):
-    """Anything that can be evaluated: a Compressor, a baseline, or another object with the same five members."""
-
-    model: Any
-
-    def encode(self, input_ids: Any) -> Any:
-        """The memory of contexts given as lists of ids."""
-
-    def decode(self, memory: Any, task: Any, input_ids: Any, attention_mask: Any = None) -> Tensor:
-        """Hidden states [B, 1 + T, d] at the task token and at input_ids [B, T], padded at the end."""
-
-    def logits(self, hidden_states: Tensor) -> Tensor:
-        """fp32 [..., V]."""
-
-    def generate(self, memory: Any, prompt_ids: Any = None, attention_mask: Any = None, **settings: Any) -> Tensor:
-        """Greedy tokens int64 [B, n]."""
-
-
 @contextmanager
-def evaluating(reader: Reader) -> Iterator[None]:
+def evaluating(compressor: Compressor) -> Iterator[None]:
     """Eval mode and gistkit's attention inside; afterwards all modules have their own mode again."""
-    root = reader if isinstance(reader, nn.Module) else reader.model
-    with eval_mode(root), torch.no_grad(), attach(reader.model):
+    # What reads as a compressor does need not be a module.
+    root = compressor if isinstance(compressor, nn.Module) else compressor.model
+    with eval_mode(root), torch.no_grad(), attach(compressor.model):
         yield
 
 
@@ -81,21 +66,21 @@ class Runner:
         order = sorted(range(len(self.rows)), key=lambda index: -len(self.rows[index].context))
         return [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
 
-    def row(self, name: str, reader: Reader) -> Row:
+    def row(self, name: str, compressor: Compressor) -> Row:
         """The row of one method, over all examples."""
         started = perf_counter()
         results: dict[int, ExampleResult] = {}
-        measure: dict[str, Callable[[Reader, Any, list[int], dict[int, ExampleResult]], None]]
+        measure: dict[str, Callable[[Compressor, Any, list[int], dict[int, ExampleResult]], None]]
         measure = {"ae": self._reconstruct, "lm": self._continue, "qa": self._answer}
-        with evaluating(reader), self._bar(name) as advance:
+        with evaluating(compressor), self._bar(name) as advance:
             for batch in self.processes.share(self.batches):
-                memory = reader.encode([self.rows[index].context for index in batch])
+                memory = compressor.encode([self.rows[index].context for index in batch])
                 results |= zip(batch, _sizes(memory), strict=True)
                 for task in self.tasks:
                     positions = [position for position, index in enumerate(batch) if self.rows[index].has(task)]
                     if positions:
                         part = memory if len(positions) == len(batch) else memory[positions]
-                        measure[task](reader, part, [batch[position] for position in positions], results)
+                        measure[task](compressor, part, [batch[position] for position in positions], results)
                         advance(len(positions))
         for part in self.processes.gathered(results):
             results |= part
@@ -117,47 +102,49 @@ class Runner:
         with need("tqdm").tqdm(total=total, desc=name, unit="text") as bar:
             yield bar.update
 
-    def _reconstruct(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, ExampleResult]) -> None:
+    def _reconstruct(
+        self, compressor: Compressor, memory: Any, batch: list[int], results: dict[int, ExampleResult]
+    ) -> None:
         # Tokens after a compressor's window are not reconstructed.
         contexts = [
             self.rows[index].context[:length] for index, length in zip(batch, memory.context_lengths, strict=True)
         ]
-        for index, (nats, tokens, correct) in zip(batch, _score(reader, memory, "ae", contexts), strict=True):
-            results[index].ae_nats, results[index].ae_tokens, results[index].ae_correct = nats, tokens, correct
-        end = getattr(reader, "end_token", None)
+        for index, (nats, correct) in zip(batch, scored_tokens(compressor, memory, "ae", contexts), strict=True):
+            result = results[index]
+            result.ae_nats, result.ae_tokens, result.ae_correct = float(nats.sum()), len(nats), int(correct.sum())
+        end = getattr(compressor, "end_token", None)
         stops = () if end is None else (int(end),)
         lengths = [min(len(context), self.max_new_tokens or len(context)) for context in contexts]
-        generated = greedy_rows(reader, memory, "ae", None, max(lengths), stops)
+        generated = greedy_rows(compressor, memory, "ae", None, max(lengths), stops)
         for index, context, length, row in zip(batch, contexts, lengths, generated, strict=True):
             results[index].reconstruction = words_of(row[:length], self.tokenizer)
             results[index].original = words_of(context[:length], self.tokenizer)
 
-    def _continue(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, ExampleResult]) -> None:
+    def _continue(
+        self, compressor: Compressor, memory: Any, batch: list[int], results: dict[int, ExampleResult]
+    ) -> None:
         targets = [self.rows[index].continuation for index in batch]
-        for index, (nats, _) in zip(batch, scored_tokens(reader, memory, "lm", targets), strict=True):
+        for index, (nats, _) in zip(batch, scored_tokens(compressor, memory, "lm", targets), strict=True):
             measured = nats[self.skipped :]
             results[index].lm_nats, results[index].lm_tokens = float(measured.sum()), len(measured)
 
-    def _answer(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, ExampleResult]) -> None:
+    def _answer(self, compressor: Compressor, memory: Any, batch: list[int], results: dict[int, ExampleResult]) -> None:
         questions = [self.rows[index].question for index in batch]
         right = [self.rows[index].question + self.rows[index].answer for index in batch]
         for index, question, (nats, _) in zip(
-            batch, questions, scored_tokens(reader, memory, "qa", right), strict=True
+            batch, questions, scored_tokens(compressor, memory, "qa", right), strict=True
         ):
             answer = nats[len(question) :]
             results[index].qa_nats, results[index].qa_tokens = float(answer.sum()), len(answer)
         most = self.max_new_tokens or ANSWER_TOKENS
-        generated = greedy_rows(reader, memory, "qa", questions, most, self.stop_tokens)
+        generated = greedy_rows(compressor, memory, "qa", questions, most, self.stop_tokens)
         for index, row in zip(batch, generated, strict=True):
             output, answers = words_of(row, self.tokenizer).strip(), self.rows[index].answers
             prediction = prediction_of(output, answers)
             result = results[index]
             result.output, result.prediction, result.answers = output, prediction, answers
-            result.rouge1_f1 = rouge1_f1(prediction, answers)
-            result.rouge2_f1 = rouge2_f1(prediction, answers)
-            result.rougel_f1 = rougel_f1(prediction, answers)
-            result.exact_match = exact_match(prediction, answers)
-            result.token_f1 = token_f1(prediction, answers)
+            for score in (rouge1_f1, rouge2_f1, rougel_f1, exact_match, token_f1):
+                setattr(result, score.__name__, score(prediction, answers))
             result.contains_answer = contains_answer(output, answers)
 
 
@@ -170,21 +157,18 @@ def prediction_of(output: str, answers: Sequence[str]) -> str:
 
 def reconstruction_bleu(results: Sequence[ExampleResult], tokenizer: Any | None) -> float:
     """Corpus BLEU-4, 0..100, of what was reconstructed; without a tokenizer each id is a word."""
-    pairs = [(result.reconstruction or "", result.original or "") for result in results]
-    tokenize = "none" if tokenizer is None else "13a"
-    return bleu4(
-        [reconstruction for reconstruction, _ in pairs], [original for _, original in pairs], tokenize=tokenize
-    )
+    originals = [result.original or "" for result in results]
+    return _bleu([result.reconstruction or "" for result in results], originals, tokenizer)
 
 
 def answer_bleu(results: Sequence[ExampleResult], tokenizer: Any | None) -> float:
     """Corpus BLEU-4, 0..100, of whole outputs and all right answers; without a tokenizer each id is a word."""
     answered = [result for result in results if result.output is not None]
-    return bleu4(
-        [result.output or "" for result in answered],
-        [result.answers or () for result in answered],
-        tokenize="none" if tokenizer is None else "13a",
-    )
+    return _bleu([result.output or "" for result in answered], [result.answers or () for result in answered], tokenizer)
+
+
+def _bleu(outputs: Sequence[str], references: Sequence[str | Sequence[str]], tokenizer: Any | None) -> float:
+    return bleu4(outputs, references, tokenize="none" if tokenizer is None else "13a")
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
@@ -205,23 +189,19 @@ def _sizes(memory: Any) -> list[ExampleResult]:
     return [ExampleResult(tokens, tokens * token_bytes) for tokens in token_counts]
 
 
-def _score(reader: Reader, memory: Any, task: str, rows: Sequence[list[int]]) -> list[tuple[float, int, int]]:
-    """Summed nats, tokens and right first guesses of each row, every token predicted from the true ones before it."""
-    scored = scored_tokens(reader, memory, task, rows)
-    return [(float(nats.sum()), len(nats), int(correct.sum())) for nats, correct in scored]
-
-
-def scored_tokens(reader: Reader, memory: Any, task: str, rows: Sequence[list[int]]) -> list[tuple[Tensor, Tensor]]:
+def scored_tokens(
+    compressor: Compressor, memory: Any, task: Task, rows: Sequence[list[int]]
+) -> list[tuple[Tensor, Tensor]]:
     """Of each row the nats float64 [T] of its tokens, given the true ones before, and which are the first guess."""
-    device = reader.model.device
+    device = compressor.model.device
     targets = padded(rows, IGNORE, device)
     inputs = pad([row[:-1] for row in rows], device)
-    hidden_states = reader.decode(memory, task, inputs.ids, inputs.valid)
+    hidden_states = compressor.decode(memory, task, inputs.ids, inputs.valid)
     is_token = targets != IGNORE
     states, labels = hidden_states[is_token], targets[is_token]
     nats, correct = [], []
     for part, part_labels in zip(states.split(LOGIT_ROWS), labels.split(LOGIT_ROWS), strict=True):
-        logits = reader.logits(part)
+        logits = compressor.logits(part)
         nats.append(F.cross_entropy(logits, part_labels, reduction="none").double())
         correct.append(logits.argmax(-1) == part_labels)
     lengths = [len(row) for row in rows]
@@ -229,16 +209,16 @@ def scored_tokens(reader: Reader, memory: Any, task: str, rows: Sequence[list[in
 
 
 def greedy_rows(
-    reader: Reader,
+    compressor: Compressor,
     memory: Any,
-    task: str,
+    task: Task,
     prompts: Sequence[list[int]] | None,
     most: int,
     stops: tuple[int, ...],
 ) -> list[list[int]]:
     """Greedy tokens of each row up to its first stop token, which is left out."""
-    prompt = None if prompts is None else pad(prompts, reader.model.device)
-    generated = reader.generate(
+    prompt = None if prompts is None else pad(prompts, compressor.model.device)
+    generated = compressor.generate(
         memory,
         None if prompt is None else prompt.ids,
         None if prompt is None else prompt.valid,

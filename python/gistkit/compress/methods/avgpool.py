@@ -49,7 +49,6 @@ class AvgPoolConfig(OnePassConfig):
         super().check_model(model)
 
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
-        """The [AE] token and the soft prompt."""
         prompt = None
         if self.soft_prompt:
             start = embed(placed([self.bos_token], embed.weight.device)).detach()
@@ -57,7 +56,6 @@ class AvgPoolConfig(OnePassConfig):
         return super().parts(embed) | {"soft_prompt": prompt}
 
     def layout(self, context: int) -> Layout:
-        """Means of `ratio` tokens at their mean positions."""
         return layouts.avgpool(context, self.ratio, 1)
 
     def start(self, context: int) -> int:
@@ -104,12 +102,23 @@ class PooledKeys(WithBos):
             means = ops.window_pool(before[:, self.rows], windows=self.windows)
             with self.as_text():
                 return rope.project(layer, means, self.positions)
-        # Keys carry RoPE's factor already: rotating them back and forth must not apply it twice.
-        inv_freq = cast(LlamaRope, rope).inv_freq
-        unrotated = ops.rerotate(key[:, :, self.rows], -rope.positions[..., self.rows], inv_freq)
-        return ops.window_pool(
-            unrotated, value[:, :, self.rows], windows=self.windows, positions=self.positions, inv_freq=inv_freq
-        )
+        key, value, positions = key[:, :, self.rows], value[:, :, self.rows], rope.positions[..., self.rows]
+        return pooled_keys(key, value, positions, self.windows, self.positions, cast(LlamaRope, rope).inv_freq)
+
+
+def pooled_keys(
+    key: Tensor, value: Tensor, positions: Tensor, windows: Tensor, middle: Tensor, inv_freq: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Means over windows [W + 1] or [B, W + 1] of keys before rotation, at `middle`, and of values, [B, Hk, N, D] each.
+
+    Args:
+        positions: position IDs [N] or [B, N] of the keys.
+        middle: those of the means.
+        inv_freq: frequencies of the layer's RoPE.
+    """
+    # Keys carry RoPE's factor already: rotating them back and forth must not apply it twice.
+    unrotated = ops.rerotate(key, -positions, inv_freq)
+    return ops.window_pool(unrotated, value, windows=windows, positions=middle, inv_freq=inv_freq)
 
 
 @register("no_context")
@@ -130,20 +139,16 @@ class NoContextConfig(OnePassConfig):
 
     @property
     def title(self) -> str:
-        """What a table calls it."""
         return self.compressor.__name__
 
     @classmethod
     def sizes(cls, chunk: int, memory_tokens: int) -> dict[str, int]:
-        """None: it has no ratio."""
         return {}
 
     def layout(self, context: int) -> Layout:
-        """BOS and the text, for any context."""
         return layouts.no_context(1)
 
     def kept(self, batch: InPlacePass, as_text: AsText) -> hf.Keeper:
-        """The keys and values of BOS."""
         return hf.KeptKeys(torch.zeros(1, dtype=torch.int64, device=batch.plan.spans.device))
 
 
@@ -155,7 +160,6 @@ class NoContext(OnePass, config=NoContextConfig):
         return 0
 
     def parts_of(self, memory: Memory, context: int) -> NDArray[np.int64]:
-        """See `Compressor.parts_of`: BOS represents nothing."""
         return np.zeros((0, 2), np.int64)
 
     def _read_by_pass(self, rows: Rows) -> Rows:

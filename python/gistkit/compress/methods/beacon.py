@@ -27,7 +27,6 @@ class BeaconConfig(GistsConfig):
     part: int | None = setting(0, least=0, in_memory=False)
 
     def layout(self, context: int) -> Layout:
-        """Windows of `ratio` context tokens and their beacon in turn."""
         return layouts.beacon(context, self.ratio, 1, segment=self.segment)
 
     start = behind_gists

@@ -95,7 +95,6 @@ class DodoConfig(InPlaceConfig):
 
     @property
     def title(self) -> str:
-        """What a table calls it."""
         learned = "" if self.train_scorer else ", frozen scorer"
         return f"Dodo {self.ratio}x" + (learned if self.selection == "learned" else f", {self.selection}")
 
@@ -106,7 +105,6 @@ class DodoConfig(InPlaceConfig):
             raise ValueError(f"layer: expected 1 to {layers}, got {self.layer}")
 
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
-        """The [AE] token and the scorer."""
         parts, weight = super().parts(embed), embed.weight
         if self.selection != "learned":
             return parts | {"scorer": None}
@@ -143,7 +141,6 @@ class Dodo(InPlace, config=DodoConfig):
 
     @property
     def train_ratios(self) -> tuple[int, ...]:
-        """See `Compressor.train_ratios`; none inside `selecting` with a ratio."""
         return tuple(self.options.train_ratios) if self._choice.ratio is None else ()
 
     def at(self, ratio: int) -> Self:

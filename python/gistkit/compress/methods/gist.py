@@ -59,7 +59,6 @@ class GistsConfig(OnePassConfig):
         super().check_model(model)
 
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
-        """The [AE] token and the gists' embeddings."""
         return super().parts(embed) | {"memory_embeddings": draw_like(embed, self.gists or 1)}
 
     def kept(self, batch: InPlacePass, as_text: AsText) -> hf.Keeper:
@@ -112,7 +111,6 @@ class GistConfig(GistsConfig):
         return f"{'Sep' * self.separate}{'Offset' * self.offset}Gist {self.ratio}x"
 
     def layout(self, context: int) -> Layout:
-        """ceil(n / ratio) gists follow n context tokens."""
         return layouts.gist(context, self.ratio, 1, separate_positions=self.separate_positions)
 
     start = behind_gists
@@ -147,7 +145,6 @@ class GistPoolConfig(GistsConfig):
     separate_positions: bool = False
 
     def layout(self, context: int) -> Layout:
-        """Windows of `ratio` context tokens, each followed by its gist."""
         return layouts.gistpool(
             context,
             self.ratio,

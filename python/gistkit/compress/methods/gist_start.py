@@ -84,15 +84,7 @@ def start_as_means(
 
 
 class _Fit:
-    """Fits a layer's maps while the pass runs through the layer.
-
-    Args:
-        layer: of the model.
-        maps: the gists' copies of its linear maps, by name.
-        batch: the pass.
-        ridge: see `start_as_means`.
-        on_end: called at the end.
-    """
+    """Fits the gists' copies `maps` of a layer's linear maps, by name, while the pass runs through the layer."""
 
     def __init__(
         self, layer: nn.Module, maps: dict[str, nn.Linear], batch: InPlacePass, ridge: float, on_end: Callable[[], Any]

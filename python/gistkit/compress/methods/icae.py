@@ -72,12 +72,10 @@ class ChunkConfig(Config):
 
     @property
     def memory_tokens(self) -> int:
-        """Memory tokens M of a chunk."""
         return round(self.chunk / self.ratio)
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The encoder's; the decoder has none of its own."""
         return (ENCODER,)
 
     @classmethod
@@ -85,7 +83,6 @@ class ChunkConfig(Config):
         return {"chunk": chunk, "ratio": chunk / memory_tokens}
 
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
-        """The embeddings of memory tokens and of the tokens [AE] and [LM]."""
         memory = draw_like(embed, self.memory_tokens)
         tasks = nn.ParameterDict({task: draw_like(embed, 1) for task in ("ae", "lm")})
         return {"memory_embeddings": memory, "task_embeddings": tasks}
@@ -159,12 +156,11 @@ class ChunkCompressor(Compressor):
     def _encoded(self, ids: Tensor, plan: Plan) -> tuple[Tensor, ...]:
         """A pass over chunks [B, N]: the hidden states [B, K, d] of their memory tokens, and what the memory keeps."""
         columns = ids.shape[1]
-        use = ENCODER if self.adapters is not None else None
-        embedded = self.lm.embedded(use, ids)
+        embedded = self.lm.embedded(ENCODER, ids)
         slots = self.memory_embeddings.repeat(-(-columns // self.options.chunk), 1)
         inputs = torch.cat([embedded, slots.to(embedded).expand(len(ids), -1, -1)], 1)
         keep = hf.KeptKeys(slice(columns, None)) if self.carrier == "kv" else None
-        out = self.lm.run(use, inputs_embeds=inputs, plan=plan, keep=keep)
+        out = self.lm.run(ENCODER, inputs_embeds=inputs, plan=plan, keep=keep)
         hidden_states = out.last_hidden_state[:, columns:]
         return hidden_states, *self.options.kept(self, hidden_states, () if keep is None else keep.close())
 
@@ -186,7 +182,6 @@ class ChunkCompressor(Compressor):
         return np.concatenate(spans)
 
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
-        """[B, 1, d], the learned [AE] or [LM] token."""
         embedding = self.task_embeddings["ae" if task == "ae" else "lm"]
         return embedding.expand(memory.batch_size, 1, -1).to(self.embed.weight)
 
@@ -207,12 +202,10 @@ class ICAEConfig(ChunkConfig):
     match_embeddings: bool = setting(False, before=False, in_memory=False)
 
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
-        """See `ChunkConfig.parts`; gain and shift."""
         gain, shift = matched_to(embed) if self.match_embeddings else (None, None)
         return super().parts(embed) | {"gain": gain, "shift": shift}
 
     def kept(self, compressor: Any, hidden_states: Tensor, layers: Layers) -> tuple[Tensor, ...]:
-        """The hidden states, matched to embeddings if asked for."""
         if not self.match_embeddings:
             return super().kept(compressor, hidden_states, layers)
         matched = rms_norm(hidden_states.float(), compressor.gain.shape) * compressor.gain + compressor.shift

@@ -64,7 +64,6 @@ class InPlaceConfig(RatioConfig):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The text, and compressed tokens if they have their own adapters."""
         return (TEXT, GISTS) if self.separate and not self.full_copy else (TEXT,)
 
     def check_model(self, model: nn.Module) -> None:
@@ -74,7 +73,6 @@ class InPlaceConfig(RatioConfig):
             hf.check_projects(model)
 
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
-        """The [AE] token."""
         return {"task_embeddings": nn.ParameterDict({"ae": draw_like(embed, 1)})}
 
 
@@ -119,7 +117,6 @@ class InPlace(Compressor):
         return rows
 
     def uncompressed(self, contexts: Rows) -> Rows:
-        """Contexts as the base model reads them whole."""
         return self.with_bos(contexts)
 
     def with_bos(self, rows: Rows) -> Rows:
@@ -315,7 +312,6 @@ class OnePass(InPlace):
         return int(self.options.of(memory.source.chunk).start(context))
 
     def parts_of(self, memory: Memory, context: int) -> NDArray[np.int64]:
-        """See `Compressor.parts_of`: a compressed token represents its window."""
         starts = np.arange(0, context, memory.source.chunk)
         return np.stack([starts, np.minimum(starts + memory.source.chunk, context)], -1)
 

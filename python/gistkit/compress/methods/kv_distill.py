@@ -42,12 +42,10 @@ class KVDistillConfig(DodoConfig):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Selected tokens."""
         return (GISTS,)
 
     @property
     def title(self) -> str:
-        """What a table calls it."""
         return super().title.replace("Dodo", "KV-Distill")
 
 

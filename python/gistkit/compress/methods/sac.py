@@ -49,7 +49,6 @@ class SACConfig(FiveHundredXConfig):
             raise ValueError(f"ratio: expected a whole number, as anchors are tokens, got {self.ratio:g}")
 
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
-        """The marks of a chunk's anchors, and the embeddings of the tokens [AE] and [LM]."""
         weight = embed.weight
         marks = SPREAD * torch.randn(self.memory_tokens, weight.shape[1], device=weight.device)
         return super().parts(embed) | {"memory_embeddings": nn.Parameter(marks)}
@@ -63,7 +62,6 @@ class SAC(ChunkCompressor, config=SACConfig):
     """
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor | None]:
-        """One pass over the chunks of all rows."""
         self.lm.check_positions("input_ids", max(rows.lengths))
         ratio = int(self.options.ratio)
         found = [anchors(length, self.chunk, ratio) for length in rows.lengths]
@@ -71,12 +69,11 @@ class SAC(ChunkCompressor, config=SACConfig):
         index = padded([each.tolist() for each in found])
         valid = torch.arange(index.shape[1]) < torch.tensor(lengths)[:, None]
         own, valid_here = index.to(self.device), valid.to(self.device)[..., None]
-        use = ENCODER if self.adapters is not None else None
-        inputs = self.lm.embedded(use, rows.ids)
+        inputs = self.lm.embedded(ENCODER, rows.ids)
         marks = self.memory_embeddings.to(inputs)[own % self.chunk // ratio].masked_fill(~valid_here, 0)
         keep = hf.KeptKeys(own)
         self.lm.run(
-            use,
+            ENCODER,
             inputs_embeds=inputs.scatter_add(1, own[..., None].expand_as(marks), marks),
             plan=_plan(rows.lengths, self.chunk, ratio, self.lm.windows, str(self.device)),
             keep=keep,

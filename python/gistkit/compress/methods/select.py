@@ -107,7 +107,6 @@ class SelectConfig(InPlaceConfig):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The context, and what is read after its memory if that has an adapter of its own."""
         return (TEXT, READER) if self.own_reader else (TEXT,)
 
     @property
@@ -116,7 +115,6 @@ class SelectConfig(InPlaceConfig):
 
     @property
     def title(self) -> str:
-        """What a table calls it."""
         among = SHARES[self.shares]
         aware = "" if self.question is None else ", for a question"
         fitted = ", fitted" if self.fit else ""
@@ -212,7 +210,6 @@ class Select(InPlace, config=SelectConfig):
         return self.score.reads_again or self.fit
 
     def encode_parts(self, parts: Sequence[Sequence[int]]) -> list[Memory]:
-        """See `Compressor.encode_parts`; each keeps its share of what the context keeps."""
         ends, count = [0, *accumulate(map(len, parts))], len(parts)
         length, own_bos = ends[-1], int(parts[0][0] == self.bos_token)
         kept = self.kept(length + 1 - own_bos)
@@ -264,12 +261,9 @@ class Select(InPlace, config=SelectConfig):
     def memory_of(
         self, keep: Selection, context_lengths: tuple[int, ...], hidden_states: Tensor, own_bos: Tensor
     ) -> Memory:
-        """The memory of what a pass has kept.
+        """The memory of what a pass with these outputs [B, n, d] has kept.
 
         Args:
-            keep: after the pass.
-            context_lengths: tokens of each context.
-            hidden_states: [B, n, d], outputs of the pass.
             own_bos: bool [B], which contexts begin with a BOS of their own.
         """
         lengths = tuple(keep.lengths)
@@ -306,7 +300,6 @@ class Select(InPlace, config=SelectConfig):
         return torch.where(positions > 1, positions + context, positions)
 
     def check_documents(self, memories: Sequence[Memory]) -> None:
-        """Refuses a model whose keys cannot be moved."""
         hf.check_moves(self.model)
         for memory in memories:
             self.context_spans(memory)
@@ -392,9 +385,7 @@ class Select(InPlace, config=SelectConfig):
         """What passes over a text's keys and values [1, Hk, n, D] find.
 
         Args:
-            own: of each layer.
             passes: of each the part of the text that it scores, and the token ids that are read.
-            role: whose adapter reads them.
             name: the setting that needs them, and why, for a message.
         """
         length = own[0][0].shape[2]

@@ -72,18 +72,15 @@ class SeparateEncoderConfig(RatioConfig):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The encoder's; the reader has none."""
         return (ENCODER,)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """See `Config.settings`; the encoder by its name."""
         encoder = self.encoder
         name = hf.identity(encoder)["name"] if isinstance(encoder, nn.Module) else encoder
         return super().settings | {"encoder": name}
 
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
-        """The projector, the embedding of learned tokens, and those of the tokens [AE] and [LM]."""
         encoder: Any = self.encoder
         own = embed if encoder is None or isinstance(encoder, str) else encoder.get_input_embeddings()
         return {
@@ -192,19 +189,21 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
 
     def _pass(self, ids: Sequence[list[int]], counts: Sequence[int]) -> Tensor:
         """A pass over segments: embeddings [B, M, d] of their memory tokens, of which a row has the first `counts`."""
-        lm, use = self.encoder_lm, ENCODER if self.adapters is not None else None
-        lengths = [len(part) for part in ids]
-        inputs = lm.embedded(use, padded(ids, device=lm.device))
+        lm, lengths = self.encoder_lm, [len(part) for part in ids]
+        inputs = lm.embedded(ENCODER, padded(ids, device=lm.device))
+        windows = [_windows(length, count) for length, count in zip(lengths, counts, strict=True)]
         if self.memory_embeddings is not None:
-            width = max(length + count for length, count in zip(lengths, counts, strict=True))
+            # Learned tokens after each segment.
+            windows = [
+                [(slot, slot + 1) for slot in range(length, length + count)]
+                for length, count in zip(lengths, counts, strict=True)
+            ]
+            width = max(spans[-1][1] for spans in windows)
             is_context = placed([[column < length for column in range(width)] for length in lengths], lm.device)
             inputs = pad(inputs, (0, 0, 0, width - inputs.shape[1]))
             inputs = inputs.where(is_context[..., None], self.memory_embeddings.to(inputs))
-            windows = [_slots(length, count) for length, count in zip(lengths, counts, strict=True)]
-        else:
-            windows = [_windows(length, count) for length, count in zip(lengths, counts, strict=True)]
         lm.check_positions("segment", inputs.shape[1] - 1)
-        states = lm.run(use, inputs_embeds=inputs, plan=lm.causal_plan(inputs.shape[1])).last_hidden_state
+        states = lm.run(ENCODER, inputs_embeds=inputs, plan=lm.causal_plan(inputs.shape[1])).last_hidden_state
         dtype = self.projector.gain.dtype
         weights = torch.zeros(len(ids), max(counts), inputs.shape[1], dtype=dtype)
         for row, spans in zip(weights, windows, strict=True):
@@ -218,7 +217,6 @@ class SeparateEncoder(ChunkCompressor, config=SeparateEncoderConfig):
         return whole * -(-self.options.segment // chunk) - -rest // chunk
 
     def parts_of(self, memory: Memory, context: int) -> NDArray[np.int64]:
-        """See `Compressor.parts_of`: the windows of the document's segments, at the memory's ratio."""
         found = []
         for start, end in _spans(context, self.options.segment):
             windows = _windows(end - start, -(-(end - start) // memory.source.chunk))
@@ -242,8 +240,3 @@ def _windows(length: int, count: int) -> list[tuple[int, int]]:
     """[start, end) of `count` windows of a segment, which share a token where it has fewer."""
     edges = [slot * length // count for slot in range(count + 1)]
     return [(start, max(end, start + 1)) for start, end in pairwise(edges)]
-
-
-def _slots(length: int, count: int) -> list[tuple[int, int]]:
-    """[start, end) of learned tokens after a segment."""
-    return [(length + slot, length + slot + 1) for slot in range(count)]

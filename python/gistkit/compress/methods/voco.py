@@ -17,6 +17,7 @@ from gistkit.compress.compressor import Compressor
 from gistkit.compress.config import Config, draw_like, register, setting
 from gistkit.compress.images import ImagePass, ImageRow, ImageRows, image_pass, image_rows, marked
 from gistkit.compress.memory import Memory, Task, ordinals_of
+from gistkit.compress.methods.in_place import TEXT
 from gistkit.compress.tokens import Rows
 from gistkit.hf.lora import Maps, maps_of
 from gistkit.hf.vision import Vision, VisionFamily
@@ -25,8 +26,6 @@ from gistkit.layouts.positions import SCHEMES
 
 if TYPE_CHECKING:
     from peft import LoraConfig
-
-TEXT = "text"
 
 
 @register("voco")
@@ -83,12 +82,10 @@ class VoCoConfig(Config):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The text's, in all passes."""
         return (TEXT,)
 
     @property
     def title(self) -> str:
-        """What a table calls it."""
         return f"VoCo {self.layout.upper()} {self.memory_tokens}"
 
     @classmethod
@@ -96,7 +93,6 @@ class VoCoConfig(Config):
         return {"memory_tokens": memory_tokens}
 
     def check_model(self, model: nn.Module) -> None:
-        """See `Config.check_model`; what the settings say must fit the model's images."""
         vision = Vision(model)
         if vision.image_token in self.separators:
             raise ValueError(
@@ -110,7 +106,6 @@ class VoCoConfig(Config):
             )
 
     def parts(self, embed: nn.Embedding) -> dict[str, nn.Parameter | nn.Module | None]:
-        """The VoCo tokens."""
         return {"memory_embeddings": draw_like(embed, self.memory_tokens)}
 
     def layout_of(self, row: ImageRow, family: VisionFamily) -> Layout:
@@ -158,7 +153,6 @@ class VoCo(Compressor, config=VoCoConfig):
             _freeze_vision(self.vision, self.options)
 
     def adapter_config(self) -> LoraConfig | None:
-        """See `Compressor.adapter_config`; with those parts of the vision that train."""
         lora = super().adapter_config()
         if lora is not None:
             _add_vision(lora, self.vision, self.model, self.options)
@@ -220,7 +214,6 @@ class VoCo(Compressor, config=VoCoConfig):
         return ordinals, tuple(place + 1 for place in last)
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
-        """One pass over text, images and their VoCo tokens."""
         if not isinstance(rows, ImageRows):
             raise TypeError(f"rows: expected those of `contexts`, with images, got {type(rows).__name__}")
         # With the adapters of the pass, which the tower's layers need again where checkpointing runs them again.

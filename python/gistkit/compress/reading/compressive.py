@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from gistkit import hf, ops
 from gistkit.common.checks import padded
-from gistkit.compress.methods.avgpool import AvgPool
+from gistkit.compress.methods.avgpool import AvgPool, pooled_keys
 from gistkit.compress.methods.in_place import TEXT
 from gistkit.compress.reading.cache import StreamCache
 from gistkit.compress.reading.language import LanguageModel, Stream
@@ -46,7 +47,6 @@ class Compressive(LanguageModel):
 
     @property
     def title(self) -> str:
-        """The name in tables."""
         return f"Compressive {self.compressor.chunk}x, tau {self.tau}"
 
     def first(self, position: int) -> int:
@@ -54,14 +54,12 @@ class Compressive(LanguageModel):
         return super().first(position) // self.compressor.chunk * self.compressor.chunk
 
     def embedded(self, rows: Rows) -> Tensor:
-        """See `LanguageModel.embedded`; a soft prompt stands in BOS's place."""
         inputs, prompt = super().embedded(rows), self.compressor.soft_prompt
         if prompt is None:
             return inputs
         return torch.cat([prompt.to(inputs.dtype).expand(inputs.shape[0], 1, -1), inputs[:, 1:]], 1)
 
     def plan(self, seen: int) -> Plan:
-        """See `LanguageModel.plan`; after the tokens' keys come the means of `ratio` tokens each."""
         compressor = self.compressor
         spans = torch.from_numpy(self._spans(seen, None))
         cuts = {window: torch.from_numpy(self._spans(seen, window))[None] for window in compressor.lm.windows}
@@ -95,7 +93,6 @@ class Compressive(LanguageModel):
         return np.take_along_axis(spans, order[..., None], 1).astype(np.int32)
 
     def extend(self, count: int) -> Any:
-        """See `LanguageModel.extend`: the means of windows."""
         compressor = self.compressor
         if len(self._bounds(count)) < 2:
             return None
@@ -111,21 +108,14 @@ class Compressive(LanguageModel):
             if not frequencies:
                 # Read within the pass, because RoPE types that depend on the length change them there.
                 frequencies.extend(hf.frequencies(compressor.model))
-            inv_freq = frequencies[layer]
-            unrotated = ops.rerotate(key, -position_ids, inv_freq)
-            means = ops.window_pool(unrotated, value, windows=windows, positions=middle, inv_freq=inv_freq)
+            means = pooled_keys(key, value, position_ids, windows, middle, frequencies[layer])
             return torch.cat([key, means[0]], 2), torch.cat([value, means[1]], 2)
 
         return extend
 
 
 class HiddenMeans:
-    """Appends the projected means of windows of a layer's input to the layer's keys and values; see `attach`.
-
-    Args:
-        windows: int64 [W + 1], where windows begin, and where the last one ends.
-        middle: float64 [W], their position IDs.
-    """
+    """Appends the projected means over `windows` int64 [W + 1] of a layer's input, at `middle` [W]; see `attach`."""
 
     def __init__(self, windows: Tensor, middle: Tensor) -> None:
         self.windows, self.middle = windows, middle
@@ -147,11 +137,7 @@ class MeanCache(StreamCache):
     """A cache in which means replace windows of tokens that are no longer seen uncompressed.
 
     A mean counts as a token at the position of its window's last token, which is what sliding windows compare.
-
-    Args:
-        reader: its ratio is used.
-        layers, ends: as in `StreamCache`, with every token of the texts.
-        frequencies: of each layer's RoPE in the pass that made the keys.
+    `frequencies` are those of each layer's RoPE in the pass that made the keys, which are of all tokens of the texts.
     """
 
     def __init__(
@@ -196,10 +182,8 @@ class MeanCache(StreamCache):
         most = max(map(len, offsets))
         bounds = torch.tensor([row + row[-1:] * (most - len(row)) for row in offsets], device=device)
         # The mean of consecutive position IDs.
-        middle = torch.zeros(bounds.shape[0], most - 1, dtype=torch.float64, device=device)
-        for row, row_windows in enumerate(windows):
-            centres = [(window[0] + window[-1]) / 2 for window in row_windows]
-            middle[row, : len(row_windows)] = torch.tensor(centres, dtype=torch.float64)
+        centres = [torch.tensor([window[0] + window[-1] for window in row], dtype=torch.float64) / 2 for row in windows]
+        middle = pad_sequence(centres, batch_first=True).to(device)
         position_ids = padded([[position for window in row for position in window] for row in windows], device=device)
         return self._append(layers, padded(columns, device=device)[:, None, :, None], position_ids, bounds, middle)
 
@@ -207,9 +191,8 @@ class MeanCache(StreamCache):
         """Layers with the means over `bounds` of the columns `index`, at position IDs `middle`, appended."""
         extended = []
         for (key, value), inv_freq in zip(layers, self.frequencies, strict=True):
-            unrotated = ops.rerotate(key.take_along_dim(index, 2), -position_ids, inv_freq)
-            values = value.take_along_dim(index, 2)
-            means = ops.window_pool(unrotated, values, windows=bounds, positions=middle, inv_freq=inv_freq)
+            left = key.take_along_dim(index, 2), value.take_along_dim(index, 2)
+            means = pooled_keys(*left, position_ids, bounds, middle, inv_freq)
             extended.append((torch.cat([key, means[0]], 2), torch.cat([value, means[1]], 2)))
         return extended
 
@@ -232,13 +215,7 @@ class LayerInputs(hf.KeptKeys):
 
 
 class HiddenMeanCache(MeanCache):
-    """A `MeanCache` whose means are of hidden states: it holds the inputs of all layers for tokens without a mean.
-
-    Args:
-        reader: as in `MeanCache`.
-        kept: of the first pass, with all keys and values.
-        ends: as in `MeanCache`.
-    """
+    """A `MeanCache` whose means are of hidden states: it holds the inputs of all layers for tokens without a mean."""
 
     def __init__(self, reader: Compressive, kept: LayerInputs, ends: Sequence[int]) -> None:
         self.decoder_layers = [kept.inputs[layer_idx][1:] for layer_idx in sorted(kept.inputs)]
@@ -249,7 +226,6 @@ class HiddenMeanCache(MeanCache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the cached keys, values and hidden states, padding included."""
         return super().nbytes + sum(states.nbytes for states, _ in self.inputs.held)
 
     def keeper(self) -> hf.Keeper:
@@ -258,7 +234,6 @@ class HiddenMeanCache(MeanCache):
         return self._step
 
     def add(self, positions: Sequence[int], stay: Sequence[bool]) -> None:
-        """Records that the tokens of the plan were read, and their inputs."""
         super().add(positions, stay)
         if self._step is not None:
             for layer_idx, states in enumerate(self._step.columns):

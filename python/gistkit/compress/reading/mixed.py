@@ -163,7 +163,6 @@ class NuggetStream(Stream):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all cached keys and values, including those of the scorer's layers."""
         return super().nbytes + (0 if self._scored is None else self._scored.nbytes)
 
     def _first_pass(self, rows: Rows) -> tuple[Tensor, StreamCache]:

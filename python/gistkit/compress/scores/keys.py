@@ -19,7 +19,6 @@ class KeyNorm(Score):
     name = "key_norm"
 
     def __call__(self, heads: Heads) -> Tensor:
-        """Minus the norm of each key."""
         return -wide(heads.key).norm(dim=-1)
 
 
@@ -46,7 +45,6 @@ class Streaming(Score):
         self.check(sinks=0)
 
     def __call__(self, heads: Heads) -> Tensor:
-        """The place of a token."""
         return torch.arange(heads.key.shape[1], device=heads.key.device).float().expand(heads.key.shape[0], -1)
 
 
