@@ -198,9 +198,7 @@ def main() -> int:
         parser.error("--compressor: expected a trained compressor's name or folder, got none, and none comes with this")
     tokens = options.tokens or (1000 if options.quick else TOKENS)
     rounds = 1 if options.quick else options.rounds
-    torch.set_num_threads(options.threads)
-    found = harness.environment()
-    print("asking: " + ", ".join(f"{key} {value}" for key, value in found.items()))
+    found = harness.begin("asking", options)
     model, tokenizer = load_smollm2(dtype=getattr(torch, options.dtype))
     ids, facts = document(tokenizer, tokens, QUESTIONS)
     questions = [
@@ -230,7 +228,7 @@ def main() -> int:
             f"{one['within']:.0f}%"
         )
     content = {
-        "suite": "asking", "machine": found, "dtype": options.dtype, "tokens": len(ids), "rounds": rounds,
+        "machine": found, "dtype": options.dtype, "tokens": len(ids), "rounds": rounds,
         "facts": [fact._asdict() for fact in facts], "rows": rows,
     }  # fmt: skip
     if path := harness.write("asking", content, options):

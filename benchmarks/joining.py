@@ -19,7 +19,6 @@ from typing import Any
 
 import harness
 import httpx
-import torch
 from asking import ANSWER, QUESTIONS, answering, document
 from serving import ask_all, free_port, served
 
@@ -88,9 +87,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each half of a round (default: %(default)s)")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    found = harness.environment()
-    print("joining: " + ", ".join(f"{key} {value}" for key, value in found.items()))
+    found = harness.begin("joining", options)
     model, tokenizer = load_smollm2()
     read = [document(tokenizer, TOKENS, QUESTIONS, seed) for seed in range(DOCUMENTS)]
     texts, questions = (
@@ -123,7 +120,7 @@ def main() -> int:
         f"({len(beside)} questions)"
     )
     content |= {
-        "suite": "joining", "machine": found, "threads": options.threads, "clients": options.clients,
+        "machine": found, "threads": options.threads, "clients": options.clients,
         "seconds": options.seconds, "compressor": Path(options.compressor).name, "long": LONG,
     }  # fmt: skip
     harness.write("joining", content, options)

@@ -29,7 +29,6 @@ from typing import Any
 
 import harness
 import httpx
-import torch
 from asking import ANSWER, QUESTIONS, answering, document
 from tqdm import tqdm
 
@@ -249,9 +248,7 @@ def main() -> int:
         parser.error("--compressor: expected a trained compressor's name or folder, got none, and none comes with this")
     options.clients = options.clients or (8 if options.quick else 64)
     options.seconds = options.seconds or (30.0 if options.quick else 600.0)
-    torch.set_num_threads(options.threads)
-    found = harness.environment()
-    print("serving: " + ", ".join(f"{key} {value}" for key, value in found.items()))
+    found = harness.begin("serving", options)
     model, tokenizer = load_smollm2()
     documents = []
     for seed in range(options.documents):
@@ -324,7 +321,7 @@ def main() -> int:
                 flush=True,
             )
     content = {
-        "suite": "serving", "machine": found, "threads": options.threads, "clients": options.clients,
+        "machine": found, "threads": options.threads, "clients": options.clients,
         "seconds": options.seconds, "tokens": options.tokens, "documents": options.documents,
         "batch": options.batch, "rows": rows,
     }  # fmt: skip

@@ -257,9 +257,7 @@ def main() -> int:
         parser.error(f"--window: expected a multiple of {SEGMENT}, got {window}")
     if lengths[0] < window:
         parser.error(f"--lengths: expected at least the window, {window} tokens, got {lengths[0]}")
-    torch.set_num_threads(options.threads)
-    found = harness.environment()
-    print("streaming: " + ", ".join(f"{key} {value}" for key, value in found.items()))
+    found = harness.begin("streaming", options)
     model, ids, sample, corpus = load(lengths[-1] + window // 2, getattr(torch, options.dtype))
     mixed, memories, own = readers(model, options.selection, sample), compressors(model), copy.deepcopy(model)
     least = floor(model, 5 if options.quick else 20)

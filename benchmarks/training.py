@@ -8,18 +8,13 @@ bfloat16 is autocast of float32 weights.
 
 --memory: peak of a step above the loaded model, each in a fresh process (Linux only). --encode: the same of a long
 context that is compressed without gradients; the target is 1.2 times the bytes of the memory plus those of a chunk.
-
-example: python benchmarks/training.py --methods 500x AvgPool --shapes 4x240 --dtype bfloat16
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -28,7 +23,7 @@ from typing import Any
 import harness
 import torch
 from compressor import RATIO, Layers, additive, projected, watched
-from memory import reset_peak, status
+from memory import peak_of, reset_peak, status
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
@@ -293,47 +288,40 @@ def encode_peak(method: str, tokens: int) -> dict[str, float]:
     found: dict[str, float] = {}
     compressor.encode(ids[:, : CHUNK // 2])
     for name, count in (("chunk", CHUNK), ("mib", tokens)):
-        gc.collect()
-        reset_peak()
-        before = status("VmRSS")
-        memory = compressor.encode(ids[:, :count])
-        found[name] = (status("VmHWM") - before) / 2**20
+        memory, found[name] = peak_of(partial(compressor.encode, ids[:, :count]))
         found["result"] = memory.nbytes / 2**20
         del memory
     return found
 
 
-def in_fresh_process(options: argparse.Namespace, *case: object) -> Any:
-    """What a case measures in a process of its own."""
-    command = [sys.executable, __file__, "--threads", str(options.threads), "--case", json.dumps(case)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
+def measured(method: str, *case: Any) -> Any:
+    """Of a case of `measure_encode`, which has its tokens alone, or of `measure_steps`."""
+    return encode_peak(method, *case) if len(case) == 1 else step_peak(method, *case)
 
 
 def measure_steps(options: argparse.Namespace) -> None:
     """Peaks of both forms of every step."""
-    found, rows = harness.environment(), []
+    found, rows = harness.begin("training-memory", options), []
     for method, shape, dtype in tqdm(options.cases, desc="training-memory", unit="case", dynamic_ncols=True):
         for form in FORMS:
-            mib = in_fresh_process(options, method, *SHAPES[shape], dtype, form)
+            mib = harness.measured_apart(options, method, *SHAPES[shape], dtype, form)
             rows.append({"case": name_of(method, shape, dtype), "form": form, "mib": mib})
             tqdm.write(f"  {rows[-1]['case']:44} {form:32} {mib:8.0f} MiB")
-    content = {"suite": "training-memory", "machine": found, "mebibytes": rows}
-    harness.write("training-memory", content, options)
+    harness.write("training-memory", {"machine": found, "mebibytes": rows}, options)
 
 
 def measure_encode(options: argparse.Namespace) -> None:
     """Peaks of a long context compressed."""
-    found, rows = harness.environment(), []
+    found, rows = harness.begin("encode-memory", options), []
     for method in tqdm(options.methods, desc="encode-memory", unit="case", dynamic_ncols=True):
-        peak = in_fresh_process(options, method, options.encode)
+        peak = harness.measured_apart(options, method, options.encode)
         ratio = peak["mib"] / (peak["result"] + peak["chunk"])
         rows.append({"case": f"{method}, encode {options.encode} tokens", **peak, "ratio": ratio})
         tqdm.write(
             f"  {rows[-1]['case']:36} {peak['mib']:8.0f} MiB at its peak, {peak['result']:.0f} of its result, "
             f"{peak['chunk']:.0f} of a chunk: {ratio:.2f} x"
         )
-    harness.write("encode-memory", {"suite": "encode-memory", "machine": found, "mebibytes": rows}, options)
+    harness.write("encode-memory", {"machine": found, "mebibytes": rows}, options)
 
 
 def name_of(method: str, shape: str, dtype: str) -> str:
@@ -342,11 +330,10 @@ def name_of(method: str, shape: str, dtype: str) -> str:
     return f"{method}, {rows} x {tokens} tokens, {dtype}"
 
 
-def main() -> int:
+def main() -> None:
     """Times the steps, or measures memory, and keeps the figures where asked."""
-    parser = harness.parser(
-        __doc__, "python benchmarks/training.py --methods 500x AvgPool --shapes 4x240 --dtype bfloat16", appends=True
-    )
+    example = "python benchmarks/training.py --methods 500x AvgPool --shapes 4x240 --dtype bfloat16"
+    parser = harness.parser(__doc__, example, appends=True, apart=True)
     parser.add_argument("--methods", nargs="+", choices=MAKERS, default=list(MAKERS), metavar="METHOD",
                         help=f"some of {', '.join(MAKERS)} (default: all)")  # fmt: skip
     parser.add_argument(
@@ -356,13 +343,9 @@ def main() -> int:
     parser.add_argument("--memory", action="store_true", help="measure the peak of steps in place of their time")
     parser.add_argument("--encode", type=int, metavar="TOKENS",
                         help="measure the peak of compressing so many tokens, such as 100352")  # fmt: skip
-    parser.add_argument("--case", type=json.loads, help="one case as JSON, measured here: what --memory runs")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    if options.case:
-        print(json.dumps((encode_peak if len(options.case) == 2 else step_peak)(*options.case)))
-        return 0
+    if harness.measured_here(options, measured):
+        return
     if options.append and (options.memory or options.encode):
         parser.error("--append: expected none with --memory or --encode")
     if options.quick:
@@ -384,8 +367,7 @@ def main() -> int:
                 if dtype == chosen
             ]
             harness.run(SUITES[chosen], cases, options, seconds=20, least=3)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

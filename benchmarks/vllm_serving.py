@@ -23,7 +23,6 @@ from typing import Any
 
 import harness
 import httpx
-import torch
 from asking import QUESTIONS, document
 from serving import free_port, served
 
@@ -91,11 +90,9 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8, 32], help="questions (default: 1 8 32)")
     parser.add_argument("--requests", type=int, default=8, help="at least so many a case (default: %(default)s)")
     options = parser.parse_args()
-    found, rows = harness.environment(), list[dict[str, Any]]()
-    print("vllm: " + ", ".join(f"{key} {value}" for key, value in found.items()))
-    torch.set_num_threads(options.threads)
+    found, rows = harness.begin("vllm", options), list[dict[str, Any]]()
     content = {
-        "suite": "vllm", "machine": found, "threads": options.threads, "compressor": options.compressor,
+        "machine": found, "threads": options.threads, "compressor": options.compressor,
         "tokens": options.tokens, "documents": options.documents, "rows": rows,
     }  # fmt: skip
 

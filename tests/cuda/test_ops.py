@@ -113,6 +113,15 @@ def test_tiles_enough_for_wgmma(
     check_attention(Case(shape, dtype, bias=bias), device, softcap=softcap)
 
 
+@grid("dtype,dim", DTYPES[1:], [64, 128])
+def test_scores_that_outgrow_what_they_are_weighed_against(device: str, dtype: torch.dtype, dim: int) -> None:
+    """Results alone; a GPU with wgmma weighs scores against those of some steps ago."""
+    case = Case((1, 24 if device == "cuda" else 2, 2, 400, 600, dim, dim, 1, True), dtype)
+    case.inputs[1] *= torch.linspace(0.1, 9, 600)[:, None]
+    low, exact = case.run(rounded_weights), case.run(reference.attention, torch.float64)
+    check(case.run(on(device, gistkit.attention))[:2], low[:2], exact[:2], EPSILON[dtype])
+
+
 @grid("dtype,name", DTYPES, ["causal", "gistpool", "dodo", "icae"])
 def test_layouts_of_papers(device: str, dtype: torch.dtype, name: str) -> None:
     g = torch.Generator().manual_seed(0)
