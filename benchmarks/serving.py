@@ -23,13 +23,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import harness
 import httpx
-from asking import ANSWER, QUESTIONS, answering, document
+from asking import ANSWER, QUESTIONS, Fact, answering, document
 from tqdm import tqdm
 
 from gistkit.evaluate import contains_answer
@@ -112,6 +113,26 @@ async def ask_all(
     await asyncio.gather(*(one() for _ in range(clients)))
     load.lasted = time.perf_counter() - start
     return load
+
+
+def documents_of(tokenizer: Any, count: int, tokens: int) -> list[tuple[str, list[Fact]]]:
+    """Texts of so many tokens, and the facts in each that it is asked about."""
+    read = (document(tokenizer, tokens, QUESTIONS, seed) for seed in range(count))
+    return [(tokenizer.decode(ids), facts) for ids, facts in read]
+
+
+async def about_memories(
+    client: httpx.AsyncClient, documents: Sequence[tuple[str, list[Fact]]], common: dict[str, Any]
+) -> list[tuple[dict[str, Any], str]]:
+    """Adds the documents; the bodies of `ask_all` that name their memories."""
+    bodies = []
+    for text, facts in documents:
+        response = await client.post("/v1/memories", json={"text": text})
+        memory = response.raise_for_status().json()["id"]
+        for fact in facts:
+            messages = [{"role": "user", "content": fact.question}]
+            bodies.append(({"memory": memory, "messages": messages, **common}, fact.answer))
+    return bodies
 
 
 async def watch(resident: Resident) -> None:
@@ -250,10 +271,7 @@ def main() -> int:
     options.seconds = options.seconds or (30.0 if options.quick else 600.0)
     found = harness.begin("serving", options)
     model, tokenizer = load_smollm2()
-    documents = []
-    for seed in range(options.documents):
-        ids, facts = document(tokenizer, options.tokens, QUESTIONS, seed)
-        documents.append((tokenizer.decode(ids), facts))
+    documents = documents_of(tokenizer, options.documents, options.tokens)
     common = {"max_tokens": ANSWER, "temperature": 0, "stop": ["\n"]}
     rows = []
     with tempfile.TemporaryDirectory(prefix="gistkit-serving-") as place:
@@ -262,29 +280,14 @@ def main() -> int:
         tokenizer.save_pretrained(folder)
         del model
 
-        async def compressed(client: httpx.AsyncClient) -> list[tuple[dict[str, Any], str]]:
-            bodies = []
-            for text, facts in documents:
-                response = await client.post("/v1/memories", json={"text": text})
-                memory = response.raise_for_status().json()["id"]
-                for fact in facts:
-                    messages = [{"role": "user", "content": fact.question}]
-                    bodies.append(({"memory": memory, "messages": messages, **common}, fact.answer))
-            return bodies
+        compressed = partial(about_memories, documents=documents, common=common)
 
         async def whole(client: httpx.AsyncClient) -> list[tuple[dict[str, Any], str]]:
-            asked = [(text, fact) for text, facts in documents for fact in facts]
-            return [
-                (
-                    {
-                        "model": str(folder),
-                        "messages": [{"role": "user", "content": text + QUESTION.format(question=fact.question)}],
-                        **common,
-                    },
-                    fact.answer,
-                )
-                for text, fact in asked
-            ]
+            bodies = []
+            for text, fact in ((text, fact) for text, facts in documents for fact in facts):
+                messages = [{"role": "user", "content": text + QUESTION.format(question=fact.question)}]
+                bodies.append(({"model": str(folder), "messages": messages, **common}, fact.answer))
+            return bodies
 
         own, theirs = free_port(), free_port()
 

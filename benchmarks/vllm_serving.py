@@ -23,8 +23,8 @@ from typing import Any
 
 import harness
 import httpx
-from asking import QUESTIONS, document
-from serving import free_port, served
+from asking import QUESTIONS
+from serving import documents_of, free_port, served
 
 from gistkit.evaluate.data import QUESTION
 from gistkit.hf.smollm2 import load_smollm2
@@ -105,11 +105,10 @@ def main() -> int:
 
     _, tokenizer = load_smollm2()
     with tempfile.TemporaryDirectory(prefix="gistkit-vllm-") as place:
-        texts = {}
-        for seed in range(options.documents):
-            ids, facts = document(tokenizer, options.tokens, QUESTIONS, seed)
-            texts[f"text-{seed}"] = tokenizer.decode(ids), facts
-            Path(place, f"text-{seed}.txt").write_text(texts[f"text-{seed}"][0])
+        read = documents_of(tokenizer, options.documents, options.tokens)
+        texts = {f"text-{seed}": one for seed, one in enumerate(read)}
+        for name, (text, _) in texts.items():
+            Path(place, f"{name}.txt").write_text(text)
         files = [str(Path(place, f"{name}.txt")) for name in texts]
         gistkit = [sys.executable, "-m", "gistkit.cli"]
         compressor = ["--compressor", options.compressor]
