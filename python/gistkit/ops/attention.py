@@ -311,17 +311,7 @@ def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 @torch.library.register_fake("gistkit::attention")
-def _fake(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    spans: Tensor,
-    key_bias: Tensor | None,
-    scale: float,
-    softcap: float,
-    tiles: Tensor | None = None,
-    deterministic: bool = True,
-) -> tuple[Tensor, Tensor]:
+def _fake(query: Tensor, key: Tensor, value: Tensor, spans: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
     if not is_compiling():
         # Where nothing has values, shapes are all that can be refused.
         _check_tensors(query, key, value)
@@ -362,8 +352,8 @@ def _backward_fake(
     scale: float,
     softcap: float,
     need_key_bias: bool,
-    tiles: Tensor | None = None,
-    deterministic: bool = True,
+    *_: Any,
+    **__: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     bias_shape = (query.shape[0], query.shape[1], key.shape[2]) if need_key_bias else (0,)
     grad_key_bias = query.new_empty(bias_shape, dtype=_accumulation_dtype(query.dtype))

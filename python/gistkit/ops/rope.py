@@ -182,15 +182,7 @@ def _rope_fake(
 
 @torch.library.register_fake("gistkit::rope_angle_grad")
 def _angle_grad_fake(
-    grad_query: Tensor,
-    grad_key: Tensor,
-    query: Tensor,
-    key: Tensor,
-    positions: Tensor,
-    inv_freq: Tensor,
-    scaling: float,
-    interleaved: bool,
-    inverse: bool,
+    grad_query: Tensor, grad_key: Tensor, query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor]:
     by_positions = positions.new_empty(positions.shape, dtype=torch.float64)
     return by_positions, inv_freq.new_empty(inv_freq.shape, dtype=torch.float64)

@@ -151,35 +151,23 @@ def _rows_apart(x: Tensor) -> bool:
 
 
 @torch.library.register_fake("gistkit::trie_mix")
-def _mix_fake(weights: Tensor, table: Tensor, base: Tensor, paths: Tensor, entries: Tensor, offsets: Tensor) -> Tensor:
+def _mix_fake(weights: Tensor, table: Tensor, base: Tensor, paths: Tensor, *_: Tensor) -> Tensor:
     return weights.new_empty((paths.shape[0], table.shape[2]))
 
 
 @torch.library.register_fake("gistkit::trie_mix_backward")
-def _mix_backward_fake(
-    grad_out: Tensor, weights: Tensor, table: Tensor, paths: Tensor, entries: Tensor, offsets: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _mix_backward_fake(grad_out: Tensor, weights: Tensor, table: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return _empty(weights), _empty(table), table.new_empty((table.shape[0], table.shape[2]))
 
 
 @torch.library.register_fake("gistkit::ancestor_attention")
-def _attend_fake(
-    query: Tensor, key: Tensor, value: Tensor, ancestors: Tensor, entries: Tensor, offsets: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
+def _attend_fake(query: Tensor, key: Tensor, value: Tensor, ancestors: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return _empty(query), query.new_empty((*ancestors.shape, query.shape[1]))
 
 
 @torch.library.register_fake("gistkit::ancestor_attention_backward")
 def _attend_backward_fake(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    ancestors: Tensor,
-    entries: Tensor,
-    offsets: Tensor,
-    weights: Tensor,
-    scale: float,
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _empty(query), _empty(key), _empty(value)
 
