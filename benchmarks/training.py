@@ -22,7 +22,7 @@ from typing import Any
 
 import harness
 import torch
-from compressor import RATIO, Layers, additive, projected, watched
+from compressor import RATIO, Layers, active, additive, placed, projected, seen_by_decoder, watched
 from memory import peak_of, reset_peak, status
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -34,7 +34,6 @@ from gistkit.compress.methods.in_place import InPlace
 from gistkit.hf.cache import CACHE
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.layouts import dodo
-from gistkit.ops.reference import dense_mask
 from gistkit.train.rounded import RoundedMaps
 
 CHUNK, TAU, SEGMENT = 512, 128, 32
@@ -83,36 +82,15 @@ def change(compressor: Compressor) -> None:
             torch.nn.init.normal_(parameter, std=0.003)
 
 
-def plans_of(compressor: Compressor, step: Callable[[], object]) -> list[Any]:
-    """The plans of the passes that a training step makes: without gradients a long context is read in parts."""
-    plans: list[Any] = []
-    look = lambda module, args, kwargs: plans.append(kwargs["plan"])  # noqa: E731
-    handle = compressor.lm.decoder.register_forward_pre_hook(look, with_kwargs=True)
-    try:
-        step()
-    finally:
-        handle.remove()
-    return plans
-
-
-def switched(compressor: Compressor, role: str | None) -> Any:
-    """Inside, PEFT's adapter of a role is on, or none."""
-    adapters = compressor.adapters
-    assert adapters is not None
-    return adapters.switched([] if role is None else [adapters.names[role]])
-
-
 def plain_reconstruction(compressor: Compressor, ids: Tensor, dtype: torch.dtype) -> Step:
     """The autoencoding loss as it is written on transformers alone."""
     model: Any = compressor.model
     decoder, embed = model.model, model.get_input_embeddings()
     with torch.no_grad():
         memory = compressor.encode(ids)
-    encoding, reading = (
-        {"position_ids": plan.positions.reshape(-1, plan.positions.shape[-1]),
-         "attention_mask": additive(dense_mask(plan)[0], dtype)}
-        for plan in plans_of(compressor, lambda: compressor(ids))
-    )  # fmt: skip
+    # Of a training step: without gradients a long context is read in parts.
+    passes = seen_by_decoder(compressor, lambda: compressor(ids))
+    encoding, reading = (placed(plan, dtype) for _, plan, _ in passes)
     rows, count, carried = len(ids), memory.num_tokens, isinstance(compressor, ICAE)
     encoder = {"icae": "encoder", "x500": "encoder", "dodo": "memory"}.get(compressor.method, "text")
     nuggets = memory.positions[0]
@@ -139,7 +117,7 @@ def plain_reconstruction(compressor: Compressor, ids: Tensor, dtype: torch.dtype
         return hidden[:, -count:], layers
 
     def step() -> Tensor:
-        with switched(compressor, encoder):
+        with active(compressor, encoder):
             hidden, layers = compressed()
         inputs = [compressor.task_embeddings["ae"].expand(rows, 1, -1), embed(ids[:, :-1])]
         cache = DynamicCache()
@@ -149,7 +127,7 @@ def plain_reconstruction(compressor: Compressor, ids: Tensor, dtype: torch.dtype
         else:
             for index, (key, value) in enumerate(layers):
                 cache.update(key, value, index)
-        with switched(compressor, compressor.reader):
+        with active(compressor, compressor.reader):
             hidden = decoder(
                 inputs_embeds=torch.cat(inputs, 1), use_cache=True, **{CACHE: cache}, **reading
             ).last_hidden_state
@@ -169,7 +147,7 @@ def plain_reading(reader: MixedResolution, ids: Tensor, dtype: torch.dtype) -> S
     positions = torch.tensor(layout.positions)[None]
 
     def step() -> Tensor:
-        with switched(compressor, compressor.reader):
+        with active(compressor, compressor.reader):
             hidden = model.model(
                 inputs_embeds=model.get_input_embeddings()(rows.ids), attention_mask=mask, position_ids=positions,
                 use_cache=False,

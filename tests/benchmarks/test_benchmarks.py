@@ -9,42 +9,24 @@ from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 
+import contenders
+import fitted
+import harness
+import masks
 import pytest
+import suites
 import torch
+from roof import UNRATED, Roof, measure, rated_isas
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.helpers.tiers import slow
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-COMMANDS = [
-    "attention",
-    "rope",
-    "pool",
-    "planner",
-    "memory",
-    "roof",
-    "picture",
-    "demo",
-    "readme",
-    "gpu",
-    "gpu_run",
-    "registers",
-    "compressor",
-    "training",
-    "compression_loss",
-    "streaming",
-    "calls",
-    "greedy",
-    "lengths",
-]
-sys.path.insert(0, str(BENCHMARKS))
-
-import contenders  # noqa: E402
-import fitted  # noqa: E402
-import harness  # noqa: E402
-import masks  # noqa: E402
-import suites  # noqa: E402
-from roof import UNRATED, Roof, measure, rated_isas  # noqa: E402
-
-from tests.helpers.tiers import slow  # noqa: E402
+COMMANDS = (
+    "attention", "rope", "pool", "planner", "memory", "roof", "picture", "demo", "readme", "gpu", "gpu_run",
+    "gpu_steps", "registers", "compressor", "training", "compression_loss", "streaming", "calls", "greedy", "lengths",
+    "seqpe", "asking", "shares",
+)  # fmt: skip
 
 
 @pytest.fixture

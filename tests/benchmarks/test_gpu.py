@@ -13,20 +13,18 @@ from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
+import gpu
+import gpu_hopper
+import gpu_run
+import masks
 import pytest
 import torch
+from gpu_cases import OURS, TINY, Case, cases
+from gpu_clock import GpuClock, Rows, Times, WallClock, at_most
 
 from tests.helpers import small_cases
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-import gpu  # noqa: E402
-import gpu_hopper  # noqa: E402
-import gpu_run  # noqa: E402
-import masks  # noqa: E402
-from gpu_cases import OURS, TINY, Case, cases  # noqa: E402
-from gpu_clock import GpuClock, Rows, Times, WallClock, at_most  # noqa: E402
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 

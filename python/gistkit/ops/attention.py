@@ -13,16 +13,15 @@ from gistkit import _gpu
 from gistkit.layouts.lists import TILE_KEYS, TILE_QUERIES, TileLists, lists_on, made_on_gpu, version_of
 from gistkit.layouts.plan import Plan
 from gistkit.ops._autograd import differentiable, once
-from gistkit.ops._modes import autocast, autocast_to_float32
+from gistkit.ops._modes import autocast
 from gistkit.ops._private import autocasts, below_autograd, levels, transforms
-from gistkit.ops.rope import whole_rows
+from gistkit.ops.rope import DTYPES, whole_rows
 
 _ATTENTION = torch.ops.gistkit.attention.default
 _ATTENTION_BACKWARD = once(torch.ops.gistkit.attention_backward.default, "attention")
 _TILES = torch.ops.gistkit.attention_tiles.default
 
 MAX_HEAD_DIM = 256
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def attention(
@@ -81,8 +80,7 @@ def attention(
     """
     if autocasts():
         query, key, value = autocast(query, key, value)
-        if isinstance(key_bias, Tensor):
-            (key_bias,) = autocast_to_float32(key_bias)
+        (key_bias,) = autocast(key_bias, dtype=torch.float32)
     if is_compiling():
         check_attention(query, key, value, plan, key_bias, scale, softcap)
         query, key, value = map(whole_rows, (query, key, value))
