@@ -48,6 +48,12 @@ def chosen_kernels(name: str | None) -> Iterator[None]:
         del os.environ["GISTKIT_HOPPER"]
 
 
+def cudnn(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention by cuDNN."""
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return sdpa(query, key, value, is_causal=True, enable_gqa=query.shape[1] != key.shape[1])
+
+
 def contenders(tensors: list[Tensor], plan: Plan, causal: bool, forms: Forms) -> dict[str, Callable[[], object]]:
     """Calls by name, in the order of a round."""
 
@@ -55,12 +61,8 @@ def contenders(tensors: list[Tensor], plan: Plan, causal: bool, forms: Forms) ->
         with chosen_kernels(kernel):
             return gistkit.attention(*tensors, plan)
 
-    def cudnn() -> object:
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return sdpa(*tensors, is_causal=True, enable_gqa=tensors[0].shape[1] != tensors[1].shape[1])
-
     found: dict[str, Callable[[], object]] = {name: partial(ours, kernel) for name, kernel in forms.items()}
-    return {**found, "SDPA, cuDNN": cudnn} if causal else found
+    return {**found, "SDPA, cuDNN": partial(cudnn, *tensors)} if causal else found
 
 
 def contenders_of_gradients(
@@ -80,14 +82,10 @@ def contenders_of_gradients(
 
         return call
 
-    def cudnn() -> Tensor:
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return sdpa(*leaves, is_causal=True, enable_gqa=leaves[0].shape[1] != leaves[1].shape[1])
-
     ours = partial(gistkit.attention, *leaves, plan)
     found = {name: gradients(kernel, ours) for name, kernel in forms.items()}
     found["gistkit, sums in any order"] = gradients(None, partial(ours, deterministic=False))
-    return {**found, "SDPA, cuDNN": gradients(None, cudnn)} if causal else found
+    return {**found, "SDPA, cuDNN": gradients(None, partial(cudnn, *leaves))} if causal else found
 
 
 def rounds(calls: dict[str, Callable[[], object]], count: int, launches: int) -> dict[str, list[float]]:

@@ -18,8 +18,8 @@ from typing import Any
 
 import harness
 import httpx
-from asking import ANSWER, answering
-from serving import about_memories, ask_all, documents_of, free_port, served
+from asking import ANSWER
+from serving import about_memories, ask_all, documents_of, free_port, served, with_compressor
 
 from gistkit.hf.smollm2 import load_smollm2
 
@@ -73,14 +73,10 @@ async def measure(port: int, documents: Any, long: str, options: Any) -> dict[st
 def main() -> int:
     """Measures one server, prints what came of it, and keeps it where asked."""
     parser = harness.parser(__doc__, "python benchmarks/joining.py --rounds 3 --seconds 20")
-    names = answering()
-    parser.add_argument(
-        "--compressor", default=names[0] if names else None, metavar="NAME", help="default: %(default)s"
-    )
     parser.add_argument("--clients", type=int, default=8, help="at once (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each half of a round (default: %(default)s)")
-    options = parser.parse_args()
+    options = with_compressor(parser)
     found = harness.begin("joining", options)
     tokenizer = load_smollm2()[1]
     documents = documents_of(tokenizer, DOCUMENTS, TOKENS)

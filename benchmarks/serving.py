@@ -11,6 +11,7 @@ memories. The servers run one after the other, each as a process of its own, who
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import math
 import os
@@ -135,6 +136,18 @@ async def about_memories(
     return bodies
 
 
+def with_compressor(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options, --compressor among them: by default what `gistkit ask` takes."""
+    parser.add_argument(
+        "--compressor", default=next(iter(answering()), None), metavar="NAME",
+        help="trained compressor, name or folder (default: %(default)s)",
+    )  # fmt: skip
+    options = parser.parse_args()
+    if options.compressor is None:
+        parser.error("--compressor: expected a trained compressor's name or folder, got none, and none comes with this")
+    return options
+
+
 async def watch(resident: Resident) -> None:
     """Reads a server's memory every second, until it is cancelled."""
     start = time.perf_counter()
@@ -250,11 +263,6 @@ async def measure(
 def main() -> int:
     """Asks both servers, prints a row for each, and keeps the rows where asked."""
     parser = harness.parser(__doc__, "python benchmarks/serving.py --clients 8 --seconds 30")
-    names = answering()
-    parser.add_argument(
-        "--compressor", default=names[0] if names else None, metavar="NAME",
-        help="trained compressor, name or folder (default: %(default)s)",
-    )  # fmt: skip
     parser.add_argument("--clients", type=int, help="at once (default: 64; 8 if --quick)")
     parser.add_argument("--seconds", type=float, help="in which requests begin (default: 600; 30 if --quick)")
     parser.add_argument("--tokens", type=int, default=1000, help="of a document (default: %(default)s)")
@@ -264,9 +272,7 @@ def main() -> int:
         "--only", nargs="+", choices=("gistkit", "kept", "transformers"), default=("gistkit", "kept", "transformers"),
         help="these servers, one after the other (default: all; kept: the full context's keys and values)",
     )  # fmt: skip
-    options = parser.parse_args()
-    if options.compressor is None:
-        parser.error("--compressor: expected a trained compressor's name or folder, got none, and none comes with this")
+    options = with_compressor(parser)
     options.clients = options.clients or (8 if options.quick else 64)
     options.seconds = options.seconds or (30.0 if options.quick else 600.0)
     found = harness.begin("serving", options)
