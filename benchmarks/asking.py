@@ -76,10 +76,7 @@ def docstrings() -> str:
 def document(tokenizer: Any, tokens: int, questions: int, seed: int = 0) -> tuple[list[int], list[Fact]]:
     """Token ids of docstrings, with facts as paragraphs evenly spread over them, and the facts with their questions.
 
-    No two facts have the same question.
-
-    Raises:
-        ValueError: if not all facts fit in.
+    No two facts have the same question. A ValueError says that not all of them fit in.
     """
     random = np.random.default_rng(seed)
     facts: dict[str, Fact] = {}

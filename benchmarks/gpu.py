@@ -42,11 +42,7 @@ def work(lengths: Sequence[Sequence[int]], sizes: Sizes, only: str) -> Iterator[
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What shares are of: TF/s of a large product of random bfloat16 matrices, TB/s that a large copy reads and writes.
-
-    Args:
-        tflops, tbps: as above.
-    """
+    """What shares are of: TF/s of a large product of random bfloat16 matrices, TB/s that a large copy moves."""
 
     tflops: float
     tbps: float
@@ -82,11 +78,7 @@ def line(case: Case, form: str, row: Mapping[str, Any]) -> str:
 
 
 def run(case: Case, compiled: bool, clock: Clock, rows: Rows, device: str, ceilings: Ceilings, deadline: float) -> None:
-    """Measures the contenders of a case.
-
-    Raises:
-        RuntimeError: the GPU can be used no more.
-    """
+    """Measures the contenders of a case; a RuntimeError says that the GPU can be used no more."""
     limit = LIMITS[compiled]
     shared = {"case": case.name, "length": case.length}
     try:

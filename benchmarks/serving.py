@@ -82,14 +82,9 @@ async def ask_all(
     seconds: float,
     tell: Callable[[], object] = lambda: None,
 ) -> Load:
-    """Clients that ask until the time is over; answers that were begun count too.
+    """So many clients at once that ask until the time is over; answers that were begun count too.
 
-    Args:
-        client: of the server.
-        bodies: requests and what their right answers contain, which the clients take in turn.
-        clients: at once.
-        seconds: in which requests begin.
-        tell: called after each answer.
+    They take `bodies` in turn, requests and what their right answers contain; `tell` is called after each answer.
     """
     load, turn, start = Load(), count(), time.perf_counter()
 
@@ -233,12 +228,7 @@ def served(command: Sequence[str], port: int, threads: int) -> Iterator[subproce
 async def measure(
     name: str, port: int, pid: int, prepare: Callable[[httpx.AsyncClient], Any], adds: bool, options: Any
 ) -> dict[str, Any]:
-    """The row of a server that runs.
-
-    Args:
-        prepare: has the documents read; the bodies of `ask_all`.
-        adds: whether texts are added beside the questions.
-    """
+    """The row of a server that runs: `prepare` has it read the documents; `adds`: texts are added beside the asking."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=3600, limits=limits) as client:
         start = time.perf_counter()

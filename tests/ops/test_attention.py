@@ -343,29 +343,6 @@ def test_same_bits_for_any_number_of_threads(shape: tuple[int, ...], dtype: torc
     assert_same_for_any_number_of_threads(lambda: case.run(gistkit.attention))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("queries", [3, 40])
-def test_malformed_spans_mean_their_union(queries: int, dtype: torch.dtype) -> None:
-    """Plan(...) checks nothing, as spans may be made on a device; the kernel clamps, sorts and merges."""
-    low, high = -(2**31), 2**31 - 1
-    rows = torch.tensor(
-        [[[5, 9], [-7, 3]], [[low, high], [4, 4]], [[8, 2], [high, low]], [[3, 8], [5, 99]], [[high, high], [9, 400]]],
-        dtype=torch.int32,
-    )
-    good = torch.tensor(
-        [[[0, 3], [5, 9]], [[0, 10], [10, 10]], [[10, 10], [10, 10]], [[3, 10], [10, 10]], [[9, 10], [10, 10]]],
-        dtype=torch.int32,
-    )
-    index = torch.arange(queries) % 5
-    q, k, v = (torch.randn(1, 1, n, 8).to(dtype) for n in (queries, 10, 10))
-    results = []
-    for spans in (rows, good):
-        inputs = [t.clone().requires_grad_() for t in (q, k, v)]
-        out = gistkit.attention(*inputs, Plan(spans[index][None].contiguous(), 10))
-        results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
 def test_gradcheck() -> None:
     for shape, softcap in (((1, 2, 1, 3, 5, 3, 2, 2, False), 2.0), ((2, 2, 2, 19, 7, 2, 3, 1, True), None)):
         case = Case(shape, torch.float64, bias="h")

@@ -113,7 +113,8 @@ def _call(
     spans, tiles = plan.spans, None
     if _gpu.on_gpu(spans):
         check_attention(query, key, value, plan, key_bias, scale, softcap)
-        spans, tiles = _lists(plan, torch.is_grad_enabled() and _any_requires_grad(query, key, value, key_bias))
+        tensors = [t for t in (query, key, value, key_bias) if t is not None]
+        spans, tiles = _lists(plan, torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
     # What the op does not know, or takes for something else.
     _, heads, keys, dim = key.shape
     if 0 in (heads, dim) or keys != plan.num_keys or (softcap is not None and softcap <= 0):
@@ -129,10 +130,6 @@ def _call(
         )
     with below_autograd():
         return _ATTENTION(query, key, value, spans, key_bias, scale, softcap, tiles)  # type: ignore[no-any-return]
-
-
-def _any_requires_grad(*tensors: Tensor | None) -> bool:
-    return any(t is not None and t.requires_grad for t in tensors)
 
 
 def _lists(plan: Plan, gradient: bool) -> tuple[Tensor, Tensor | None]:
