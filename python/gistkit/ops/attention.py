@@ -311,7 +311,7 @@ def _fake(query: Tensor, key: Tensor, value: Tensor, spans: Tensor, *_: Any, **_
         # Where nothing has values, shapes are all that can be refused.
         _check_tensors(query, key, value)
         _check_spans(spans, query)
-    batch, heads, rows, _ = query.shape
+    batch, heads, rows = query.shape[:3]
     out = query.new_empty((batch, rows, heads, value.shape[3])).transpose(1, 2)
     return out, query.new_empty((batch, heads, rows), dtype=_accumulation_dtype(query.dtype))
 

@@ -60,9 +60,11 @@ def window_pool(
         key, value = autocast(key, value)
     offsets, positions, inv_freq = check_pool(key, value, windows, positions, inv_freq)
     hidden = key.dim() == 3
-    keys, values = (x[:, None] if hidden and x is not None else x for x in (key, value))
-    if values is None:
+    keys = key[:, None] if hidden else key
+    if value is None:
         values = keys.new_empty((keys.shape[0], 0, *keys.shape[2:]))
+    else:
+        values = value[:, None] if hidden else value
     run = _pool if torch.is_grad_enabled() or levels._current_level >= 0 else _POOL
     pooled = run(whole_rows(keys), whole_rows(values), offsets, positions, inv_freq, scaling, interleaved)
     if value is None:
