@@ -76,10 +76,7 @@ def docstrings() -> str:
 def document(tokenizer: Any, tokens: int, questions: int, seed: int = 0) -> tuple[list[int], list[Fact]]:
     """Token ids of docstrings, with facts as paragraphs evenly spread over them, and the facts with their questions.
 
-    No two facts have the same question.
-
-    Raises:
-        ValueError: if not all facts fit in.
+    No two facts have the same question. A ValueError says that not all of them fit in.
     """
     random = np.random.default_rng(seed)
     facts: dict[str, Fact] = {}
@@ -198,9 +195,7 @@ def main() -> int:
         parser.error("--compressor: expected a trained compressor's name or folder, got none, and none comes with this")
     tokens = options.tokens or (1000 if options.quick else TOKENS)
     rounds = 1 if options.quick else options.rounds
-    torch.set_num_threads(options.threads)
-    found = harness.environment()
-    print("asking: " + ", ".join(f"{key} {value}" for key, value in found.items()))
+    found = harness.begin("asking", options)
     model, tokenizer = load_smollm2(dtype=getattr(torch, options.dtype))
     ids, facts = document(tokenizer, tokens, QUESTIONS)
     questions = [
@@ -230,7 +225,7 @@ def main() -> int:
             f"{one['within']:.0f}%"
         )
     content = {
-        "suite": "asking", "machine": found, "dtype": options.dtype, "tokens": len(ids), "rounds": rounds,
+        "machine": found, "dtype": options.dtype, "tokens": len(ids), "rounds": rounds,
         "facts": [fact._asdict() for fact in facts], "rows": rows,
     }  # fmt: skip
     if path := harness.write("asking", content, options):

@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import contenders
@@ -68,21 +69,12 @@ def parser() -> argparse.ArgumentParser:
 
 def own_points(options: argparse.Namespace) -> tuple[Point, ...]:
     """The points that size options ask for, none without such an option."""
-    sizes = ("lengths", "batch", "heads", "key_heads", "dim", "dtype")
-    if all(getattr(options, size) is None for size in sizes):
+    sizes = {name: getattr(options, name) for name in ("batch", "heads", "key_heads", "dim", "dtype")}
+    asked = {name: size for name, size in sizes.items() if size is not None}
+    if not asked and options.lengths is None:
         return ()
-    heads = options.heads or BASE.heads
-    return tuple(
-        Point(
-            n=n,
-            batch=options.batch or BASE.batch,
-            heads=heads,
-            key_heads=options.key_heads or heads,
-            dim=options.dim or BASE.dim,
-            dtype=options.dtype or BASE.dtype,
-        )
-        for n in options.lengths or (BASE.n,)
-    )
+    asked.setdefault("key_heads", asked.get("heads", BASE.key_heads))
+    return tuple(replace(BASE, n=n, **asked) for n in options.lengths or (BASE.n,))
 
 
 def decoding(options: argparse.Namespace, isas: list[str]) -> Iterator[harness.Case]:

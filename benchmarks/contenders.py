@@ -81,7 +81,6 @@ def attention(
     """The contenders of a case, ours first, once for each instruction set.
 
     Args:
-        isas: instruction sets.
         with_flex: FlexAttention takes part in forward cases; it has no backward on a CPU.
         slow: the plain torch form takes part, eager and compiled.
         planned: our form takes part with the making of its plan too, as where every batch has a mask of its own.

@@ -1,22 +1,21 @@
 """How long the demo's three arms train: one after another on two threads, and side by side on one thread each; with
 nothing beside them, and beside a process that keeps a core busy. The four take turns, so that whatever else the machine
 does hits them alike; shown are medians, and the ratios that the demo is held to.
-
-example: python benchmarks/demo.py --steps 60 --rounds 3
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
+
+import harness
 
 from gistkit.evaluate.report import format_table
 from gistkit.train.data import load_corpus
@@ -57,7 +56,7 @@ def seconds(plan: StudyPlan, asked: list[Job], side_by_side: bool) -> tuple[floa
 
 def main() -> int:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.command(__doc__, "python benchmarks/demo.py --steps 60 --rounds 3")
     parser.add_argument("--steps", type=int, default=60, help="of each arm (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--nice", type=int, default=0, help="of the busy process (default: %(default)s)")
@@ -71,10 +70,7 @@ def main() -> int:
     for _ in range(options.rounds):
         for beside in (False, True):
             for side_by_side in (False, True):
-                if beside:
-                    with busy(options.nice):
-                        one = seconds(plan, list(plan.jobs), side_by_side)
-                else:
+                with busy(options.nice) if beside else nullcontext():
                     one = seconds(plan, list(plan.jobs), side_by_side)
                 found.setdefault((side_by_side, beside), []).append(one)
                 print(f"load {os.getloadavg()[0]:.1f}, {side_by_side=}, {beside=}: {one[0]:.1f} s", file=sys.stderr)

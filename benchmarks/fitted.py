@@ -27,10 +27,7 @@ def fitted(
     """The trained compressor, from `folder` where training left it there; training that was interrupted goes on.
 
     Args:
-        folder: of the run.
-        method: of `gistkit.compress.METHODS`.
         recipe, compressor: changes to `PRESET`, see `gistkit.train.run`.
-        precision: "no" or "bf16", see `gistkit.train.Trainer`.
     """
     if not (folder / "compressor").is_dir():
         model, tokenizer = load_smollm2()

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,11 +42,7 @@ def work(lengths: Sequence[Sequence[int]], sizes: Sizes, only: str) -> Iterator[
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What shares are of: TF/s of a large product of random bfloat16 matrices, TB/s that a large copy reads and writes.
-
-    Args:
-        tflops, tbps: as above.
-    """
+    """What shares are of: TF/s of a large product of random bfloat16 matrices, TB/s that a large copy moves."""
 
     tflops: float
     tbps: float
@@ -82,11 +78,7 @@ def line(case: Case, form: str, row: Mapping[str, Any]) -> str:
 
 
 def run(case: Case, compiled: bool, clock: Clock, rows: Rows, device: str, ceilings: Ceilings, deadline: float) -> None:
-    """Measures the contenders of a case.
-
-    Raises:
-        RuntimeError: the GPU can be used no more.
-    """
+    """Measures the contenders of a case; a RuntimeError says that the GPU can be used no more."""
     limit = LIMITS[compiled]
     shared = {"case": case.name, "length": case.length}
     try:
@@ -95,9 +87,9 @@ def run(case: Case, compiled: bool, clock: Clock, rows: Rows, device: str, ceili
             torch.compiler.reset()
             forms = case.make(device, compiled)
     except Exception as error:
-        rows.add({**shared, "form": "making the contenders", "error": _said(error)})
-        print(f"{case.name:72} {_said(error)}", flush=True)
-        _check(device)
+        rows.add({**shared, "form": "making the contenders", "error": said(error)})
+        print(f"{case.name:72} {said(error)}", flush=True)
+        check(device)
         return
     for form, call in forms.items():
         left = deadline - time.monotonic()
@@ -107,10 +99,10 @@ def run(case: Case, compiled: bool, clock: Clock, rows: Rows, device: str, ceili
             with at_most(min(limit, left)):
                 times = clock.measure(call)
         except Exception as error:
-            failed = {"error": _said(error)}
+            failed = {"error": said(error)}
             rows.add({**shared, "form": form, **failed})
             print(line(case, form, failed), flush=True)
-            _check(device)
+            check(device)
         else:
             found = rates(case, form, times.median, ceilings)
             row = {"ms": times.median, "low": times.low, "high": times.high, "host_ms": times.host, **found}
@@ -123,11 +115,12 @@ def rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
+    """An error in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-def _check(device: str) -> None:
+def check(device: str) -> None:
     """Raises where a failure has left the GPU unusable, as an illegal access does."""
     if device == "cuda":
         torch.cuda.synchronize()
@@ -151,14 +144,24 @@ def machine(device: str) -> dict[str, object]:
     return {**there, "cuda": torch.version.cuda, "torch": found["torch"], "commit": found["commit"]}
 
 
-def save(path: Path, gpu: object, name: str, quick: bool) -> None:
-    """Copies a file of rows that a run has ended into benchmarks/results/MACHINE; quick ones into runs/benchmarks."""
-    if not (text := path.read_text()):
-        return
-    folder = harness.ROOT / ("runs/benchmarks" if quick else "benchmarks/results") / harness.slug(str(gpu), "cuda")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / name, text)
-    print(f"wrote {folder / name}")
+@contextmanager
+def recording(options: argparse.Namespace, suite: str, facts: Mapping[str, object]) -> Iterator[Rows]:
+    """A file of rows, runs/gpu/SUITE.jsonl where --json names none, for as long as the run takes.
+
+    With --save one that came to its end is copied into benchmarks/results/MACHINE, or if quick into runs/benchmarks.
+    """
+    begun, path = time.monotonic(), options.json or harness.ROOT / "runs" / "gpu" / f"{suite}.jsonl"
+    rows = Rows(path, facts)
+    try:
+        yield rows
+    finally:
+        rows.close()
+        print(f"{suite}: {rows.count} rows in {path}, {time.monotonic() - begun:.0f} s", flush=True)
+    if options.save and (text := path.read_text()):
+        kept = "runs/benchmarks" if options.quick else "benchmarks/results"
+        saved = harness.ROOT / kept / harness.slug(str(facts["gpu"]), "cuda") / f"{suite}.jsonl"
+        write_text(saved, text)
+        print(f"wrote {saved}")
 
 
 def once(sizes: Sizes, length: int, device: str) -> None:
@@ -170,33 +173,35 @@ def once(sizes: Sizes, length: int, device: str) -> None:
             case.make(device, False)[OURS]()
 
 
-def parser() -> argparse.ArgumentParser:
-    """The options."""
-    options = argparse.ArgumentParser(
-        description=__doc__,
-        epilog="example: python benchmarks/gpu.py --budget 300 --json runs/gpu/benchmark.jsonl",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    options.add_argument("--budget", type=float, default=480, help="seconds until it ends (default: %(default)s)")
-    options.add_argument("--json", type=Path, help="file of rows (default: runs/gpu/benchmark.jsonl)")
+def parser(description: str | None, suite: str, budget: float, example: str) -> argparse.ArgumentParser:
+    """The options of a benchmark that records rows until its budget ends."""
+    options = harness.command(description, example)
+    options.add_argument("--budget", type=float, default=budget, help="seconds until it ends (default: %(default)s)")
+    options.add_argument("--json", type=Path, help=f"file of rows (default: runs/gpu/{suite}.jsonl)")
     options.add_argument("--save", action="store_true", help="copy them to benchmarks/results/MACHINE at the end")
-    options.add_argument("--only", default="", metavar="TEXT", help="cases whose names have this in them")
+    options.add_argument("--only", default="", metavar="TEXT", help="cases that have this in their names")
     options.add_argument("--quick", action="store_true", help="tiny sizes, to see that every case runs")
     options.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try the cases")
-    options.add_argument("--once", action="store_true", help="call a few cases once each, untimed, for a profiler")
     return options
+
+
+def parsed(options: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What they are, where they fit together and the machine."""
+    chosen = options.parse_args(arguments)
+    if chosen.device == "cuda" and not torch.cuda.is_available():
+        options.error("there is no GPU here, or this torch has no CUDA")
+    if chosen.save and chosen.only:
+        options.error("--only: expected none with --save, whose file has all cases")
+    return chosen
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures until all is done or the budget ends."""
     begun = time.monotonic()
-    options = parser()
-    chosen = options.parse_args(arguments)
+    options = parser(__doc__, "gpu", 480, "python benchmarks/gpu.py --budget 300 --json runs/gpu/gpu.jsonl")
+    options.add_argument("--once", action="store_true", help="call a few cases once each, untimed, for a profiler")
+    chosen = parsed(options, arguments)
     on_gpu = chosen.device == "cuda"
-    if on_gpu and not torch.cuda.is_available():
-        options.error("there is no GPU here, or this torch has no CUDA")
-    if chosen.save and chosen.only:
-        options.error("--only: expected none with --save, whose file has all cases")
     sizes, lengths = (TINY, [QUICK]) if chosen.quick else (Sizes(), [FIRST, REST])
     # On a CPU nothing is compiled: that would only take time.
     with nullcontext() if on_gpu else torch.compiler.set_stance("force_eager"):
@@ -205,28 +210,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         clock: Clock = GpuClock() if on_gpu else WallClock()
         facts = machine(chosen.device)
-        path = chosen.json or harness.ROOT / "runs" / "gpu" / "benchmark.jsonl"
         print("gpu: " + ", ".join(f"{key} {value}" for key, value in facts.items()), flush=True)
         ceilings = Ceilings.measured(clock, chosen.device, QUICK_CEILING if chosen.quick else CEILING)
         print(f"gpu: a product {ceilings.tflops:.3g} TF/s, a copy {ceilings.tbps:.3g} TB/s", flush=True)
         facts |= {"product_tflops": rounded(ceilings.tflops), "copy_tbps": rounded(ceilings.tbps)}
-        rows, deadline = Rows(path, facts), begun + chosen.budget
-        done = 0
+        deadline = begun + chosen.budget
         try:
-            for case, compiled in work(lengths, sizes, chosen.only):
-                if time.monotonic() >= deadline:
-                    print("gpu: the budget has ended", flush=True)
-                    break
-                run(case, compiled, clock, rows, chosen.device, ceilings, deadline)
-                done += 1
+            with recording(chosen, "gpu", facts) as rows:
+                for case, compiled in work(lengths, sizes, chosen.only):
+                    if time.monotonic() >= deadline:
+                        print("gpu: the budget has ended", flush=True)
+                        break
+                    run(case, compiled, clock, rows, chosen.device, ceilings, deadline)
         except RuntimeError as error:
-            print(f"gpu: stopped, the GPU can be used no more: {_said(error)}", file=sys.stderr)
+            print(f"gpu: stopped, the GPU can be used no more: {said(error)}", file=sys.stderr)
             return 1
-        finally:
-            rows.close()
-            print(f"gpu: {rows.count} rows of {done} cases in {path}, {time.monotonic() - begun:.0f} s", flush=True)
-        if chosen.save:
-            save(path, facts["gpu"], "gpu.jsonl", chosen.quick)
     return 0
 
 

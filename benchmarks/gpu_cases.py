@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from contenders import LONGEST_DENSE, block_mask
+from contenders import LONGEST_DENSE, MASK_CREATION, block_mask
 from masks import FEW, PLANS, dense, visible_pairs
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -87,13 +87,10 @@ def _sdpa(backend: SDPBackend, heads: list[Tensor], **options: Any) -> Tensor:
         return sdpa(*heads, **options)
 
 
-MASK_CREATION = "FlexAttention, mask creation alone"
-
-
 def _attention(mask: str, length: int, dim: int, backward: bool, heads: int, device: str, compiled: bool) -> Forms:
     plan = plan_of(mask, length).to(device)
     rows = plan.num_queries, plan.num_keys, plan.num_keys
-    tensors = [torch.randn(1, heads, n, dim, device=device, dtype=BF16, requires_grad=backward) for n in rows]
+    tensors = _inputs([(1, heads, n, dim) for n in rows], device, backward)
     forms: Forms = {}
     if compiled:
         make = block_mask(plan, compiled=True, device=device)
@@ -110,75 +107,70 @@ def _attention(mask: str, length: int, dim: int, backward: bool, heads: int, dev
             forms["SDPA, dense mask"] = lambda: sdpa(*tensors, attn_mask=seen)
     if backward:
         return _backward(forms, tensors)
-    return {**forms, MASK_CREATION: make} if compiled else forms
+    return {**forms, MASK_CREATION[0]: make} if compiled else forms
+
+
+def _beside(
+    ours: Callable[..., object],
+    plain: Callable[..., object] | None,
+    inputs: list[Tensor],
+    backward: bool,
+    compiled: bool,
+    copied: int = 0,
+) -> Forms:
+    """Ours beside a copy of the first inputs; or the plain form, compiled, where there is one."""
+    forms: Forms = {}
+    if compiled and plain is not None:
+        made = torch.compile(plain, fullgraph=True)
+        forms = {"plain torch, compiled": lambda: made(*inputs)}
+    elif not compiled:
+        forms = {OURS: lambda: ours(*inputs)}
+        if copied and not backward:
+            forms["copy"] = lambda: [x.clone() for x in inputs[:copied]]
+    return _backward(forms, inputs) if backward else forms
+
+
+def _inputs(shapes: Iterable[Sequence[int]], device: str, backward: bool, dtype: torch.dtype = BF16) -> list[Tensor]:
+    return [torch.randn(*shape, device=device, dtype=dtype, requires_grad=backward) for shape in shapes]
+
+
+def _frequencies(dim: int, device: str) -> Tensor:
+    return 1e4 ** -(torch.arange(0, dim, 2, device=device) / dim)
 
 
 def _rope(length: int, heads: tuple[int, int], dim: int, backward: bool, device: str, compiled: bool) -> Forms:
-    query, key = (torch.randn(1, n, length, dim, device=device, dtype=BF16, requires_grad=backward) for n in heads)
-    positions = torch.arange(length, device=device)
-    inv_freq = 1e4 ** -(torch.arange(0, dim, 2, device=device) / dim)
-    if compiled:
-        plain = torch.compile(lambda q, k: reference.rope(q, k, positions, inv_freq), fullgraph=True)
-        forms: Forms = {"plain torch, compiled": lambda: plain(query, key)}
-    else:
-        forms = {OURS: lambda: gistkit.rope(query, key, positions, inv_freq)}
-        if not backward:
-            forms["copy"] = lambda: (query.clone(), key.clone())
-    return _backward(forms, [query, key]) if backward else forms
+    inputs = _inputs([(1, n, length, dim) for n in heads], device, backward)
+    angles = torch.arange(length, device=device), _frequencies(dim, device)
+    ours, plain = (lambda q, k, form=form: form(q, k, *angles) for form in (gistkit.rope, reference.rope))
+    return _beside(ours, plain, inputs, backward, compiled, copied=2)
 
 
 def _pool(length: int, heads: int, dim: int, rotated: bool, backward: bool, device: str, compiled: bool) -> Forms:
-    key, value = (
-        torch.randn(1, heads, length, dim, device=device, dtype=BF16, requires_grad=backward) for _ in range(2)
-    )
+    inputs = _inputs([(1, heads, length, dim)] * 2, device, backward)
     options: dict[str, Any] = {"windows": 8}
     if rotated:
-        options["positions"] = torch.arange(0, length, 8, device=device)
-        options["inv_freq"] = 1e4 ** -(torch.arange(0, dim, 2, device=device) / dim)
-    if compiled:
-        plain = torch.compile(lambda k, v: reference.window_pool(k, v, **options), fullgraph=True)
-        forms: Forms = {"plain torch, compiled": lambda: plain(key, value)}
-    else:
-        forms = {OURS: lambda: gistkit.window_pool(key, value, **options)}
-        if not backward:
-            forms["copy"] = lambda: (key.clone(), value.clone())
-    return _backward(forms, [key, value]) if backward else forms
-
-
-def _floats(*shape: int, device: str, backward: bool) -> Tensor:
-    return torch.randn(*shape, device=device, requires_grad=backward)
+        options |= {"positions": torch.arange(0, length, 8, device=device), "inv_freq": _frequencies(dim, device)}
+    ours, plain = (partial(form, **options) for form in (gistkit.window_pool, reference.window_pool))
+    return _beside(ours, plain, inputs, backward, compiled, copied=2)
 
 
 def _trie_mix(length: int, dim: int, heads: int, backward: bool, device: str, compiled: bool) -> Forms:
-    if compiled:
-        return {}
     trie = trie_of(length).to(device)
     symbols = len(trie.symbols)
     shapes = (*trie.paths.rows.shape, heads), (symbols, heads, dim), (symbols, dim)
-    inputs = [_floats(*shape, device=device, backward=backward) for shape in shapes]
-    forms: Forms = {OURS: lambda: trie_mix(*inputs, trie.paths)}
-    return _backward(forms, inputs) if backward else forms
+    inputs = _inputs(shapes, device, backward, torch.float32)
+    return _beside(lambda *x: trie_mix(*x, trie.paths), None, inputs, backward, compiled)
 
 
 def _ancestors(length: int, dim: int, heads: int, backward: bool, device: str, compiled: bool) -> Forms:
-    if compiled:
-        return {}
     trie = trie_of(length).to(device)
-    inputs = [_floats(trie.nodes, heads, dim // heads, device=device, backward=backward) for _ in range(3)]
-    forms: Forms = {OURS: lambda: ancestor_attention(*inputs, trie.ancestors)}
-    return _backward(forms, inputs) if backward else forms
+    inputs = _inputs([(trie.nodes, heads, dim // heads)] * 3, device, backward, torch.float32)
+    return _beside(lambda *x: ancestor_attention(*x, trie.ancestors), None, inputs, backward, compiled)
 
 
 def _gelu(rows: int, columns: int, backward: bool, device: str, compiled: bool) -> Forms:
-    inputs = [_floats(*shape, device=device, backward=backward) for shape in ((rows, columns), (columns,), (rows,))]
-    if compiled:
-        plain = torch.compile(reference.bias_gelu, fullgraph=True)
-        forms: Forms = {"plain torch, compiled": lambda: plain(*inputs)}
-    else:
-        forms = {OURS: lambda: bias_gelu(*inputs)}
-        if not backward:
-            forms["copy"] = lambda: inputs[0].clone()
-    return _backward(forms, inputs) if backward else forms
+    inputs = _inputs([(rows, columns), (columns,), (rows,)], device, backward, torch.float32)
+    return _beside(bias_gelu, reference.bias_gelu, inputs, backward, compiled, copied=1)
 
 
 def _seqpe(length: int, dim: int, heads: int, backward: bool, device: str, compiled: bool) -> Forms:
@@ -187,7 +179,7 @@ def _seqpe(length: int, dim: int, heads: int, backward: bool, device: str, compi
         return {}
     encoder = SeqPE(dim, heads=heads).to(device)
     trie = encoder.trie(torch.arange(length))
-    table = _floats(length, dim, device=device, backward=backward)
+    (table,) = _inputs([(length, dim)], device, backward, torch.float32)
     positions = torch.arange(length, device=device)
     if backward:
         weights = list(encoder.parameters())
@@ -211,7 +203,7 @@ def cases(length: int, sizes: Sizes) -> Iterator[Case]:
                     length,
                     partial(_attention, mask, length, dim, backward, sizes.heads),
                     work=pairs * sizes.heads * 4 * dim * (3.5 if backward else 1),
-                    unrated=(MASK_CREATION,),
+                    unrated=MASK_CREATION,
                 )
         # Backward reads and writes as much as forward, and forward is part of it.
         passes = 2 if backward else 1

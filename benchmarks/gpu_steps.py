@@ -8,18 +8,15 @@ Each row is on the disk once measured; a contender that fails is a row with its 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-import harness
 import torch
-from gpu import machine, rounded, save
+from gpu import check, machine, parsed, parser, recording, rounded, said
 from gpu_clock import Rows, at_most
 from peft import LoraConfig, get_peft_model
 from torch.nn import functional as F
@@ -48,11 +45,10 @@ class Setting:
     context: int
     chunk: int = 512
     dtype: torch.dtype = torch.bfloat16
-    ids: Callable[..., torch.Tensor] = field(init=False)
 
-    def __post_init__(self) -> None:
-        draw = lambda rows, length: torch.randint(3, self.model["vocab_size"], (rows, length), device=self.device)  # noqa: E731
-        object.__setattr__(self, "ids", draw)
+    def ids(self, rows: int, length: int) -> torch.Tensor:
+        """Random tokens."""
+        return torch.randint(3, self.model["vocab_size"], (rows, length), device=self.device)
 
     def fresh(self, attention: str = "sdpa") -> LlamaForCausalLM:
         """The random model."""
@@ -214,56 +210,28 @@ def measure(setting: Setting, rows: Rows, deadline: float, runs: int, only: str)
                     with torch.set_grad_enabled(part is steps):
                         found = {name: rounded(x) for name, x in timed(call, setting.device, runs).items()}
             except Exception as error:
-                found = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
+                found = {"error": said(error)}
             rows.add({"case": case, "form": form, **found})
             print(f"{case:36} {form:52} " + ", ".join(f"{name} {value}" for name, value in found.items()), flush=True)
             call = None
-            if setting.device == "cuda":
-                torch.cuda.synchronize()
-                torch.cuda.empty_cache()
-
-
-def parser() -> argparse.ArgumentParser:
-    """The options."""
-    options = argparse.ArgumentParser(
-        description=__doc__,
-        epilog="example: python benchmarks/gpu_steps.py --budget 120 --json runs/gpu/steps.jsonl",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    options.add_argument("--budget", type=float, default=120, help="seconds until it ends (default: %(default)s)")
-    options.add_argument("--json", type=Path, help="file of rows (default: runs/gpu/steps.jsonl)")
-    options.add_argument("--save", action="store_true", help="copy them to benchmarks/results/MACHINE at the end")
-    options.add_argument("--only", default="", metavar="TEXT", help="steps whose case and form have this in them")
-    options.add_argument("--long", action="store_true", help="steps of 32768 tokens too")
-    options.add_argument("--quick", action="store_true", help="tiny sizes, to see that every row runs")
-    options.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try the rows")
-    return options
+            check(setting.device)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures until all is done or the budget ends."""
     begun = time.monotonic()
-    options = parser()
-    chosen = options.parse_args(arguments)
-    if chosen.device == "cuda" and not torch.cuda.is_available():
-        options.error("there is no GPU here, or this torch has no CUDA")
-    if chosen.save and chosen.only:
-        options.error("--only: expected none with --save, whose file has all steps")
+    example = "python benchmarks/gpu_steps.py --budget 120 --json runs/gpu/steps.jsonl"
+    options = parser(__doc__, "steps", 120, example)
+    options.add_argument("--long", action="store_true", help="steps of 32768 tokens too")
+    chosen = parsed(options, arguments)
     facts = machine(chosen.device)
-    path = chosen.json or harness.ROOT / "runs" / "gpu" / "steps.jsonl"
     print("gpu_steps: " + ", ".join(f"{key} {value}" for key, value in facts.items()), flush=True)
     shapes = [(1, 8192), (8, 1024), *([(1, 32768)] if chosen.long else [])]
     setting = Setting(chosen.device, LARGE, shapes, 4096)
     if chosen.quick:
         setting = Setting(chosen.device, TINY, [(2, 128)], 64, chunk=32)
-    rows = Rows(path, facts)
-    try:
+    with recording(chosen, "steps", facts) as rows:
         measure(setting, rows, begun + chosen.budget, 2 if chosen.quick else 3, chosen.only)
-    finally:
-        rows.close()
-    print(f"gpu_steps: {rows.count} rows in {path}, {time.monotonic() - begun:.0f} s")
-    if chosen.save:
-        save(path, facts["gpu"], "steps.jsonl", chosen.quick)
     return 0
 
 

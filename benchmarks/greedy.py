@@ -3,13 +3,10 @@
 A Dodo is trained on SmolLM2-135M with each way of selecting, to reconstruct and to read on; then its nuggets in
 held-out passages are swapped one by one for better ones. Strided and random nuggets tell how many stay where none was
 chosen. Selections that are there are left out.
-
-example: python benchmarks/greedy.py --selections learned,random --passages 16
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,7 +31,7 @@ TRAINING: dict[str, Any] = {"preset": fitted.PRESET, "losses": ["ae", "lm"]}
 
 def main() -> int:
     """Makes the runs that are missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.command(__doc__, "python benchmarks/greedy.py --selections learned,random --passages 16")
     parser.add_argument(
         "--selections", default=",".join(SELECTIONS), help="some of these, comma-separated (default: %(default)s)"
     )

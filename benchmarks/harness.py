@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import suites
 import torch
@@ -105,11 +109,26 @@ def environment() -> dict[str, object]:
     return results.environment(ROOT)
 
 
-def parser(description: str | None, example: str, *, appends: bool = False) -> argparse.ArgumentParser:
-    """The options that every benchmark takes, and --append for those of `run`."""
-    options = argparse.ArgumentParser(
+def begin(suite: str, options: argparse.Namespace) -> dict[str, object]:
+    """Sets torch's threads; prints the environment, and returns it."""
+    torch.set_num_threads(options.threads)
+    found = environment()
+    print(f"{suite}: " + ", ".join(f"{key} {value}" for key, value in found.items()))
+    return found
+
+
+def command(description: str | None, example: str) -> argparse.ArgumentParser:
+    """A command line whose help has the description as it is written, and an example."""
+    return argparse.ArgumentParser(
         description=description, epilog=f"example: {example}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
+
+
+def parser(
+    description: str | None, example: str, *, appends: bool = False, apart: bool = False
+) -> argparse.ArgumentParser:
+    """The options that every benchmark takes, --append for those of `run`, and --case for `measured_apart`."""
+    options = command(description, example)
     options.add_argument("--quick", action="store_true", help="few cases and a tenth of the time, noisier")
     options.add_argument("--threads", type=int, default=2, help="torch's threads (default: %(default)s)")
     options.add_argument(
@@ -126,7 +145,26 @@ def parser(description: str | None, example: str, *, appends: bool = False) -> a
             action="store_true",
             help="keep the other cases that the suite has there, of the same machine and commit",
         )
+    if apart:
+        options.add_argument("--case", type=json.loads, help="one case as JSON, measured here: what the others run")
     return options
+
+
+def measured_here(options: argparse.Namespace, measure: Callable[..., object]) -> bool:
+    """Whether --case gave a case, which then has been measured and printed."""
+    if options.case is None:
+        return False
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    print(json.dumps(measure(*options.case)))
+    return True
+
+
+def measured_apart(options: argparse.Namespace, *case: object) -> Any:
+    """What this command's `measured_here` finds for a case in a process of its own."""
+    command = [sys.executable, sys.argv[0], "--threads", str(options.threads), "--case", json.dumps(case)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def output(options: argparse.Namespace) -> Path | None:
@@ -140,7 +178,7 @@ def write(suite: str, content: Mapping[str, object], options: argparse.Namespace
     """Writes a suite's figures where the command line asks for them: beside the machine's others, or alone (--json)."""
     path = output(options)
     if path is not None:
-        suites.write(path, suite, content, alone=bool(options.json))
+        suites.write(path, suite, {"suite": suite, **content}, alone=bool(options.json))
         print(f"wrote {suite} to {path}")
     return path
 
@@ -197,8 +235,7 @@ def run(
     """
     if options.quick:
         seconds, least = seconds / 10, 3
-    torch.set_num_threads(options.threads)
-    found = environment()
+    found = begin(suite, options)
     path = output(options)
     earlier = suites.read(path).get(suite) if path and options.append else None
     if earlier and earlier["machine"] != found:
@@ -207,7 +244,6 @@ def run(
         )
     if roof and earlier:
         roof = roof.best_of(Roof(**earlier["roof"]))
-    print(f"{suite}: " + ", ".join(f"{key} {value}" for key, value in found.items()))
     if roof:
         print("\n".join(roof_lines(roof)))
     timings: list[Timing] = []
@@ -220,7 +256,7 @@ def run(
             tqdm.write(line(timing, turns[0].form, figures(case, timing, turns[0], roof)))
         timings += turns
     if path:
-        content: dict[str, object] = {"suite": suite, "machine": found}
+        content: dict[str, object] = {"machine": found}
         if roof:
             content["roof"] = asdict(roof)
         content["cases"] = [

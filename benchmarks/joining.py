@@ -12,16 +12,14 @@ import asyncio
 import os
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import harness
 import httpx
-import torch
-from asking import ANSWER, QUESTIONS, answering, document
-from serving import ask_all, free_port, served
+from asking import ANSWER
+from serving import about_memories, ask_all, documents_of, free_port, served, with_compressor
 
 from gistkit.hf.smollm2 import load_smollm2
 
@@ -43,15 +41,10 @@ async def first_word(client: httpx.AsyncClient, body: dict[str, Any]) -> float:
     return time.perf_counter() - begun
 
 
-async def measure(port: int, texts: list[str], long: str, questions: list[list[str]], options: Any) -> dict[str, Any]:
+async def measure(port: int, documents: Any, long: str, options: Any) -> dict[str, Any]:
     """Rates of each round, and the seconds of questions alone and beside a long text."""
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=3600) as client:
-        bodies = []
-        for text, own in zip(texts, questions, strict=True):
-            memory = (await client.post("/v1/memories", json={"text": text})).raise_for_status().json()["id"]
-            for question in own:
-                messages = [{"role": "user", "content": question}]
-                bodies.append(({"memory": memory, "messages": messages, "max_tokens": ANSWER}, ""))
+        bodies = await about_memories(client, documents, {"max_tokens": ANSWER})
         await first_word(client, bodies[0][0])
         rounds = []
         for number in range(options.rounds):
@@ -80,36 +73,19 @@ async def measure(port: int, texts: list[str], long: str, questions: list[list[s
 def main() -> int:
     """Measures one server, prints what came of it, and keeps it where asked."""
     parser = harness.parser(__doc__, "python benchmarks/joining.py --rounds 3 --seconds 20")
-    names = answering()
-    parser.add_argument(
-        "--compressor", default=names[0] if names else None, metavar="NAME", help="default: %(default)s"
-    )
     parser.add_argument("--clients", type=int, default=8, help="at once (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each half of a round (default: %(default)s)")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    found = harness.environment()
-    print("joining: " + ", ".join(f"{key} {value}" for key, value in found.items()))
-    model, tokenizer = load_smollm2()
-    read = [document(tokenizer, TOKENS, QUESTIONS, seed) for seed in range(DOCUMENTS)]
-    texts, questions = (
-        [tokenizer.decode(ids) for ids, _ in read],
-        [[fact.question for fact in facts] for _, facts in read],
-    )
-    long = tokenizer.decode(document(tokenizer, LONG, QUESTIONS)[0])
+    options = with_compressor(parser)
+    found = harness.begin("joining", options)
+    tokenizer = load_smollm2()[1]
+    documents = documents_of(tokenizer, DOCUMENTS, TOKENS)
+    ((long, _),) = documents_of(tokenizer, 1, LONG)
     port = free_port()
-    with tempfile.TemporaryDirectory(prefix="gistkit-joining-") as place:
-        folder = Path(place) / "smollm2"
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        del model
-        command = [
-            *(sys.executable, "-m", "gistkit.cli", "serve", "--port", str(port), "--device", "cpu"),
-            *("--model", str(folder), "--compressor", options.compressor, "--timeout", "3600"),
-        ]
-        with served(command, port, options.threads):
-            content = asyncio.run(measure(port, texts, long, questions, options))
+    command = [sys.executable, "-m", "gistkit.cli", "serve", "--port", str(port), "--device", "cpu"]
+    command += ["--compressor", options.compressor, "--timeout", "3600"]
+    with served(command, port, options.threads):
+        content = asyncio.run(measure(port, documents, long, options))
     for form in content["rounds"][0]:
         ratios = [one[form][str(options.clients)] / one[form]["1"] for one in content["rounds"]]
         print(
@@ -123,7 +99,7 @@ def main() -> int:
         f"({len(beside)} questions)"
     )
     content |= {
-        "suite": "joining", "machine": found, "threads": options.threads, "clients": options.clients,
+        "machine": found, "threads": options.threads, "clients": options.clients,
         "seconds": options.seconds, "compressor": Path(options.compressor).name, "long": LONG,
     }  # fmt: skip
     harness.write("joining", content, options)

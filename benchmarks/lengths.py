@@ -3,13 +3,10 @@
 Contexts of many lengths are trained on and held-out ones of some lengths reconstructed (Dodo, Figure 4, whose ICAE has
 as many memory tokens whatever the length). Compressors that are there are left out; training that was interrupted
 goes on. Several of these may work side by side on different arms, with OMP_NUM_THREADS=1 each.
-
-example: python benchmarks/lengths.py --arms dodo-10x,dodo-20x
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import asdict
@@ -54,7 +51,7 @@ def draw(path: Path) -> Path:
 
 def main() -> int:
     """Makes the runs that are missing, or draws those that are there."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.command(__doc__, "python benchmarks/lengths.py --arms dodo-10x,dodo-20x")
     parser.add_argument("--arms", default=",".join(ARMS), help="comma-separated (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=360, help="of training (default: %(default)s)")
     parser.add_argument("--precision", choices=("no", "bf16"), default="no", help="of training (default: %(default)s)")

@@ -148,10 +148,7 @@ def rows(options: argparse.Namespace) -> dict[str, tuple[int, Scores]]:
 
 def main() -> int:
     """Compares all, prints a line for each, and with --save writes results/lookup.jsonl."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog="example: python benchmarks/lookup.py --hidden --save",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = harness.command(__doc__, "python benchmarks/lookup.py --hidden --save")
     parser.add_argument(
         "--text", type=Path, default=harness.ROOT / "runs/models/text/manuals", help="pages (default: %(default)s)"
     )

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from gistkit import Plan, layouts
+from gistkit.ops.reference import dense_mask
 
 
 @cache
@@ -125,12 +125,8 @@ def visible_pairs(plan: Plan) -> int:
 
 
 def dense(plan: Plan) -> Tensor:
-    """bool [Nq, Nk] of a plan for one sequence, by summing where spans open and close: many spans cost no memory."""
-    start, end = plan.spans[0].long().unbind(-1)
-    edges = torch.zeros(plan.num_queries, plan.num_keys + 1, dtype=torch.int32, device=start.device)
-    edges.scatter_add_(1, start, torch.ones_like(start, dtype=torch.int32))
-    edges.scatter_add_(1, end, torch.full_like(end, -1, dtype=torch.int32))
-    return edges.cumsum_(1)[:, :-1] > 0
+    """bool [Nq, Nk] of a plan for one sequence."""
+    return dense_mask(plan)[0]
 
 
 def shapes(points: Iterable[Point], masks: Sequence[str] | None = None) -> Iterator[Shape]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import json
 import re
-import subprocess
-import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import harness
 import torch
@@ -23,6 +22,7 @@ from tqdm import tqdm
 import gistkit
 from gistkit import layouts
 
+Result = TypeVar("Result")
 TARGET_MIB = 64
 FORMS = ("gistkit", "SDPA, is_causal")
 SIZES = ((8, 8, 64), (8, 2, 64), (8, 8, 128))
@@ -61,6 +61,15 @@ def reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
+def peak_of(call: Callable[[], Result]) -> tuple[Result, float]:
+    """What a call returns, and the MiB at its peak above what was resident before."""
+    gc.collect()
+    reset_peak()
+    before = status("VmRSS")
+    result = call()
+    return result, max(0.0, (status("VmHWM") - before) / 2**20)
+
+
 def inputs_of(case: Case, n: int) -> list[Tensor]:
     """Query, key, value and the gradient of the result, for n tokens."""
     inputs = [torch.randn(1, count, n, case.dim) for count in (case.heads, case.key_heads, case.key_heads, case.heads)]
@@ -80,18 +89,14 @@ def call(case: Case, inputs: list[Tensor], plan: gistkit.Plan) -> list[Tensor]:
     return [out, *torch.autograd.grad(out, operands, grad)] if case.backward else [out]
 
 
-def peak_mib(case: Case) -> float:
-    """MiB above inputs and results, in this process: call it once in a fresh one."""
+def peak_mib(*fields: object) -> float:
+    """MiB above inputs and results of a case, in this process: call it once in a fresh one."""
+    case = Case(*fields)  # type: ignore[arg-type]
     # What a first call sets up once, such as threads and their buffers, is not the call's own.
     call(case, inputs_of(case, 256), layouts.causal(256).compile())
-    inputs = inputs_of(case, case.n)
-    plan = layouts.causal(case.n).compile()
-    gc.collect()
-    reset_peak()
-    before = status("VmRSS")
-    results = call(case, inputs, plan)
-    kept = sum(result.numel() * result.element_size() for result in results)
-    return max(0.0, (status("VmHWM") - before - kept) / 2**20)
+    inputs, plan = inputs_of(case, case.n), layouts.causal(case.n).compile()
+    results, mib = peak_of(lambda: call(case, inputs, plan))
+    return max(0.0, mib - sum(result.nbytes for result in results) / 2**20)
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
@@ -102,27 +107,20 @@ def cases(options: argparse.Namespace) -> list[Case]:
 
 def main() -> None:
     """Measures every case in a fresh process, or the one that --case gives in this process."""
-    parser = harness.parser(__doc__, "python benchmarks/memory.py --quick --length 4096")
+    parser = harness.parser(__doc__, "python benchmarks/memory.py --quick --length 4096", apart=True)
     parser.add_argument("--length", type=int, help="tokens (default: 32768; 4096 if --quick)")
-    parser.add_argument("--case", help="one case as JSON, measured here and printed as MiB: what the others run")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    if options.case:
-        print(peak_mib(Case(**json.loads(options.case))))
+    if harness.measured_here(options, peak_mib):
         return
     options.length = options.length or (4096 if options.quick else 32768)
-    found = harness.environment()
-    print("memory: " + ", ".join(f"{key} {value}" for key, value in found.items()))
+    found = harness.begin("memory", options)
     rows: list[dict[str, object]] = []
     for case in tqdm(cases(options), desc="memory", unit="case", dynamic_ncols=True):
-        command = [sys.executable, __file__, "--threads", str(options.threads), "--case", json.dumps(asdict(case))]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        mib = float(done.stdout)
+        mib = harness.measured_apart(options, *astuple(case))
         rows.append({"case": case.name, **asdict(case), "mib": mib})
         mark = f"  above the target of {TARGET_MIB} MiB" if case.form == FORMS[0] and mib > TARGET_MIB else ""
         tqdm.write(f"  {case.name:60} {case.form:18} {mib:8.1f} MiB{mark}")
-    harness.write("memory", {"suite": "memory", "machine": found, "target": TARGET_MIB, "mebibytes": rows}, options)
+    harness.write("memory", {"machine": found, "target": TARGET_MIB, "mebibytes": rows}, options)
 
 
 if __name__ == "__main__":

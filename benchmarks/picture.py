@@ -51,11 +51,7 @@ def _shown(case: Mapping[str, Any]) -> bool:
 
 
 def draw_attention(content: Mapping[str, Any]) -> Figure:
-    """A panel a pass: milliseconds against visible pairs over all heads, log-log, a point a case and form.
-
-    Args:
-        content: the suite's JSON: machine, roof, cases with their sizes, milliseconds.
-    """
+    """A panel a pass: milliseconds against visible pairs over all heads, log-log, a point a case and form."""
     cases = {case["name"]: case for case in content["cases"] if _shown(case)}
     figure = Picture(figsize=(9.6, 5.2), layout="constrained")
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
@@ -95,11 +91,7 @@ def draw_attention(content: Mapping[str, Any]) -> Figure:
 
 
 def draw_streaming(content: Mapping[str, Any]) -> Figure:
-    """Milliseconds a token, and MiB of cache, against the tokens read, a line a contender.
-
-    Args:
-        content: the suite's JSON: machine, ratio, tau, window, milliseconds.
-    """
+    """Milliseconds a token, and MiB of cache, against the tokens read, a line a contender."""
     figure = Picture(figsize=(9.6, 4.4), layout="constrained")
     time, cache = figure.subplots(1, 2)
     rows = sorted(content["milliseconds"], key=lambda row: row["tokens"])
@@ -123,11 +115,7 @@ def draw_streaming(content: Mapping[str, Any]) -> Figure:
 
 
 def draw_asking(content: Mapping[str, Any]) -> Figure:
-    """Seconds after each answer, and MiB kept of the document with how many answers are right, a line a contender.
-
-    Args:
-        content: the suite's JSON: machine, dtype, tokens, rows.
-    """
+    """Seconds after each answer, and MiB kept of the document with how many answers are right, a line a contender."""
     figure = Picture(figsize=(9.6, 4.4), layout="constrained")
     time, kept = figure.subplots(1, 2)
     rows = content["rows"]

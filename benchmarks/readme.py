@@ -12,7 +12,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,17 @@ def presses_summary() -> str:
     return f"{format_table(rows)}\n\n{presses_note(found)}"
 
 
+def by_form(title: str, cells: Iterable[tuple[str, str, str]]) -> str:
+    """A table of (case, form, text): a row a case, a column a form, in the order in which they come."""
+    rows: dict[str, dict[str, str]] = {}
+    for case, form, text in cells:
+        rows.setdefault(case, {})[form] = text
+    forms = list(dict.fromkeys(form for row in rows.values() for form in row))
+    return format_table(
+        [[title, *forms], *([case, *(row.get(form, "-") for form in forms)] for case, row in rows.items())]
+    )
+
+
 def in_milliseconds(value: float) -> str:
     """Three digits, and no powers of ten."""
     return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
@@ -121,37 +132,30 @@ def timing_table(content: Content, title: str, cases: str, leave_out: str = "(?!
     bfloat16 as it is: of the multiply-add peak, or of the reading speed where a case has no work but traffic.
     """
     found = {case["name"]: case for case in content.get("cases", [])}
-    rows: dict[str, dict[str, str]] = {}
+    cells, shares = [], dict[str, str]()
     rated = ""
     for timing in content["milliseconds"]:
         match = re.fullmatch(cases, timing["case"])
         if match is None or re.search(leave_out, timing["form"]):
             continue
-        row = rows.setdefault(", ".join(match.groups()), {})
-        row[timing["form"]] = in_milliseconds(timing["median"])
+        row = ", ".join(match.groups())
+        cells.append((row, timing["form"], in_milliseconds(timing["median"])))
         isa = timing["form"].rsplit(" ", 1)[-1]
-        if "roof" in content and "of the roof" not in row and isa not in UNRATED:
+        if "roof" in content and row not in shares and isa not in UNRATED:
             rated = rated or timing["form"]
             roof, case = Roof(**content["roof"]), found[timing["case"]]
             peak, done = (
                 (roof.peak(timing["form"]), case["work"]) if case["work"] else (roof.read_gbps, case["traffic"])
             )
-            row["of the roof"] = f"{done / timing['median'] * 1e-6 / peak:.0%}"
-    # The share of the roof comes last, whatever forms later rows add.
-    forms = sorted(dict.fromkeys(form for row in rows.values() for form in row), key="of the roof".__eq__)
-    cells = [[case, *(row.get(form, "-") for form in forms)] for case, row in rows.items()]
+            shares[row] = f"{done / timing['median'] * 1e-6 / peak:.0%}"
+    cells += [(row, "of the roof", share) for row, share in shares.items()]
     unit = f"Median milliseconds{f'; of the roof: {rated}' if rated else ''}."
-    return f"{format_table([[title, *forms], *cells])}\n\n{unit} {machine_line(content['machine'])}."
+    return f"{by_form(title, cells)}\n\n{unit} {machine_line(content['machine'])}."
 
 
 def memory_table(content: Content, title: str = "attention, peak memory", above: str = "inputs and results") -> str:
     """Peak memory of a case in every form, MiB above what there was."""
-    rows: dict[str, dict[str, str]] = {}
-    for measured in content["mebibytes"]:
-        rows.setdefault(measured["case"], {})[measured["form"]] = f"{measured['mib']:.0f}"
-    forms = list(dict.fromkeys(form for row in rows.values() for form in row))
-    cells = [[case, *(row[form] for form in forms)] for case, row in rows.items()]
-    table = format_table([[title, *forms], *cells])
+    table = by_form(title, ((one["case"], one["form"], f"{one['mib']:.0f}") for one in content["mebibytes"]))
     return f"{table}\n\nMiB above {above}. {machine_line(content['machine'])}."
 
 
@@ -167,20 +171,15 @@ def encode_table(content: Content) -> str:
 
 def streaming_table(content: Content) -> str:
     """What a token takes after so many others, milliseconds and MiB of cache, and the last against the first."""
-    rows: dict[str, dict[str, str]] = {}
-    for row in content["milliseconds"]:
-        cell = f"{in_milliseconds(row['mean'])} ms, {row['mib']:.0f} MiB"
-        rows.setdefault(f"after {row['tokens']}", {})[row["form"]] = cell
-    lengths = sorted({row["tokens"] for row in content["milliseconds"]})
-    rows[f"{lengths[-1]} to {lengths[0]}"] = {
-        row["form"]: f"{row['growth']:.2f} x" for row in content["milliseconds"] if row["tokens"] == lengths[-1]
-    }
-    forms = list(dict.fromkeys(form for row in rows.values() for form in row))
-    cells = [[case, *(row[form] for form in forms)] for case, row in rows.items()]
+    rows = content["milliseconds"]
+    times = "{} ms, {:.0f} MiB".format
+    cells = [(f"after {row['tokens']}", row["form"], times(in_milliseconds(row["mean"]), row["mib"])) for row in rows]
+    first, *_, last = sorted({row["tokens"] for row in rows})
+    cells += [(f"{last} to {first}", row["form"], f"{row['growth']:.2f} x") for row in rows if row["tokens"] == last]
     # Figures of before there was a choice have neither.
     dtype, memories = content.get("dtype", "float32"), content.get("memory_ratio")
     title = "a token more, SmolLM2-135M" + ("" if dtype == "float32" else f" {dtype}")
-    table = format_table([[title, *forms], *cells])
+    table = by_form(title, cells)
     others = f", means and memories {memories}x" if memories else ""
     setting = f"nuggets {content['ratio']}x{others}, tau {content['tau']}, segment {content['segment']}, untrained"
     floor = f", of which products with the weights take {content['floor']:.3g} ms" if "floor" in content else ""

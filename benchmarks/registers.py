@@ -57,11 +57,7 @@ class Instruction(NamedTuple):
 
 
 def disassembler() -> str:
-    """nvdisasm, from PATH or among Python's packages.
-
-    Raises:
-        RuntimeError: it is nowhere; with what to install.
-    """
+    """nvdisasm, from PATH or among Python's packages."""
     if found := shutil.which("nvdisasm"):
         return found
     for folder in sys.path:
@@ -78,11 +74,7 @@ def _output_of(command: list[str]) -> tuple[str, str]:
 
 
 def compiled(source: Path, architecture: str) -> tuple[str, str]:
-    """What ptxas says of a source, and the instructions.
-
-    Raises:
-        RuntimeError: nvcc or nvdisasm failed; with its output.
-    """
+    """What ptxas says of a source, and the instructions."""
     flags = ["-std=c++20", "-O3", f"-I{CSRC}", "-Xptxas", "-v", "-cubin"]
     target = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
     with tempfile.TemporaryDirectory() as folder:

@@ -8,10 +8,7 @@ in a fresh process (Linux only).
 
 from __future__ import annotations
 
-import gc
-import json
-import subprocess
-import sys
+import argparse
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -19,7 +16,7 @@ from functools import partial
 import harness
 import torch
 import torch.nn.functional as F
-from memory import reset_peak, status
+from memory import peak_of
 from torch import Tensor
 from tqdm import tqdm
 
@@ -104,40 +101,31 @@ def peak_mib(form: str) -> float:
     way = encoders(model, large)[form]
     if form == FORMS[2]:
         with_backward(model, way, grads[1])
-    gc.collect()
-    reset_peak()
-    before = status("VmRSS")
-    with_backward(model, way, grads[1])
-    return max(0.0, (status("VmHWM") - before) / 2**20)
+    return peak_of(lambda: with_backward(model, way, grads[1]))[1]
 
 
-def measure_memory(threads: int) -> list[dict[str, object]]:
+def measure_memory(options: argparse.Namespace) -> None:
     """Every contender's peak, each in a process of its own."""
-    rows: list[dict[str, object]] = []
+    found, rows = harness.begin("seqpe-memory", options), []
     for form in tqdm(FORMS, desc="seqpe memory", unit="form", dynamic_ncols=True):
-        command = [sys.executable, __file__, "--threads", str(threads), "--form", form]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        rows.append({"case": f"seqpe {SETS[0]}, d {DIM} float32", "form": form, "mib": json.loads(done.stdout)})
-        tqdm.write(f"  {form:20} {rows[-1]['mib']:10.1f} MiB")
-    return rows
+        mib = harness.measured_apart(options, form)
+        rows.append({"case": f"seqpe {SETS[0]}, d {DIM} float32", "form": form, "mib": mib})
+        tqdm.write(f"  {form:20} {mib:10.1f} MiB")
+    harness.write("seqpe-memory", {"machine": found, "mebibytes": rows}, options)
 
 
 def main() -> None:
     """Runs all cases; those of the small set alone if quick."""
-    parser = harness.parser(__doc__, "python benchmarks/seqpe.py --quick", appends=True)
+    parser = harness.parser(__doc__, "python benchmarks/seqpe.py --quick", appends=True, apart=True)
     parser.add_argument("--memory", action="store_true", help="measure peak memory instead of times")
-    parser.add_argument("--form", choices=FORMS, help="one contender's peak, measured here: what --memory runs")
     parser.add_argument("--frozen", action="store_true", help="measure look-ups in a frozen encoder instead")
     options = parser.parse_args()
+    if harness.measured_here(options, peak_mib):
+        return
     if options.append and options.memory:
         parser.error("--append: expected none with --memory")
-    if options.form:
-        torch.set_num_threads(options.threads)
-        print(json.dumps(peak_mib(options.form)))
-    elif options.memory:
-        found = harness.environment()
-        rows = measure_memory(options.threads)
-        harness.write("seqpe-memory", {"suite": "seqpe-memory", "machine": found, "mebibytes": rows}, options)
+    if options.memory:
+        measure_memory(options)
     elif options.frozen:
         harness.run("seqpe-frozen", lookups(), options)
     else:

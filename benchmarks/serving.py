@@ -11,6 +11,7 @@ memories. The servers run one after the other, each as a process of its own, who
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import math
 import os
@@ -23,14 +24,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import harness
 import httpx
-import torch
-from asking import ANSWER, QUESTIONS, answering, document
+from asking import ANSWER, QUESTIONS, Fact, answering, document
 from tqdm import tqdm
 
 from gistkit.evaluate import contains_answer
@@ -81,14 +82,9 @@ async def ask_all(
     seconds: float,
     tell: Callable[[], object] = lambda: None,
 ) -> Load:
-    """Clients that ask until the time is over; answers that were begun count too.
+    """So many clients at once that ask until the time is over; answers that were begun count too.
 
-    Args:
-        client: of the server.
-        bodies: requests and what their right answers contain, which the clients take in turn.
-        clients: at once.
-        seconds: in which requests begin.
-        tell: called after each answer.
+    They take `bodies` in turn, requests and what their right answers contain; `tell` is called after each answer.
     """
     load, turn, start = Load(), count(), time.perf_counter()
 
@@ -113,6 +109,38 @@ async def ask_all(
     await asyncio.gather(*(one() for _ in range(clients)))
     load.lasted = time.perf_counter() - start
     return load
+
+
+def documents_of(tokenizer: Any, count: int, tokens: int) -> list[tuple[str, list[Fact]]]:
+    """Texts of so many tokens, and the facts in each that it is asked about."""
+    read = (document(tokenizer, tokens, QUESTIONS, seed) for seed in range(count))
+    return [(tokenizer.decode(ids), facts) for ids, facts in read]
+
+
+async def about_memories(
+    client: httpx.AsyncClient, documents: Sequence[tuple[str, list[Fact]]], common: dict[str, Any]
+) -> list[tuple[dict[str, Any], str]]:
+    """Adds the documents; the bodies of `ask_all` that name their memories."""
+    bodies = []
+    for text, facts in documents:
+        response = await client.post("/v1/memories", json={"text": text})
+        memory = response.raise_for_status().json()["id"]
+        for fact in facts:
+            messages = [{"role": "user", "content": fact.question}]
+            bodies.append(({"memory": memory, "messages": messages, **common}, fact.answer))
+    return bodies
+
+
+def with_compressor(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options, --compressor among them: by default what `gistkit ask` takes."""
+    parser.add_argument(
+        "--compressor", default=next(iter(answering()), None), metavar="NAME",
+        help="trained compressor, name or folder (default: %(default)s)",
+    )  # fmt: skip
+    options = parser.parse_args()
+    if options.compressor is None:
+        parser.error("--compressor: expected a trained compressor's name or folder, got none, and none comes with this")
+    return options
 
 
 async def watch(resident: Resident) -> None:
@@ -200,12 +228,7 @@ def served(command: Sequence[str], port: int, threads: int) -> Iterator[subproce
 async def measure(
     name: str, port: int, pid: int, prepare: Callable[[httpx.AsyncClient], Any], adds: bool, options: Any
 ) -> dict[str, Any]:
-    """The row of a server that runs.
-
-    Args:
-        prepare: has the documents read; the bodies of `ask_all`.
-        adds: whether texts are added beside the questions.
-    """
+    """The row of a server that runs: `prepare` has it read the documents; `adds`: texts are added beside the asking."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=3600, limits=limits) as client:
         start = time.perf_counter()
@@ -230,11 +253,6 @@ async def measure(
 def main() -> int:
     """Asks both servers, prints a row for each, and keeps the rows where asked."""
     parser = harness.parser(__doc__, "python benchmarks/serving.py --clients 8 --seconds 30")
-    names = answering()
-    parser.add_argument(
-        "--compressor", default=names[0] if names else None, metavar="NAME",
-        help="trained compressor, name or folder (default: %(default)s)",
-    )  # fmt: skip
     parser.add_argument("--clients", type=int, help="at once (default: 64; 8 if --quick)")
     parser.add_argument("--seconds", type=float, help="in which requests begin (default: 600; 30 if --quick)")
     parser.add_argument("--tokens", type=int, default=1000, help="of a document (default: %(default)s)")
@@ -244,19 +262,12 @@ def main() -> int:
         "--only", nargs="+", choices=("gistkit", "kept", "transformers"), default=("gistkit", "kept", "transformers"),
         help="these servers, one after the other (default: all; kept: the full context's keys and values)",
     )  # fmt: skip
-    options = parser.parse_args()
-    if options.compressor is None:
-        parser.error("--compressor: expected a trained compressor's name or folder, got none, and none comes with this")
+    options = with_compressor(parser)
     options.clients = options.clients or (8 if options.quick else 64)
     options.seconds = options.seconds or (30.0 if options.quick else 600.0)
-    torch.set_num_threads(options.threads)
-    found = harness.environment()
-    print("serving: " + ", ".join(f"{key} {value}" for key, value in found.items()))
+    found = harness.begin("serving", options)
     model, tokenizer = load_smollm2()
-    documents = []
-    for seed in range(options.documents):
-        ids, facts = document(tokenizer, options.tokens, QUESTIONS, seed)
-        documents.append((tokenizer.decode(ids), facts))
+    documents = documents_of(tokenizer, options.documents, options.tokens)
     common = {"max_tokens": ANSWER, "temperature": 0, "stop": ["\n"]}
     rows = []
     with tempfile.TemporaryDirectory(prefix="gistkit-serving-") as place:
@@ -265,29 +276,14 @@ def main() -> int:
         tokenizer.save_pretrained(folder)
         del model
 
-        async def compressed(client: httpx.AsyncClient) -> list[tuple[dict[str, Any], str]]:
-            bodies = []
-            for text, facts in documents:
-                response = await client.post("/v1/memories", json={"text": text})
-                memory = response.raise_for_status().json()["id"]
-                for fact in facts:
-                    messages = [{"role": "user", "content": fact.question}]
-                    bodies.append(({"memory": memory, "messages": messages, **common}, fact.answer))
-            return bodies
+        compressed = partial(about_memories, documents=documents, common=common)
 
         async def whole(client: httpx.AsyncClient) -> list[tuple[dict[str, Any], str]]:
-            asked = [(text, fact) for text, facts in documents for fact in facts]
-            return [
-                (
-                    {
-                        "model": str(folder),
-                        "messages": [{"role": "user", "content": text + QUESTION.format(question=fact.question)}],
-                        **common,
-                    },
-                    fact.answer,
-                )
-                for text, fact in asked
-            ]
+            bodies = []
+            for text, fact in ((text, fact) for text, facts in documents for fact in facts):
+                messages = [{"role": "user", "content": text + QUESTION.format(question=fact.question)}]
+                bodies.append(({"model": str(folder), "messages": messages, **common}, fact.answer))
+            return bodies
 
         own, theirs = free_port(), free_port()
 
@@ -324,7 +320,7 @@ def main() -> int:
                 flush=True,
             )
     content = {
-        "suite": "serving", "machine": found, "threads": options.threads, "clients": options.clients,
+        "machine": found, "threads": options.threads, "clients": options.clients,
         "seconds": options.seconds, "tokens": options.tokens, "documents": options.documents,
         "batch": options.batch, "rows": rows,
     }  # fmt: skip

@@ -127,9 +127,7 @@ def main() -> int:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="default: %(default)s")
     options = parser.parse_args()
     rounds = 3 if options.quick else options.rounds
-    torch.set_num_threads(options.threads)
-    found = harness.environment()
-    print("shares: " + ", ".join(f"{key} {value}" for key, value in found.items()))
+    found = harness.begin("shares", options)
     model, tokenizer = load_smollm2(dtype=getattr(torch, options.dtype))
     text = tokenizer(docstrings(), add_special_tokens=False)["input_ids"]
     question = tokenizer(QUESTION.format(question="What is a module?"), add_special_tokens=False)["input_ids"]
@@ -143,8 +141,7 @@ def main() -> int:
                     f"{row['first']:6.3f} s, then {row['token']:6.1f} ms a token, {row['of_full']:.2f} of the full "
                     "cache's"
                 )
-    content = {"suite": "shares", "machine": found, "dtype": options.dtype, "rounds": rounds, "rows": rows}
-    harness.write("shares", content, options)
+    harness.write("shares", {"machine": found, "dtype": options.dtype, "rounds": rounds, "rows": rows}, options)
     return 0
 
 

@@ -128,13 +128,10 @@ def start(
     ids: Tensor,
     room: int,
 ) -> dict[str, Contender]:
-    """All contenders, which have read `ids` [1, n] that begin with BOS in one pass.
+    """All contenders, which have read `ids` [1, n] that begin with BOS in one pass, with room for the next tokens.
 
-    Args:
-        stack: closes what stays attached.
-        mixed, memories: take part under these names.
-        plain, own: the model that reads everything, on transformers' attention and on gistkit's.
-        room: tokens that are going to be read.
+    `plain` and `own` are the model that reads everything, on transformers' attention and on gistkit's; `stack` closes
+    what stays attached.
     """
     found = {}
     for name, reader in mixed.items():
@@ -166,13 +163,8 @@ def read(
 ) -> Iterator[dict[str, object]]:
     """A row for each contender: its time for a token and its cache, over `tokens` [n] that all read in turn.
 
-    Args:
-        tokens: the first `WARM_UP` of them are not counted.
-        length: tokens read before and at the middle of the window, for the rows.
-        tell: is called after each token.
-
-    Raises:
-        ValueError: if the two that keep all tokens do not agree in the logits after the last one.
+    The first `WARM_UP` of them are not counted; `length` is of what was read at the middle of the window. A ValueError
+    says that the two that keep all tokens do not agree in the logits after the last one.
     """
     times: dict[str, list[float]] = {name: [] for name in contenders}
     sizes: dict[str, list[int]] = {name: [] for name in contenders}
@@ -257,9 +249,7 @@ def main() -> int:
         parser.error(f"--window: expected a multiple of {SEGMENT}, got {window}")
     if lengths[0] < window:
         parser.error(f"--lengths: expected at least the window, {window} tokens, got {lengths[0]}")
-    torch.set_num_threads(options.threads)
-    found = harness.environment()
-    print("streaming: " + ", ".join(f"{key} {value}" for key, value in found.items()))
+    found = harness.begin("streaming", options)
     model, ids, sample, corpus = load(lengths[-1] + window // 2, getattr(torch, options.dtype))
     mixed, memories, own = readers(model, options.selection, sample), compressors(model), copy.deepcopy(model)
     least = floor(model, 5 if options.quick else 20)

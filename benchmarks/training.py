@@ -8,18 +8,13 @@ bfloat16 is autocast of float32 weights.
 
 --memory: peak of a step above the loaded model, each in a fresh process (Linux only). --encode: the same of a long
 context that is compressed without gradients; the target is 1.2 times the bytes of the memory plus those of a chunk.
-
-example: python benchmarks/training.py --methods 500x AvgPool --shapes 4x240 --dtype bfloat16
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -27,8 +22,8 @@ from typing import Any
 
 import harness
 import torch
-from compressor import RATIO, Layers, additive, projected, watched
-from memory import reset_peak, status
+from compressor import RATIO, Layers, active, additive, placed, projected, seen_by_decoder, watched
+from memory import peak_of, reset_peak, status
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
@@ -39,7 +34,6 @@ from gistkit.compress.methods.in_place import InPlace
 from gistkit.hf.cache import CACHE
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.layouts import dodo
-from gistkit.ops.reference import dense_mask
 from gistkit.train.rounded import RoundedMaps
 
 CHUNK, TAU, SEGMENT = 512, 128, 32
@@ -88,36 +82,15 @@ def change(compressor: Compressor) -> None:
             torch.nn.init.normal_(parameter, std=0.003)
 
 
-def plans_of(compressor: Compressor, step: Callable[[], object]) -> list[Any]:
-    """The plans of the passes that a training step makes: without gradients a long context is read in parts."""
-    plans: list[Any] = []
-    look = lambda module, args, kwargs: plans.append(kwargs["plan"])  # noqa: E731
-    handle = compressor.lm.decoder.register_forward_pre_hook(look, with_kwargs=True)
-    try:
-        step()
-    finally:
-        handle.remove()
-    return plans
-
-
-def switched(compressor: Compressor, role: str | None) -> Any:
-    """Inside, PEFT's adapter of a role is on, or none."""
-    adapters = compressor.adapters
-    assert adapters is not None
-    return adapters.switched([] if role is None else [adapters.names[role]])
-
-
 def plain_reconstruction(compressor: Compressor, ids: Tensor, dtype: torch.dtype) -> Step:
     """The autoencoding loss as it is written on transformers alone."""
     model: Any = compressor.model
     decoder, embed = model.model, model.get_input_embeddings()
     with torch.no_grad():
         memory = compressor.encode(ids)
-    encoding, reading = (
-        {"position_ids": plan.positions.reshape(-1, plan.positions.shape[-1]),
-         "attention_mask": additive(dense_mask(plan)[0], dtype)}
-        for plan in plans_of(compressor, lambda: compressor(ids))
-    )  # fmt: skip
+    # Of a training step: without gradients a long context is read in parts.
+    passes = seen_by_decoder(compressor, lambda: compressor(ids))
+    encoding, reading = (placed(plan, dtype) for _, plan, _ in passes)
     rows, count, carried = len(ids), memory.num_tokens, isinstance(compressor, ICAE)
     encoder = {"icae": "encoder", "x500": "encoder", "dodo": "memory"}.get(compressor.method, "text")
     nuggets = memory.positions[0]
@@ -144,7 +117,7 @@ def plain_reconstruction(compressor: Compressor, ids: Tensor, dtype: torch.dtype
         return hidden[:, -count:], layers
 
     def step() -> Tensor:
-        with switched(compressor, encoder):
+        with active(compressor, encoder):
             hidden, layers = compressed()
         inputs = [compressor.task_embeddings["ae"].expand(rows, 1, -1), embed(ids[:, :-1])]
         cache = DynamicCache()
@@ -154,7 +127,7 @@ def plain_reconstruction(compressor: Compressor, ids: Tensor, dtype: torch.dtype
         else:
             for index, (key, value) in enumerate(layers):
                 cache.update(key, value, index)
-        with switched(compressor, compressor.reader):
+        with active(compressor, compressor.reader):
             hidden = decoder(
                 inputs_embeds=torch.cat(inputs, 1), use_cache=True, **{CACHE: cache}, **reading
             ).last_hidden_state
@@ -174,7 +147,7 @@ def plain_reading(reader: MixedResolution, ids: Tensor, dtype: torch.dtype) -> S
     positions = torch.tensor(layout.positions)[None]
 
     def step() -> Tensor:
-        with switched(compressor, compressor.reader):
+        with active(compressor, compressor.reader):
             hidden = model.model(
                 inputs_embeds=model.get_input_embeddings()(rows.ids), attention_mask=mask, position_ids=positions,
                 use_cache=False,
@@ -293,47 +266,40 @@ def encode_peak(method: str, tokens: int) -> dict[str, float]:
     found: dict[str, float] = {}
     compressor.encode(ids[:, : CHUNK // 2])
     for name, count in (("chunk", CHUNK), ("mib", tokens)):
-        gc.collect()
-        reset_peak()
-        before = status("VmRSS")
-        memory = compressor.encode(ids[:, :count])
-        found[name] = (status("VmHWM") - before) / 2**20
+        memory, found[name] = peak_of(partial(compressor.encode, ids[:, :count]))
         found["result"] = memory.nbytes / 2**20
         del memory
     return found
 
 
-def in_fresh_process(options: argparse.Namespace, *case: object) -> Any:
-    """What a case measures in a process of its own."""
-    command = [sys.executable, __file__, "--threads", str(options.threads), "--case", json.dumps(case)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
+def measured(method: str, *case: Any) -> Any:
+    """Of a case of `measure_encode`, which has its tokens alone, or of `measure_steps`."""
+    return encode_peak(method, *case) if len(case) == 1 else step_peak(method, *case)
 
 
 def measure_steps(options: argparse.Namespace) -> None:
     """Peaks of both forms of every step."""
-    found, rows = harness.environment(), []
+    found, rows = harness.begin("training-memory", options), []
     for method, shape, dtype in tqdm(options.cases, desc="training-memory", unit="case", dynamic_ncols=True):
         for form in FORMS:
-            mib = in_fresh_process(options, method, *SHAPES[shape], dtype, form)
+            mib = harness.measured_apart(options, method, *SHAPES[shape], dtype, form)
             rows.append({"case": name_of(method, shape, dtype), "form": form, "mib": mib})
             tqdm.write(f"  {rows[-1]['case']:44} {form:32} {mib:8.0f} MiB")
-    content = {"suite": "training-memory", "machine": found, "mebibytes": rows}
-    harness.write("training-memory", content, options)
+    harness.write("training-memory", {"machine": found, "mebibytes": rows}, options)
 
 
 def measure_encode(options: argparse.Namespace) -> None:
     """Peaks of a long context compressed."""
-    found, rows = harness.environment(), []
+    found, rows = harness.begin("encode-memory", options), []
     for method in tqdm(options.methods, desc="encode-memory", unit="case", dynamic_ncols=True):
-        peak = in_fresh_process(options, method, options.encode)
+        peak = harness.measured_apart(options, method, options.encode)
         ratio = peak["mib"] / (peak["result"] + peak["chunk"])
         rows.append({"case": f"{method}, encode {options.encode} tokens", **peak, "ratio": ratio})
         tqdm.write(
             f"  {rows[-1]['case']:36} {peak['mib']:8.0f} MiB at its peak, {peak['result']:.0f} of its result, "
             f"{peak['chunk']:.0f} of a chunk: {ratio:.2f} x"
         )
-    harness.write("encode-memory", {"suite": "encode-memory", "machine": found, "mebibytes": rows}, options)
+    harness.write("encode-memory", {"machine": found, "mebibytes": rows}, options)
 
 
 def name_of(method: str, shape: str, dtype: str) -> str:
@@ -342,11 +308,10 @@ def name_of(method: str, shape: str, dtype: str) -> str:
     return f"{method}, {rows} x {tokens} tokens, {dtype}"
 
 
-def main() -> int:
+def main() -> None:
     """Times the steps, or measures memory, and keeps the figures where asked."""
-    parser = harness.parser(
-        __doc__, "python benchmarks/training.py --methods 500x AvgPool --shapes 4x240 --dtype bfloat16", appends=True
-    )
+    example = "python benchmarks/training.py --methods 500x AvgPool --shapes 4x240 --dtype bfloat16"
+    parser = harness.parser(__doc__, example, appends=True, apart=True)
     parser.add_argument("--methods", nargs="+", choices=MAKERS, default=list(MAKERS), metavar="METHOD",
                         help=f"some of {', '.join(MAKERS)} (default: all)")  # fmt: skip
     parser.add_argument(
@@ -356,13 +321,9 @@ def main() -> int:
     parser.add_argument("--memory", action="store_true", help="measure the peak of steps in place of their time")
     parser.add_argument("--encode", type=int, metavar="TOKENS",
                         help="measure the peak of compressing so many tokens, such as 100352")  # fmt: skip
-    parser.add_argument("--case", type=json.loads, help="one case as JSON, measured here: what --memory runs")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    if options.case:
-        print(json.dumps((encode_peak if len(options.case) == 2 else step_peak)(*options.case)))
-        return 0
+    if harness.measured_here(options, measured):
+        return
     if options.append and (options.memory or options.encode):
         parser.error("--append: expected none with --memory or --encode")
     if options.quick:
@@ -384,8 +345,7 @@ def main() -> int:
                 if dtype == chosen
             ]
             harness.run(SUITES[chosen], cases, options, seconds=20, least=3)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -23,9 +23,8 @@ from typing import Any
 
 import harness
 import httpx
-import torch
-from asking import QUESTIONS, document
-from serving import free_port, served
+from asking import QUESTIONS
+from serving import documents_of, free_port, served
 
 from gistkit.evaluate.data import QUESTION
 from gistkit.hf.smollm2 import load_smollm2
@@ -91,11 +90,9 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8, 32], help="questions (default: 1 8 32)")
     parser.add_argument("--requests", type=int, default=8, help="at least so many a case (default: %(default)s)")
     options = parser.parse_args()
-    found, rows = harness.environment(), list[dict[str, Any]]()
-    print("vllm: " + ", ".join(f"{key} {value}" for key, value in found.items()))
-    torch.set_num_threads(options.threads)
+    found, rows = harness.begin("vllm", options), list[dict[str, Any]]()
     content = {
-        "suite": "vllm", "machine": found, "threads": options.threads, "compressor": options.compressor,
+        "machine": found, "threads": options.threads, "compressor": options.compressor,
         "tokens": options.tokens, "documents": options.documents, "rows": rows,
     }  # fmt: skip
 
@@ -108,11 +105,10 @@ def main() -> int:
 
     _, tokenizer = load_smollm2()
     with tempfile.TemporaryDirectory(prefix="gistkit-vllm-") as place:
-        texts = {}
-        for seed in range(options.documents):
-            ids, facts = document(tokenizer, options.tokens, QUESTIONS, seed)
-            texts[f"text-{seed}"] = tokenizer.decode(ids), facts
-            Path(place, f"text-{seed}.txt").write_text(texts[f"text-{seed}"][0])
+        read = documents_of(tokenizer, options.documents, options.tokens)
+        texts = {f"text-{seed}": one for seed, one in enumerate(read)}
+        for name, (text, _) in texts.items():
+            Path(place, f"{name}.txt").write_text(text)
         files = [str(Path(place, f"{name}.txt")) for name in texts]
         gistkit = [sys.executable, "-m", "gistkit.cli"]
         compressor = ["--compressor", options.compressor]

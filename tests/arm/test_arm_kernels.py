@@ -11,7 +11,7 @@ import arm
 import emulation
 import pytest
 import torch
-from attention_cases import Backward, Case, Forward, Rows, check
+from attention_cases import Case, backward_of, check, forward_of
 from pool_params import pool
 from rope_params import rope
 from test_ancestor_kernels import check_attention
@@ -112,33 +112,18 @@ def test_gradients_of_angles(axes: int, freq_heads: int, dtype: torch.dtype) -> 
 
 def forward(case: Case) -> list[Tensor]:
     """[out, lse]"""
-    params = Forward()
-    case.fill(params)
-    out = case.empty(case.heads, case.queries, case.value_dim)
-    lse = torch.full_like(case.tensors["grad_lse"], torch.nan)
-    params.out, params.lse = Rows.of(out), lse.data_ptr()
+    params, results = forward_of(case)
     inputs = case.inputs("query", "key", "value", "key_bias")
-    emulation.build("attention", []).run("attention_forward", params, inputs=inputs, outputs={"out": out, "lse": lse})
-    return [out, lse]
+    emulation.build("attention", []).run("attention_forward", params, inputs=inputs, outputs=results)
+    return list(results.values())
 
 
 def backward(case: Case, out: Tensor, lse: Tensor) -> list[Tensor]:
     """[grad_query, grad_key, grad_value] and with a bias its gradient."""
-    params, given = Backward(), {"out": out, "lse": lse, "grad_lse": case.tensors["grad_lse"]}
-    case.fill(params)
-    params.out, params.grad_out = Rows.of(out), Rows.of(case.tensors["grad_out"])
-    params.lse, params.grad_lse = lse.data_ptr(), given["grad_lse"].data_ptr()
-    sides = {"query": (case.heads, case.queries, case.dim), "key": (case.key_heads, case.keys, case.dim)}
-    sides["value"] = (case.key_heads, case.keys, case.value_dim)
-    outputs = {f"grad_{name}": case.empty(*shape) for name, shape in sides.items()}
-    for name, grad in outputs.items():
-        setattr(params, name, Rows.of(grad))
-    if case.bias:
-        outputs["grad_key_bias"] = torch.full((case.batch, case.heads, case.keys), torch.nan, dtype=lse.dtype)
-        params.grad_key_bias = outputs["grad_key_bias"].data_ptr()
-    inputs = {**case.inputs("query", "key", "value", "key_bias", "grad_out"), **given}
-    emulation.build("attention", []).run("attention_backward", params, inputs=inputs, outputs=outputs)
-    return list(outputs.values())
+    params, grads = backward_of(case, out, lse)
+    inputs = {**case.inputs("query", "key", "value", "key_bias", "grad_out", "grad_lse"), "out": out, "lse": lse}
+    emulation.build("attention", []).run("attention_backward", params, inputs=inputs, outputs=grads)
+    return list(grads.values())
 
 
 ATTENTION = {

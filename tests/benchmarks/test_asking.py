@@ -1,21 +1,16 @@
 """The benchmark of asking about a long document: who answers, what is measured, and the table and picture of it."""
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
+import asking
+import picture
 import pytest
+import suites
 import torch
 
 from gistkit.compress import AvgPool
 from tests.helpers.models import tiny_llama
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-import asking  # noqa: E402
-import picture  # noqa: E402
-import suites  # noqa: E402
 
 BOS, END = 1, 3
 

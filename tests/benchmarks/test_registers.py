@@ -7,11 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import registers
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-import registers  # noqa: E402
 
 SAID = """\
 ptxas info    : 0 bytes gmem

@@ -2,20 +2,15 @@
 
 import sys
 from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 
+import picture
 import pytest
+import streaming
+import suites
 import torch
 
 from tests.helpers.models import tiny_llama
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-import picture  # noqa: E402
-import streaming  # noqa: E402
-import suites  # noqa: E402
 
 BOS = 1
 

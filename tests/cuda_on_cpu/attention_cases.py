@@ -6,7 +6,7 @@ import ctypes
 from dataclasses import dataclass, field
 
 import torch
-from emulation import Bool, Double, Int, Long, Pointer, mirror
+from emulation import DTYPES, Bool, Double, Int, Long, Pointer, mirror
 from torch import Tensor
 
 import gistkit
@@ -15,7 +15,6 @@ from gistkit.ops import reference
 from tests.helpers import rounding
 from tests.helpers.rounding import plain_attention
 
-KINDS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 NAMES = ("out", "lse", "grad_query", "grad_key", "grad_value", "grad_key_bias")
 
 
@@ -29,8 +28,9 @@ class Rows(ctypes.Structure):
 
     @classmethod
     def of(cls, t: Tensor) -> Rows:
-        batch, head, row = (t.stride(d) * t.element_size() for d in range(3))
-        return cls(t.data_ptr(), batch, head, row)
+        """Of [B, H, N, D], or with strides of 0 before N, of [N, D]."""
+        strides = (0, 0, *t.stride())[-4:-1]
+        return cls(t.data_ptr(), *(stride * t.element_size() for stride in strides))
 
 
 _PROBLEM = (
@@ -213,7 +213,7 @@ class Case:
     def fill(self, params: ctypes.Structure) -> None:
         """Sets what both directions share."""
         t = self.tensors
-        params.dtype = KINDS[self.dtype]
+        params.dtype = DTYPES[self.dtype]
         params.batch, params.query_heads, params.key_heads = self.batch, self.heads, self.key_heads
         params.num_queries, params.num_keys = self.queries, self.keys
         params.dim_qk, params.dim_v = self.dim, self.value_dim
@@ -256,6 +256,16 @@ def lists_of(case: Case) -> tuple[TileLists, TileLists]:
     return TileLists.of(mask, 128, 64), TileLists.of(mask.transpose(1, 2), 64, 128)
 
 
+def forward_of(case: Case) -> tuple[Forward, dict[str, Tensor]]:
+    """Params of a forward pass, and the results that it will write."""
+    params = Forward()
+    case.fill(params)
+    out = case.empty(case.heads, case.queries, case.value_dim)
+    lse = torch.full_like(case.tensors["grad_lse"], torch.nan)
+    params.out, params.lse = Rows.of(out), lse.data_ptr()
+    return params, {"out": out, "lse": lse}
+
+
 def backward_of(case: Case, out: Tensor, lse: Tensor) -> tuple[Backward, dict[str, Tensor]]:
     """Params of a backward pass from the results of a forward pass, and the gradients that it will write."""
     params = Backward()
@@ -270,7 +280,7 @@ def backward_of(case: Case, out: Tensor, lse: Tensor) -> tuple[Backward, dict[st
     for name, t in grads.items():
         setattr(params, name, Rows.of(t))
     if case.bias:
-        grads["grad_key_bias"] = torch.full((case.batch, case.heads, case.keys), torch.nan)
+        grads["grad_key_bias"] = torch.full((case.batch, case.heads, case.keys), torch.nan, dtype=lse.dtype)
         params.grad_key_bias = grads["grad_key_bias"].data_ptr()
     return params, grads
 

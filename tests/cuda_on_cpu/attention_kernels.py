@@ -8,21 +8,19 @@ from dataclasses import replace
 import torch
 from attention_cases import (
     STRUCTS,
-    Backward,
     Case,
     Device,
-    Forward,
-    Rows,
     TileLists,
     backward_of,
     check,
+    forward_of,
     lists_of,
 )
 from emulation import SHARED_LIMIT, Library, build, configure, statistics
 from torch import Tensor
 
 from gistkit.ops import reference
-from tests.helpers.rounding import rounded_weights
+from tests.helpers.rounding import plain_attention, rounded_weights
 
 # Ten times the compute capability, of which the second has wgmma; float32's kernels are the same on any.
 FP32, AMPERE, HOPPER = 0, 80, 90
@@ -76,15 +74,11 @@ def forward(
     **options: object,
 ) -> list[Tensor]:
     """[out, lse]"""
-    params, lists = Forward(), lists or lists_of(case)[0]
-    case.fill(params)
-    out = case.empty(case.heads, case.queries, case.value_dim)
-    lse = torch.full((case.batch, case.heads, case.queries), torch.nan)
-    params.out, params.lse = Rows.of(out), lse.data_ptr()
+    (params, results), lists = forward_of(case), lists or lists_of(case)[0]
     device = Device(key_tiles=lists.params, splits=splits, shared_limit=shared_limit)
     inputs = {**case.inputs("query", "key", "value", "key_bias"), **lists.tensors("key_tiles")}
-    launch("forward", params, device, inputs, {"out": out, "lse": lse}, capability=capability, **options)
-    return [out, lse]
+    launch("forward", params, device, inputs, results, capability=capability, **options)
+    return list(results.values())
 
 
 def backward(
@@ -127,10 +121,8 @@ def backward(
 def check_forward(case: Case, capability: int = AMPERE, **options: object) -> list[Tensor]:
     """Against the torch form that rounds nothing but its result, or what Hopper's kernel has to round too."""
     got = forward(case, capability, **options)
-    if capability == FP32:
-        check(case, got, RESULTS)
-    else:
-        check(case, got, RESULTS, form=reference.attention if capability == AMPERE else rounded_weights)
+    form = {FP32: plain_attention, AMPERE: reference.attention, HOPPER: rounded_weights}[capability]
+    check(case, got, RESULTS, form=form)
     return got
 
 
@@ -149,20 +141,13 @@ def path(
     scale: float | None = None,
 ) -> int:
     """Who takes a case, by the launcher's own word: MMA or WGMMA."""
-    params, device = (Forward if direction == "forward" else Backward)(), Device(splits=splits)
-    device.shared_limit = shared_limit
-    case.fill(params)
-    params.scale = case.scale if scale is None else scale
-    shapes = {"out": (case.heads, case.queries, case.value_dim)}
+    params, results = forward_of(case)
     if direction == "backward":
-        shapes["grad_query"] = (case.heads, case.queries, case.dim)
-        shapes["grad_key"], shapes["grad_value"] = (
-            (case.key_heads, case.keys, dim) for dim in (case.dim, case.value_dim)
-        )
-        params.grad_out = Rows.of(case.tensors["grad_out"])
-    tensors = {name: case.empty(*shape) for name, shape in shapes.items()}
-    for name, tensor in tensors.items():
-        setattr(params, name, Rows.of(tensor))
+        # Held until the launcher has looked at their addresses.
+        params, _gradients = backward_of(case, *results.values())
+    if scale is not None:
+        params.scale = scale
+    device = Device(splits=splits, shared_limit=shared_limit)
     configure(shared_limit=shared_limit, capability=capability)
     choose = library(direction, capability).function(f"gistkit::cuda::attention_{direction}_path")
     return choose(ctypes.byref(params), ctypes.byref(device))

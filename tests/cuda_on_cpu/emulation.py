@@ -19,6 +19,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,6 +35,7 @@ SHARED_LIMIT = 227 * 1024  # bytes of shared memory a block: sm_90's; sm_86, sm_
 
 Struct = tuple[str, str, type[ctypes.Structure]]
 Pointer, Bool, Int, Long, Double = ctypes.c_void_p, ctypes.c_bool, ctypes.c_int, ctypes.c_int64, ctypes.c_double
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
 
 def mirror(name: str, *fields: tuple[str, type]) -> type[ctypes.Structure]:
@@ -173,8 +175,7 @@ def build(
     return _build(name, tuple(sources), checked, tuple(defines), layout_source(structs) if structs else "")
 
 
-@dataclass
-class Statistics:
+class Statistics(NamedTuple):
     """Counts since the last call. A matrix load is of one 8x8 matrix; it conflicts when two rows share banks.
 
     Shared loads and stores are the plain ones of a warp, as wide as the source has them, in checked builds alone. A
@@ -206,7 +207,10 @@ def configure(
     shared_limit: int = SHARED_LIMIT,
     capability: int = 80,
 ) -> None:
-    """Sets the device and its ways, for what a launcher is asked before it runs; see `Library.run`."""
+    """Sets the device and its ways, for what a launcher is asked before it runs.
+
+    `capability`: ten times the device's compute capability; hopper.cuh's kernels serve at 90.
+    """
     numbers = (ORDERS.index(order or ORDER), seed, COPIES.index(copies), shared_limit, capability)
     _emulator()[1].gistkit_emulator_configure(*numbers)
 
@@ -231,15 +235,11 @@ class Library:
         *more: ctypes.Structure | int,
         inputs: Mapping[str, torch.Tensor | None] | None = None,
         outputs: Mapping[str, torch.Tensor | None] | None = None,
-        order: str | None = None,
-        seed: int = 1,
-        copies: str = "poison",
-        shared_limit: int = SHARED_LIMIT,
-        capability: int = 80,
+        **how: Any,
     ) -> None:
         """Calls the launcher `cudaError_t name(const Params&, ..., cudaStream_t)`; `more`: structures and addresses.
 
-        `capability`: ten times the device's compute capability; hopper.cuh's kernels serve at 90.
+        `how`: as `configure` takes it.
 
         A checked build faults every access outside of `inputs` and `outputs` and every write to an input; pass all
         tensors that params points to. Raises EmulatorError.
@@ -251,7 +251,7 @@ class Library:
                 if tensor is not None and tensor.numel():
                     begin, size = memory_of(tensor)
                     emulator.gistkit_emulator_register(begin, size, label.encode(), writable)
-        configure(order=order, seed=seed, copies=copies, shared_limit=shared_limit, capability=capability)
+        configure(**how)
         launcher = self.function(name)
         launcher.restype = ctypes.c_int
         arguments = [value if isinstance(value, int) else ctypes.addressof(value) for value in (params, *more, 0)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import emulation
 import torch
-from emulation import Bool, Double, Int, Long, Pointer, mirror
-from rope_params import DTYPES, POSITION_TYPES, RopeAngles, RopePositions, Strides
+from emulation import DTYPES, Bool, Double, Int, Long, Pointer, mirror
+from rope_params import POSITION_TYPES, RopeAngles, RopePositions, Strides
 from torch import Tensor
 
 PoolTensor = mirror("PoolTensor", ("in_ out", Pointer), ("heads dim", Long), ("in_stride out_stride", Strides))

@@ -28,10 +28,7 @@ FUNCTIONS += ("expf", "logf", "tanhf", "fmaxf", "fmaf", "__fdividef")
 
 def _mirror(name: str, fields: str, numbers: str = "", strides: str = "") -> type[ctypes.Structure]:
     """A params struct: pointers, 64-bit integers, 32-bit integers."""
-    members = [(field, ctypes.c_void_p) for field in fields.split()]
-    members += [(field, ctypes.c_int64) for field in strides.split()]
-    members += [(field, ctypes.c_int32) for field in numbers.split()]
-    return type(name, (ctypes.Structure,), {"_fields_": members})
+    return emulation.mirror(name, (fields, ctypes.c_void_p), (strides, ctypes.c_int64), (numbers, ctypes.c_int32))
 
 
 PARAMS = {

@@ -6,10 +6,9 @@ import ctypes
 
 import emulation
 import torch
-from emulation import Bool, Double, Int, Long, Pointer, mirror
+from emulation import DTYPES, Bool, Double, Int, Long, Pointer, mirror
 from torch import Tensor
 
-DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 POSITION_TYPES = {torch.int32: 0, torch.int64: 1, torch.float32: 2, torch.float64: 3}
 Strides = Long * 3
 

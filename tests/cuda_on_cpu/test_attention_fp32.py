@@ -30,30 +30,6 @@ def test_tiles_that_no_list_names_are_not_read() -> None:
     assert torch.equal(by_key, right[1]) and torch.equal(by_value, right[2])
 
 
-def all_tiles(lists: TileLists, tiles: int) -> TileLists:
-    """Every tile, and each looked at pair by pair."""
-    entries = torch.arange(tiles, dtype=torch.int32).mul(2).add(1).repeat(len(lists.counts))
-    offsets = torch.arange(len(lists.counts)) * tiles
-    return TileLists(offsets, torch.full_like(lists.counts, tiles), entries, lists.order, tiles)
-
-
-def test_tiles_without_pairs_and_masks_of_full_tiles_change_no_bit() -> None:
-    """Causal rows: full, partial and empty tiles, and halves of tiles that are empty."""
-    case = Case(321, kind="causal", dim=20, heads=2)
-    lists = lists_of(case)
-    begins = zip(lists[0].offsets.tolist(), lists[0].counts.tolist(), strict=True)
-    kinds = {int(entry) % 2 for begin, count in begins for entry in lists[0].entries[begin : begin + count]}
-    assert kinds == {0, 1} and lists[0].counts.min() < 6 and lists[1].counts.min() < 3
-    more = all_tiles(lists[0], 6), all_tiles(lists[1], 3)
-    out, lse = forward(case, FP32)
-    slow = forward(case, FP32, lists=more[0])
-    assert torch.equal(out, slow[0]) and torch.equal(lse, slow[1])
-    grads = backward(case, FP32, results=(out, lse))
-    assert all(
-        torch.equal(a, b) for a, b in zip(grads, backward(case, FP32, results=(out, lse), lists=more), strict=True)
-    )
-
-
 def broken(lists: TileLists, how: str) -> TileLists:
     """The first list without its last entry, or with a partial tile called full."""
     counts, entries = lists.counts.clone(), lists.entries.clone()

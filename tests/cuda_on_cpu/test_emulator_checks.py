@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from typing import Any
 
 import emulation
 import pytest
@@ -75,6 +76,16 @@ def test_fault_shows_in_the_results_of_a_plain_build(fault: str) -> None:
     assert not all(is_right(fault, order, False) for order in emulation.ORDERS)
 
 
+def banked(launcher: str, *settings: int, **how: Any) -> emulation.Statistics:
+    """What is counted of a launcher of banks, with the settings of its params behind `out`."""
+    lib = emulation.build("probes", [SOURCE], checked=how.pop("checked", None), structs=STRUCTS)
+    out = torch.full((32,), float("nan"))
+    emulation.statistics()
+    lib.run(f"gistkit::cuda::{launcher}", BankParams(out.data_ptr(), *settings), outputs={"out": out}, **how)
+    assert launcher != "banks" or not out.any()
+    return emulation.statistics()
+
+
 @pytest.mark.parametrize("order", emulation.ORDERS)
 @pytest.mark.parametrize(
     ("width", "stride", "lanes", "times", "uneven", "accesses", "wavefronts"),
@@ -99,43 +110,25 @@ def test_fault_shows_in_the_results_of_a_plain_build(fault: str) -> None:
 def test_bank_conflicts_by_hand(
     width: int, stride: int, lanes: int, times: int, uneven: int, accesses: int, wavefronts: int, order: str
 ) -> None:
-    lib = emulation.build("probes", [SOURCE], checked=True, structs=STRUCTS)
-    out = torch.full((32,), float("nan"))
-    params = BankParams(out.data_ptr(), stride, stride, width, times, uneven, lanes)
-    emulation.statistics()
-    lib.run("gistkit::cuda::banks", params, outputs={"out": out}, order=order)
-    counts = emulation.statistics()
-    assert not out.any()
+    counts = banked("banks", stride, stride, width, times, uneven, lanes, checked=True, order=order)
     assert (counts.shared_stores, counts.store_wavefronts) == (accesses, wavefronts)
     assert (counts.shared_loads, counts.load_wavefronts) == (accesses, wavefronts)
 
 
 @pytest.mark.parametrize(("width", "wavefronts"), [(1, 1), (2, 2), (4, 4)])
 def test_the_same_words_are_loaded_without_conflict(width: int, wavefronts: int) -> None:
-    lib = emulation.build("probes", [SOURCE], checked=True, structs=STRUCTS)
-    out = torch.full((32,), float("nan"))
-    emulation.statistics()
-    lib.run("gistkit::cuda::banks", BankParams(out.data_ptr(), 4, 0, width, 1, 0, ALL), outputs={"out": out})
-    counts = emulation.statistics()
+    counts = banked("banks", 4, 0, width, 1, 0, ALL, checked=True)
     assert (counts.shared_loads, counts.load_wavefronts) == (1, wavefronts)
 
 
 @pytest.mark.parametrize(("stride", "share"), [(4, 0.0), (36, 0.0), (32, 1.0)])
 def test_bank_conflicts_of_matrices(stride: int, share: float) -> None:
-    lib = emulation.build("probes", [SOURCE], structs=STRUCTS)
-    out = torch.full((32,), float("nan"))
-    emulation.statistics()
-    lib.run("gistkit::cuda::matrix_banks", BankParams(out.data_ptr(), stride), outputs={"out": out})
-    counts = emulation.statistics()
+    counts = banked("matrix_banks", stride)
     assert counts.matrix_loads == 4 and counts.conflicting_loads == 4 * share
 
 
 def test_an_unchecked_build_counts_no_shared_accesses() -> None:
-    lib = emulation.build("probes", [SOURCE], structs=STRUCTS)
-    out = torch.full((32,), float("nan"))
-    emulation.statistics()
-    lib.run("gistkit::cuda::banks", BankParams(out.data_ptr(), 8, 8, 1, 1, 0, ALL), outputs={"out": out})
-    counts = emulation.statistics()
+    counts = banked("banks", 8, 8, 1, 1, 0, ALL)
     assert (counts.shared_loads, counts.load_wavefronts, counts.shared_stores, counts.store_wavefronts) == (0, 0, 0, 0)
 
 

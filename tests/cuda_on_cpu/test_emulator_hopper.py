@@ -7,11 +7,10 @@ import time
 import emulation
 import pytest
 import torch
-from emulation import Int, Long, Pointer, mirror
-from torch import Tensor
+from attention_cases import Rows
+from emulation import Int, Pointer, mirror
 
 SOURCE = "tests/cuda_on_cpu/kernels/roles.cu"
-Rows = mirror("Rows", ("data", Pointer), ("batch head row", Long))
 RolesParams = mirror("RolesParams", ("query key value out", Rows), ("sums counters", Pointer), ("rows mistake", Int))
 
 
@@ -49,10 +48,6 @@ MISTAKES = {
 }
 
 
-def rows_of(x: Tensor) -> Rows:
-    return Rows(x.data_ptr(), 0, 0, x.stride(0) * x.element_size())
-
-
 def run(rows: int, checked: bool, mistake: str = "none", **how: object) -> bool:
     """Whether the results are right; raises what the emulator finds."""
     library = emulation.build("roles", [SOURCE], checked=checked, structs=STRUCTS)
@@ -61,8 +56,8 @@ def run(rows: int, checked: bool, mistake: str = "none", **how: object) -> bool:
     out = torch.full((rows, 128), float("nan")).bfloat16()
     tiles = (rows + 63) // 64
     sums, counters = torch.zeros(tiles, 4, 16, 8, 4, 2, 2), torch.zeros(2, dtype=torch.int32)
-    pointers = (rows_of(query), rows_of(key), rows_of(value), rows_of(out), sums.data_ptr(), counters.data_ptr())
-    params = RolesParams(*pointers, rows, list(MISTAKES).index(mistake))
+    pointers = sums.data_ptr(), counters.data_ptr()
+    params = RolesParams(*map(Rows.of, (query, key, value, out)), *pointers, rows, list(MISTAKES).index(mistake))
     inputs, outputs = {"query": query, "key": key, "value": value}, {"out": out, "sums": sums, "counters": counters}
     library.run("gistkit::cuda::roles", params, inputs=inputs, outputs=outputs, capability=90, **how)
     scores = query.double() @ key.double().T
@@ -105,7 +100,7 @@ def test_a_device_of_another_capability_has_no_such_kernel() -> None:
     with pytest.raises(emulation.EmulatorError, match="cudaError_t 1"):
         library = emulation.build("roles", [SOURCE], structs=STRUCTS)
         x = torch.zeros(64, 128).bfloat16()
-        library.run("gistkit::cuda::roles", RolesParams(*[rows_of(x)] * 4, 0, 0, 64, 0), capability=100)
+        library.run("gistkit::cuda::roles", RolesParams(*[Rows.of(x)] * 4, 0, 0, 64, 0), capability=100)
 
 
 def test_plain_build_is_fast() -> None:

@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import emulation
 import pytest
 import torch
 from pool_params import pool
+from test_rope_kernels import FLOATS
+from test_rope_kernels import heads_of as rows_of
 from torch import Tensor
+from trie_cases import assert_close
 
 from gistkit.ops import reference
+from tests.ops.test_rope import frequencies
 
 pytestmark = pytest.mark.usefixtures("build")
-
-FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
-
-
-def rows_of(batch: int, heads: int, rows: int, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(batch, heads, rows, dim).to(dtype)
-
-
-def frequencies(rotary: int) -> Tensor:
-    return 10000.0 ** (-torch.arange(0, rotary, 2) / max(rotary, 1))
 
 
 def equal_windows(tokens: int, ratio: int) -> Tensor:
     return torch.arange(0, tokens + ratio, ratio).clamp(max=tokens)[None]
 
 
-def assert_close(got: tuple[Tensor, ...], plain: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> None:
-    for mine, torch_form, exact in zip(got, plain, right, strict=True):
-        if mine.numel() == 0:
-            continue
-        # In float64 the plain form is what it is compared with.
-        rounding = 1e-11 if mine.dtype == torch.float64 else torch.finfo(mine.dtype).eps
-        allowed = 2 * (torch_form.double() - exact).abs().max() + rounding * exact.abs().max()
-        assert (mine.double() - exact).abs().max() <= allowed
+assert_as_close = partial(assert_close, double=1e-11, least=0)
 
 
 def check(key: Tensor, value: Tensor, offsets: Tensor, **rotation: object) -> None:
@@ -51,8 +40,8 @@ def check(key: Tensor, value: Tensor, offsets: Tensor, **rotation: object) -> No
     how = {"seed": key.size(2)}
     if "positions" in rotation:
         rotation["positions"] = rotation["positions"].view(-1, offsets.size(1) - 1)
-    assert_close(pool(key, value, offsets, **rotation, **how), plain[0], right[0])
-    assert_close(pool(*grads, offsets, tokens=key.size(2), **rotation, **how), plain[1], right[1])
+    assert_as_close(pool(key, value, offsets, **rotation, **how), plain[0], right[0])
+    assert_as_close(pool(*grads, offsets, tokens=key.size(2), **rotation, **how), plain[1], right[1])
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -16,13 +16,16 @@ FLOATS = [torch.float32, torch.float64]
 by_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 
 
-def assert_close(got: tuple[Tensor, ...], plain: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> None:
+def assert_close(
+    got: Sequence[Tensor], plain: Sequence[Tensor], right: Sequence[Tensor], double: float = 1e-12, least: float = 1
+) -> None:
+    """No error beyond twice that of the plain form, and a rounding of the largest number, or of one of `least`."""
     for mine, torch_form, exact in zip(got, plain, right, strict=True):
         if mine.numel() == 0:
             continue
         # In float64 the plain form is what it is compared with; a number alone may be right by luck.
-        rounding = 1e-12 if mine.dtype == torch.float64 else torch.finfo(mine.dtype).eps
-        allowed = 2 * (torch_form.double() - exact).abs().max() + rounding * exact.abs().max().clamp(min=1)
+        rounding = double if mine.dtype == torch.float64 else torch.finfo(mine.dtype).eps
+        allowed = 2 * (torch_form.double() - exact).abs().max() + rounding * exact.abs().max().clamp(min=least)
         assert mine.shape == exact.shape and (mine.double() - exact).abs().max() <= allowed
 
 

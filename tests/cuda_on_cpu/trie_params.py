@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import emulation
 import torch
-from emulation import Double, Int, Long, Pointer, mirror
-from rope_params import DTYPES
+from emulation import DTYPES, Double, Int, Long, Pointer, mirror
 from torch import Tensor
 
 GELU_ROWS, PART_ENTRIES = 64, 1024

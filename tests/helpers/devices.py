@@ -63,15 +63,19 @@ def on(device: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def assert_as_good(found: Iterable[Tensor], plain: Iterable[Tensor], exact: Iterable[Tensor]) -> None:
+def assert_as_good(
+    found: Iterable[Tensor], plain: Iterable[Tensor], exact: Iterable[Tensor], rounding: float | None = None
+) -> None:
     """No error beyond twice that of plain torch in the same precision, both against float64, and a rounding.
 
-    A compiler that contracts a product and a sum to one rounding, or sums in another order, stays within it.
+    A compiler that contracts a product and a sum to one rounding, or sums in another order, stays within it. By default
+    it is one of each result's own dtype.
     """
     for i, (mine, torchs, true) in enumerate(zip(found, plain, exact, strict=True)):
         assert mine.shape == true.shape and mine.dtype == torchs.dtype, i
         if not mine.numel():
             continue
         error, own = ((x.detach().double() - true.detach()).abs().max().item() for x in (mine, torchs))
-        allowed = 2 * own + torch.finfo(mine.dtype).eps * true.detach().abs().max().item()
+        share = torch.finfo(mine.dtype).eps if rounding is None else rounding
+        allowed = 2 * own + share * true.detach().abs().max().item()
         assert error <= allowed, f"result {i}: error {error:.2e}, allowed {allowed:.2e}"

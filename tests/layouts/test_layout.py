@@ -98,6 +98,26 @@ def test_spans_equal_the_dense_mask(layout: Layout, window: int | None, grouped:
     assert some.num_keys == len(layout)
 
 
+@pytest.mark.parametrize(
+    ("relation", "seen"),
+    [
+        (ALL, {0, 1, 2, 3, 4, 5, 6, 7}),
+        (CAUSAL, {0, 1, 2, 3, 4, 5}),
+        (SEGMENT, {4, 5, 6}),
+        (SEGMENT_CAUSAL, {4, 5}),
+        (SELF, {5}),
+        (windows(2), {2, 3, 4, 5, 6}),
+        (windows_causal(2), {2, 3, 4, 5}),
+        (recent(3), {3, 4, 5}),
+        (older(2), {0, 1, 2, 3}),
+    ],
+    ids=repr,
+)
+def test_what_the_sixth_of_eight_tokens_sees(relation: Relation, seen: set[int]) -> None:
+    layout = Layout(roles=[Role.TEXT] * 8, segments=[0, 0, 1, 1, 2, 2, 2, 3], sees={Role.TEXT: {Role.TEXT: relation}})
+    assert set(np.flatnonzero(layout.dense_mask()[5])) == seen
+
+
 ONE_ROLE = {Role.TEXT: {Role.TEXT: CAUSAL}}
 # Runs of one role are single tokens, and those of both together reach back to the first.
 TWO_ROLES = {role: {Role.MEMORY: CAUSAL, Role.TEXT: CAUSAL} for role in (Role.MEMORY, Role.TEXT)}

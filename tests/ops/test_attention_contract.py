@@ -104,33 +104,13 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]
     "narrow": ((Q, K, V[..., :0], PLAN), {}, ValueError, "value: expected a head dim from 1 to 256, got 0"),
     "device": ((Q, K.to("meta"), V, PLAN), {}, ValueError, "key: expected query's device cpu, got meta"),
     "no plan": ((Q, K, V, PLAN.spans), {}, TypeError, "plan: expected a gistkit.Plan, got Tensor"),
-    "queries": (
-        (Q, K, V, Plan(PLAN.spans[:, :4], 9)),
-        {},
-        ValueError,
-        "plan: expected one for query's 9 rows, got.* 4",
-    ),
+    "queries": ((Q, K, V, Plan(PLAN.spans[:, :4], 9)), {}, ValueError, "one for query's 9 rows, got.* 4"),
     "keys": ((Q, K, V, Plan(PLAN.spans, 8)), {}, ValueError, "plan: expected one for key's 9 rows, got one for 8"),
-    "plan batch": (
-        (Q, K, V, Plan(PLAN.spans.repeat(3, 1, 1, 1), 9)),
-        {},
-        ValueError,
-        "plan: expected one for 1 or 2 sequences, got.* 3",
-    ),
-    "spans of one dimension": (
-        (Q, K, V, Plan(PLAN.spans.flatten(), 9)),
-        {},
-        ValueError,
-        r"plan.spans: expected.*\(18,\)",
-    ),
+    "plan batch": ((Q, K, V, Plan(PLAN.spans.repeat(3, 1, 1, 1), 9)), {}, ValueError, "for 1 or 2 sequences, got.* 3"),
+    "spans of one dimension": ((Q, K, V, Plan(PLAN.spans.flatten(), 9)), {}, ValueError, r"spans: expected.*\(18,\)"),
     "spans": ((Q, K, V, Plan(PLAN.spans.long(), 9)), {}, ValueError, "plan.spans: expected.*int32.*got torch.int64"),
     **{
-        f"{name} {value}": (
-            (Q, K, V, PLAN),
-            {name: value},
-            ValueError,
-            f"{name}: expected .*, got {re.escape(str(value))}",
-        )
+        f"{name} {value}": ((Q, K, V, PLAN), {name: value}, ValueError, f"{name}: expected .*{re.escape(str(value))}")
         for name, values in {"softcap": (0.0, 1e39, 3e38, 1e-45), "scale": (float("nan"), 1e300)}.items()
         for value in values
     },
@@ -150,9 +130,8 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
-def test_mistakes_are_named(mistake: tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]) -> None:
-    args, options, error, message = mistake
+@pytest.mark.parametrize(("args", "options", "error", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_named(args: tuple[Any, ...], options: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         gistkit.attention(*args, **options)
 

@@ -13,24 +13,16 @@ def freed(tensor):
     return tensor
 
 
-def attention(*tensors):
-    return ops.attention(*tensors, causal_plan(9))
-
-
-def rope(query, key, positions, inv_freq):
-    return ops.rope(query, key, positions, inv_freq)
-
-
-def attention_gradient(grad, query):
-    query = query.requires_grad_()
+def attention_gradient(grad):
+    query = torch.ones(1, 2, 9, 8, requires_grad=True)
     return torch.autograd.grad(ops.attention(query, query, query, causal_plan(9)), query, grad)
 
 
 HEADS = torch.ones(1, 2, 9, 8)
 CASES = {
-    "attention": (attention, (HEADS, HEADS, HEADS)),
+    "attention": (lambda *tensors: ops.attention(*tensors, causal_plan(9)), (HEADS, HEADS, HEADS)),
     "attention's gradient": (attention_gradient, (HEADS,)),
-    "rope": (rope, (HEADS, HEADS, torch.arange(9), torch.ones(4))),
+    "rope": (ops.rope, (HEADS, HEADS, torch.arange(9), torch.ones(4))),
     "window_pool": (lambda key, value: ops.window_pool(key, value, windows=3), (HEADS, HEADS)),
 }
 
@@ -38,10 +30,6 @@ CASES = {
 @pytest.mark.parametrize(("name", "place"), [(n, i) for n, (_, given) in CASES.items() for i in range(len(given))])
 def test_an_op_refuses_it(name, place):
     call, given = CASES[name]
-    if name == "attention's gradient":
-        with pytest.raises(RuntimeError, match="expected tensors with storage, got one that was freed"):
-            call(freed(HEADS), HEADS.clone())
-        return
     call(*given)
     with pytest.raises(RuntimeError, match="expected tensors with storage, got one that was freed"):
         call(*(freed(tensor) if index == place else tensor for index, tensor in enumerate(given)))

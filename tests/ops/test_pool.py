@@ -9,8 +9,10 @@ import torch
 import gistkit
 from gistkit.ops import reference
 from tests.helpers.views import VIEWS
+from tests.ops.test_rope import DTYPES, error
+from tests.ops.test_rope import heads_of as rows_of
+from tests.ops.test_rope import oracle as rotated
 
-DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 # B, H, N, D, Dv, windows
 SHAPES = [
     (1, 1, 1, 1, 1, 1),
@@ -23,29 +25,8 @@ SHAPES = [
 ]
 
 
-def rows_of(batch, heads, tokens, dim, dtype=torch.float32, seed=0):
-    return torch.randn(batch, heads, tokens, dim, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
 def frequencies(rotary, base=10000.0):
     return base ** -(torch.arange(0, rotary, 2, dtype=torch.float64) / rotary)
-
-
-def rotate_half(x):
-    return np.concatenate([-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]], axis=-1)
-
-
-def rotated(x, position, inv_freq, scaling, interleaved):
-    """One vector [..., D] by cosines and sines as transformers forms them."""
-    rotary = 2 * len(inv_freq)
-    turned, rest = x[..., :rotary], x[..., rotary:]
-    if interleaved:
-        turned = np.concatenate([turned[..., 0::2], turned[..., 1::2]], axis=-1)
-    angle = np.concatenate([position * inv_freq] * 2)
-    turned = (turned * np.cos(angle) + rotate_half(turned) * np.sin(angle)) * scaling
-    if interleaved:
-        turned = np.stack([turned[..., : rotary // 2], turned[..., rotary // 2 :]], axis=-1).reshape(turned.shape)
-    return np.concatenate([turned, rest], axis=-1)
 
 
 def oracle(x, windows, positions=None, inv_freq=None, scaling=1.0, interleaved=False):
@@ -59,21 +40,9 @@ def oracle(x, windows, positions=None, inv_freq=None, scaling=1.0, interleaved=F
     out = np.zeros((batch, heads, len(windows[0]) - 1, dim), dtype=np.longdouble)
     for b, offsets in enumerate(windows):
         for w, (begin, end) in enumerate(pairwise(offsets)):
-            if end == begin:
-                continue
-            total = np.zeros((heads, dim), dtype=np.longdouble)
-            for n in range(begin, end):
-                total += x[b, :, n]
-            out[b, :, w] = total / (end - begin)
-            if positions is not None:
-                position = positions.expand(batch, -1)[b, w].item()
-                frequency = inv_freq.double().numpy().astype(np.longdouble)
-                out[b, :, w] = rotated(out[b, :, w], np.longdouble(position), frequency, scaling, interleaved)
-    return out
-
-
-def error(out, exact):
-    return float(np.abs(out.detach().double().numpy() - exact).max(initial=0))
+            if end > begin:
+                out[b, :, w] = sum(x[b, :, n] for n in range(begin, end)) / (end - begin)
+    return out if positions is None else rotated(out, positions, inv_freq, scaling, interleaved)
 
 
 def assert_as_good_as_torch(key, value=None, **options):

@@ -22,8 +22,8 @@ SHAPES = [
 
 
 def oracle(heads, positions, inv_freq, scaling=1.0, interleaved=False):
-    """Complex multiplication in long double."""
-    x = heads.detach().double().numpy().astype(np.longdouble)
+    """Complex multiplication in long double, of a tensor or an array [B, H, N, D]."""
+    x = heads.detach().double().numpy().astype(np.longdouble) if isinstance(heads, torch.Tensor) else heads
     p = positions.detach().numpy().astype(np.longdouble)
     f = inv_freq.detach().double().numpy().astype(np.longdouble)
     p = p.reshape((1,) * (3 - p.ndim) + p.shape)

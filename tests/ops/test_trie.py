@@ -254,37 +254,37 @@ def test_opcheck():
         torch.library.opcheck(ops.bias_gelu.default, inputs)
 
 
-def test_errors():
-    trie = DigitTrie.of(torch.arange(4), base=2, digits=2)
-    paths, ancestors = trie.paths, trie.ancestors
-    weights, table, base = torch.ones(10, 3, 2), torch.ones(5, 2, 7), torch.ones(5, 7)
-    with pytest.raises(TypeError, match=r"trie_mix: expected weights of dtype float32 or float64, got torch\.float16"):
-        trie_mix(weights.half(), table, base, paths)
-    with pytest.raises(TypeError, match=r"trie_mix: expected table of weights's dtype and device .*float64"):
-        trie_mix(weights, table.double(), base, paths)
-    with pytest.raises(ValueError, match=r"trie_mix: expected table \[R, H, C\] and base \[R, C\], got"):
-        trie_mix(weights, table, base[:, :3], paths)
-    with pytest.raises(ValueError, match=r"trie_mix: expected weights \[10, 3, 2\] .* got \[10, 3, 4\]"):
-        trie_mix(torch.ones(10, 3, 4), table, base, paths)
-    with pytest.raises(ValueError, match="trie_mix: expected table with 5 rows, as the links, got 4"):
-        trie_mix(weights, table[:4], base[:4], paths)
-    heads = torch.ones(10, 2, 4)
-    with pytest.raises(ValueError, match=r"ancestor_attention: expected query \[N, H, D\]"):
-        ancestor_attention(heads, heads[:, :1], heads, ancestors)
-    with pytest.raises(ValueError, match="ancestor_attention: expected ancestors of 9 queries, got 10 rows"):
-        ancestor_attention(heads[:9], heads, heads, ancestors)
-    with pytest.raises(ValueError, match="ancestor_attention: expected key with 10 rows, as the links, got 11"):
-        ancestor_attention(heads, torch.ones(11, 2, 4), torch.ones(11, 2, 4), ancestors)
-    with pytest.raises(ValueError, match=r"ancestor_attention: expected query \[N, H, D\]"):
-        ancestor_attention(heads[..., :0], heads[..., :0], heads[..., :0], ancestors)
-    with pytest.raises(TypeError, match="ancestor_attention: expected ancestors to be Links of tensors, got Tensor"):
-        ancestor_attention(heads, heads, heads, ancestors.rows)
-    with pytest.raises(TypeError, match="trie_mix: expected paths to be Links of tensors, got tuple"):
-        trie_mix(weights, table, base, tuple(paths))
-    with pytest.raises(TypeError, match="trie_mix: expected table to be a torch tensor, got list"):
-        trie_mix(weights, table.tolist(), base, paths)
-    with pytest.raises(ValueError, match=r"bias_gelu: expected x \[N, C\], bias \[C\] and scale \[N\], got"):
-        bias_gelu(torch.ones(3, 4), torch.ones(3))
+SMALL = DigitTrie.of(torch.arange(4), base=2, digits=2)
+PATHS, ANCESTORS = SMALL.paths, SMALL.ancestors
+W, T, B, HEADS = torch.ones(10, 3, 2), torch.ones(5, 2, 7), torch.ones(5, 7), torch.ones(10, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "error", "message"),
+    [
+        (trie_mix, (W.half(), T, B, PATHS), TypeError, r"weights of dtype float32 or float64, got torch\.float16"),
+        (trie_mix, (W, T.double(), B, PATHS), TypeError, r"table of weights's dtype and device .*float64"),
+        (trie_mix, (W, T, B[:, :3], PATHS), ValueError, r"table \[R, H, C\] and base \[R, C\], got"),
+        (trie_mix, (torch.ones(10, 3, 4), T, B, PATHS), ValueError, r"weights \[10, 3, 2\] .* got \[10, 3, 4\]"),
+        (trie_mix, (W, T[:4], B[:4], PATHS), ValueError, "table with 5 rows, as the links, got 4"),
+        (trie_mix, (W, T, B, tuple(PATHS)), TypeError, "paths to be Links of tensors, got tuple"),
+        (trie_mix, (W, T.tolist(), B, PATHS), TypeError, "table to be a torch tensor, got list"),
+        (ancestor_attention, (HEADS, HEADS[:, :1], HEADS, ANCESTORS), ValueError, r"query \[N, H, D\]"),
+        (ancestor_attention, (*[HEADS[..., :0]] * 3, ANCESTORS), ValueError, r"query \[N, H, D\]"),
+        (ancestor_attention, (HEADS[:9], HEADS, HEADS, ANCESTORS), ValueError, "ancestors of 9 queries, got 10 rows"),
+        (
+            ancestor_attention,
+            (HEADS, *[torch.ones(11, 2, 4)] * 2, ANCESTORS),
+            ValueError,
+            "key with 10 rows, .* got 11",
+        ),
+        (ancestor_attention, (HEADS, HEADS, HEADS, ANCESTORS.rows), TypeError, "ancestors to be Links .*, got Tensor"),
+        (bias_gelu, (torch.ones(3, 4), torch.ones(3)), ValueError, r"x \[N, C\], bias \[C\] and scale \[N\], got"),
+    ],
+)
+def test_errors(op, arguments, error, message):
+    with pytest.raises(error, match=f"{op.__name__}: expected {message}"):
+        op(*arguments)
 
 
 def test_the_op_refuses_indices_outside_of_its_tensors():
@@ -315,15 +315,13 @@ def test_gradients_need_the_entries_of_the_rows():
     trie = DigitTrie.of(torch.arange(4), base=2, digits=2)
     weights, table, base = torch.ones(10, 3, 2), torch.ones(5, 2, 7, requires_grad=True), torch.ones(5, 7)
     heads = torch.ones(10, 2, 4, requires_grad=True)
-    others = trie.paths._replace(entries=trie.paths.entries.flip(0)), trie.paths.of(slice(0, 10, 1))
-    for links in others:
-        out = trie_mix(weights, table, base, links)
-        with pytest.raises(RuntimeError, match="expected the entries of all rows, grouped by the value"):
-            out.sum().backward()
-    for links in (trie.ancestors._replace(entries=trie.ancestors.entries.flip(0)), trie.ancestors.of(slice(0, 10, 1))):
-        out = ancestor_attention(heads, heads, heads, links)
-        with pytest.raises(RuntimeError, match="expected the entries of all rows, grouped by the value"):
-            out.sum().backward()
+    for op, inputs, links in (
+        (trie_mix, (weights, table, base), trie.paths),
+        (ancestor_attention, (heads, heads, heads), trie.ancestors),
+    ):
+        for other in (links._replace(entries=links.entries.flip(0)), links.of(slice(0, 10, 1))):
+            with pytest.raises(RuntimeError, match="expected the entries of all rows, grouped by the value"):
+                op(*inputs, other).sum().backward()
 
 
 @pytest.mark.parametrize(

@@ -128,8 +128,10 @@ def test_the_tree_is_true() -> None:
 
 
 def test_commands_of_make_are_there() -> None:
-    rules = (ROOT / "Makefile").read_text()
-    for target in set(re.findall(r"make ([a-z]+)\b", PAGE + METHOD)):
+    """Those of the README and of the workflows too."""
+    rules, others = (ROOT / "Makefile").read_text(), [ROOT / "README.md", *ROOT.glob(".github/workflows/*.yml")]
+    texts = "\n".join([PAGE, METHOD, *(path.read_text() for path in others)])
+    for target in set(re.findall(r"\bmake ([a-z][\w-]*)", texts)):
         assert re.search(rf"^{target}:", rules, re.MULTILINE), target
 
 

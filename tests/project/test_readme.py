@@ -198,9 +198,3 @@ def test_commands_have_the_options_that_a_page_names(name):
 
 def test_the_readme_is_one_page():
     assert len(README.encode()) <= 7000
-
-
-def test_make_targets_exist():
-    makefile = (ROOT / "Makefile").read_text()
-    for target in [*re.findall(r"`make (\w+)`", README), "demo", "test", "check"]:
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

@@ -46,8 +46,6 @@ def schema_of(package: str, path: str) -> Any:
 def test_workflows_obey_the_schema(path: Path) -> None:
     schema = schema_of("check_jsonschema", "builtin_schemas/vendor/github-workflows.json")
     assert not [error.message for error in schema.iter_errors(workflow(path))]
-    for target in re.findall(r"\bmake ([\w-]+)", path.read_text()):
-        assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), target
     broken = workflow(path)
     next(iter(broken["jobs"].values()))["steps"][0]["run"] = 3
     assert list(schema.iter_errors(broken))

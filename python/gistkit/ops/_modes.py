@@ -11,27 +11,16 @@ from torch.autograd import forward_ad
 from gistkit.ops._private import functorch, knows_forward_mode, levels
 
 
-def autocast(*tensors: Any) -> tuple[Any, ...]:
-    """Under `torch.autocast` the tensors in its dtype, as scaled_dot_product_attention takes them.
+def autocast(*tensors: Any, dtype: torch.dtype | None = None) -> tuple[Any, ...]:
+    """Under `torch.autocast` the tensors in its dtype, as scaled_dot_product_attention takes them, or in `dtype`.
 
     As there, float64 stays, and so does all that is not a floating tensor. The first one says which device's autocast.
     """
-    device = "cuda" if _on_gpu(tensors[0]) else "cpu"
+    device = "cuda" if isinstance(tensors[0], Tensor) and tensors[0].is_cuda else "cpu"
     if not torch.is_autocast_enabled(device):
         return tensors
-    dtype = torch.get_autocast_dtype(device)
+    dtype = dtype or torch.get_autocast_dtype(device)
     return tuple(x.to(dtype) if _is_cast(x) else x for x in tensors)
-
-
-def autocast_to_float32(*tensors: Any) -> tuple[Any, ...]:
-    """Under `torch.autocast` the tensors in float32, for ops that have no half precision; otherwise as they are."""
-    if not torch.is_autocast_enabled("cuda" if _on_gpu(tensors[0]) else "cpu"):
-        return tensors
-    return tuple(x.float() if _is_cast(x) else x for x in tensors)
-
-
-def _on_gpu(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.is_cuda
 
 
 def _is_cast(x: Any) -> bool:

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from gistkit import _gpu
-from gistkit.ops.rope import kernel_angles
-
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+from gistkit.ops.rope import DTYPES, kernel_angles
 
 
 def check_pool(
@@ -21,7 +19,7 @@ def check_pool(
             raise TypeError(f"{name}: expected a torch tensor, got {type(tensor).__name__}")
     if key.dim() not in (3, 4):
         raise ValueError(f"key: expected [B, H, N, D] or [B, N, D], got shape {tuple(key.shape)}")
-    if key.dtype not in _DTYPES:
+    if key.dtype not in DTYPES:
         raise TypeError(f"key: expected float32, float64, bfloat16 or float16, got {key.dtype}")
     for name, tensor in tensors.items():
         if tensor is not None and tensor.device != key.device:

@@ -13,16 +13,15 @@ from gistkit import _gpu
 from gistkit.layouts.lists import TILE_KEYS, TILE_QUERIES, TileLists, lists_on, made_on_gpu, version_of
 from gistkit.layouts.plan import Plan
 from gistkit.ops._autograd import differentiable, once
-from gistkit.ops._modes import autocast, autocast_to_float32
+from gistkit.ops._modes import autocast
 from gistkit.ops._private import autocasts, below_autograd, levels, transforms
-from gistkit.ops.rope import whole_rows
+from gistkit.ops.rope import DTYPES, whole_rows
 
 _ATTENTION = torch.ops.gistkit.attention.default
 _ATTENTION_BACKWARD = once(torch.ops.gistkit.attention_backward.default, "attention")
 _TILES = torch.ops.gistkit.attention_tiles.default
 
 MAX_HEAD_DIM = 256
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def attention(
@@ -81,8 +80,7 @@ def attention(
     """
     if autocasts():
         query, key, value = autocast(query, key, value)
-        if isinstance(key_bias, Tensor):
-            (key_bias,) = autocast_to_float32(key_bias)
+        (key_bias,) = autocast(key_bias, dtype=torch.float32)
     if is_compiling():
         check_attention(query, key, value, plan, key_bias, scale, softcap)
         query, key, value = map(whole_rows, (query, key, value))
@@ -115,7 +113,8 @@ def _call(
     spans, tiles = plan.spans, None
     if _gpu.on_gpu(spans):
         check_attention(query, key, value, plan, key_bias, scale, softcap)
-        spans, tiles = _lists(plan, torch.is_grad_enabled() and _any_requires_grad(query, key, value, key_bias))
+        tensors = [t for t in (query, key, value, key_bias) if t is not None]
+        spans, tiles = _lists(plan, torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
     # What the op does not know, or takes for something else.
     _, heads, keys, dim = key.shape
     if 0 in (heads, dim) or keys != plan.num_keys or (softcap is not None and softcap <= 0):
@@ -131,10 +130,6 @@ def _call(
         )
     with below_autograd():
         return _ATTENTION(query, key, value, spans, key_bias, scale, softcap, tiles)  # type: ignore[no-any-return]
-
-
-def _any_requires_grad(*tensors: Tensor | None) -> bool:
-    return any(t is not None and t.requires_grad for t in tensors)
 
 
 def _lists(plan: Plan, gradient: bool) -> tuple[Tensor, Tensor | None]:
@@ -311,22 +306,12 @@ def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 @torch.library.register_fake("gistkit::attention")
-def _fake(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    spans: Tensor,
-    key_bias: Tensor | None,
-    scale: float,
-    softcap: float,
-    tiles: Tensor | None = None,
-    deterministic: bool = True,
-) -> tuple[Tensor, Tensor]:
+def _fake(query: Tensor, key: Tensor, value: Tensor, spans: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
     if not is_compiling():
         # Where nothing has values, shapes are all that can be refused.
         _check_tensors(query, key, value)
         _check_spans(spans, query)
-    batch, heads, rows, _ = query.shape
+    batch, heads, rows = query.shape[:3]
     out = query.new_empty((batch, rows, heads, value.shape[3])).transpose(1, 2)
     return out, query.new_empty((batch, heads, rows), dtype=_accumulation_dtype(query.dtype))
 
@@ -362,8 +347,8 @@ def _backward_fake(
     scale: float,
     softcap: float,
     need_key_bias: bool,
-    tiles: Tensor | None = None,
-    deterministic: bool = True,
+    *_: Any,
+    **__: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     bias_shape = (query.shape[0], query.shape[1], key.shape[2]) if need_key_bias else (0,)
     grad_key_bias = query.new_empty(bias_shape, dtype=_accumulation_dtype(query.dtype))

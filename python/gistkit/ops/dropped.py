@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gistkit.layouts.plan import Plan
-from gistkit.ops._modes import autocast, autocast_to_float32
+from gistkit.ops._modes import autocast
 from gistkit.ops._private import autocasts
 from gistkit.ops.attention import check_attention
 from gistkit.ops.reference import dense_mask
@@ -44,8 +44,7 @@ def attention_with_dropout(
         raise ValueError(f"attention_with_dropout: dropout: expected at least 0 and below 1, got {dropout}")
     if autocasts():
         query, key, value = autocast(query, key, value)
-        if isinstance(key_bias, Tensor):
-            (key_bias,) = autocast_to_float32(key_bias)
+        (key_bias,) = autocast(key_bias, dtype=torch.float32)
     check_attention(query, key, value, plan, key_bias, scale, None)
     visible = dense_mask(plan)[:, None]
     mask = visible

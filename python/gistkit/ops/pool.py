@@ -67,23 +67,13 @@ def window_pool(
         values = value[:, None] if hidden else value
     run = _pool if torch.is_grad_enabled() or levels._current_level >= 0 else _POOL
     pooled = run(whole_rows(keys), whole_rows(values), offsets, positions, inv_freq, scaling, interleaved)
-    if hidden and value is not None:
-        pooled = pooled[0][:, 0], pooled[1][:, 0]
-    elif hidden:
-        return pooled[0][:, 0]
-    return pooled[0] if value is None else pooled
+    if value is None:
+        return pooled[0][:, 0] if hidden else pooled[0]
+    return (pooled[0][:, 0], pooled[1][:, 0]) if hidden else pooled
 
 
 @torch.library.register_fake("gistkit::window_pool")
-def _pool_fake(
-    key: Tensor,
-    value: Tensor,
-    offsets: Tensor,
-    positions: Tensor | None,
-    inv_freq: Tensor | None,
-    scaling: float,
-    interleaved: bool,
-) -> tuple[Tensor, Tensor]:
+def _pool_fake(key: Tensor, value: Tensor, offsets: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     windows = offsets.shape[1] - 1
     pooled = [x.new_empty((*x.shape[:2], windows, x.shape[3])) for x in (key, value)]
     return pooled[0], pooled[1]
@@ -110,18 +100,18 @@ def _spread_fake(
     return empty(key), empty(value)
 
 
-def _save_windows(ctx: Any, inputs: tuple[Any, ...]) -> None:
-    ctx.save_for_backward(*inputs[2:5])
-    ctx.rotation = inputs[5:7]
-
-
 def _only(wanted: bool, rows: Tensor) -> Tensor:
     """Rows to work on, or none of them where no gradient is wanted."""
     return whole_rows(rows) if wanted else rows.new_empty((rows.shape[0], 0, *rows.shape[2:]))
 
 
+def _spread_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[2:5])
+    ctx.rotation = inputs[5:7]
+
+
 def _pool_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _save_windows(ctx, inputs)
+    _spread_setup(ctx, inputs, output)
     key = inputs[0]
     ctx.tokens, ctx.tokens_first = key.shape[2], key.stride(1) < key.stride(2)
 
@@ -137,10 +127,6 @@ def _pool_backward(ctx: Any, grad_key: Tensor, grad_value: Tensor) -> tuple[Tens
         ctx.tokens_first,
     )
     return (key if need_key else None, value if need_value else None, *[None] * 5)
-
-
-def _spread_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _save_windows(ctx, inputs)
 
 
 def _spread_backward(ctx: Any, grad_key: Tensor, grad_value: Tensor) -> tuple[Tensor | None, ...]:

@@ -16,7 +16,8 @@ from gistkit.ops._private import autocasts, below_autograd, levels, transforms
 _ROPE = torch.ops.gistkit.rope.default
 _ANGLE_GRAD = once(torch.ops.gistkit.rope_angle_grad.default, "rope", "a second derivative by inv_freq or positions")
 
-_HEAD_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+# Of queries, keys and values in all ops.
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _KERNEL_POSITIONS = (torch.int32, torch.int64, torch.float32, torch.float64)
 
 
@@ -124,7 +125,7 @@ def _check_shapes(query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tenso
     for name, heads, count in (("query", query, "Hq"), ("key", key, "Hk")):
         if heads.dim() != 4:
             raise ValueError(f"{name}: expected [B, {count}, N, D], got shape {tuple(heads.shape)}")
-    if query.dtype not in _HEAD_DTYPES:
+    if query.dtype not in DTYPES:
         raise TypeError(f"query: expected float32, float64, bfloat16 or float16, got {query.dtype}")
     if key.dtype != query.dtype:
         raise TypeError(f"key: expected query's dtype {query.dtype}, got {key.dtype}")
@@ -182,15 +183,7 @@ def _rope_fake(
 
 @torch.library.register_fake("gistkit::rope_angle_grad")
 def _angle_grad_fake(
-    grad_query: Tensor,
-    grad_key: Tensor,
-    query: Tensor,
-    key: Tensor,
-    positions: Tensor,
-    inv_freq: Tensor,
-    scaling: float,
-    interleaved: bool,
-    inverse: bool,
+    grad_query: Tensor, grad_key: Tensor, query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor]:
     by_positions = positions.new_empty(positions.shape, dtype=torch.float64)
     return by_positions, inv_freq.new_empty(inv_freq.shape, dtype=torch.float64)

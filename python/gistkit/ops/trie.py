@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gistkit.layouts.links import Links
 from gistkit.ops._autograd import differentiable, once
-from gistkit.ops._modes import autocast_to_float32
+from gistkit.ops._modes import autocast
 
 _MIX = torch.ops.gistkit.trie_mix.default
 _MIX_BACKWARD = once(torch.ops.gistkit.trie_mix_backward.default, "trie_mix")
@@ -45,7 +45,7 @@ def trie_mix(weights: Tensor, table: Tensor, base: Tensor, paths: Links) -> Tens
         RuntimeError: on the CPU, paths with a symbol outside the table, no symbol, or a symbol after -1; in the
             backward pass, entries that do not match the rows.
     """
-    weights, table, base = autocast_to_float32(weights, table, base)
+    weights, table, base = autocast(weights, table, base, dtype=torch.float32)
     _check_links("trie_mix", "paths", paths)
     _same_float("trie_mix", weights=weights, table=table, base=base)
     if table.dim() != 3 or base.shape != (table.shape[0], table.shape[2]):
@@ -81,7 +81,7 @@ def ancestor_attention(
         ValueError: shapes that do not match, no head or no dim.
         TypeError, RuntimeError: as `trie_mix`.
     """
-    query, key, value = autocast_to_float32(query, key, value)
+    query, key, value = autocast(query, key, value, dtype=torch.float32)
     _check_links("ancestor_attention", "ancestors", ancestors)
     _same_float("ancestor_attention", query=query, key=key, value=value)
     if query.dim() != 3 or 0 in query.shape[1:] or key.shape[1:] != query.shape[1:] or value.shape != key.shape:
@@ -113,7 +113,7 @@ def bias_gelu(x: Tensor, bias: Tensor, scale: Tensor | None = None) -> Tensor:
         ValueError: shapes that do not match.
         TypeError: an unsupported or mismatched dtype.
     """
-    x, bias, scale = autocast_to_float32(x, bias, scale)
+    x, bias, scale = autocast(x, bias, scale, dtype=torch.float32)
     _same_float("bias_gelu", x=x, bias=bias, **({} if scale is None else {"scale": scale}))
     if x.dim() != 2 or bias.shape != x.shape[1:] or (scale is not None and scale.shape != x.shape[:1]):
         shapes = ", ".join(str(list(t.shape)) for t in (x, bias, scale) if t is not None)
@@ -151,35 +151,23 @@ def _rows_apart(x: Tensor) -> bool:
 
 
 @torch.library.register_fake("gistkit::trie_mix")
-def _mix_fake(weights: Tensor, table: Tensor, base: Tensor, paths: Tensor, entries: Tensor, offsets: Tensor) -> Tensor:
+def _mix_fake(weights: Tensor, table: Tensor, base: Tensor, paths: Tensor, *_: Tensor) -> Tensor:
     return weights.new_empty((paths.shape[0], table.shape[2]))
 
 
 @torch.library.register_fake("gistkit::trie_mix_backward")
-def _mix_backward_fake(
-    grad_out: Tensor, weights: Tensor, table: Tensor, paths: Tensor, entries: Tensor, offsets: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _mix_backward_fake(grad_out: Tensor, weights: Tensor, table: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return _empty(weights), _empty(table), table.new_empty((table.shape[0], table.shape[2]))
 
 
 @torch.library.register_fake("gistkit::ancestor_attention")
-def _attend_fake(
-    query: Tensor, key: Tensor, value: Tensor, ancestors: Tensor, entries: Tensor, offsets: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
+def _attend_fake(query: Tensor, key: Tensor, value: Tensor, ancestors: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return _empty(query), query.new_empty((*ancestors.shape, query.shape[1]))
 
 
 @torch.library.register_fake("gistkit::ancestor_attention_backward")
 def _attend_backward_fake(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    ancestors: Tensor,
-    entries: Tensor,
-    offsets: Tensor,
-    weights: Tensor,
-    scale: float,
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _empty(query), _empty(key), _empty(value)
 
