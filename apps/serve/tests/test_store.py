@@ -1,5 +1,6 @@
 """Stores: every document once and as by itself, whatever is killed, and errors for what is damaged."""
 
+import errno
 import os
 import shutil
 import tracemalloc
@@ -7,7 +8,7 @@ import tracemalloc
 import pytest
 import torch
 
-from gistkit.common.files import replacing
+from gistkit.common.files import replacing, write_tensors
 from gistkit.compress import Memory
 from gistkit.compress.memory_files import packed
 from gistkit_serve.store import Store, compress_documents, index_documents
@@ -225,11 +226,13 @@ def test_a_damaged_memory_is_refused_and_the_others_are_read(store, tmp_path):
     assert opened[last].lengths == Store(store)[last].lengths
     with pytest.raises(ValueError, match=rf"{cut}.gist: expected the memory of a document, got "):
         write(tmp_path / "store")
-    # A memory that no document is known of, and one that is elsewhere.
-    Store(store)[plain].save(files[2])
+    # A memory that no document is known of, one of a document that is none, and one that is elsewhere.
     files[1].unlink()
-    with pytest.raises(ValueError, match=rf"{plain}.gist: expected the memory of a document, got "):
-        write(tmp_path / "store")
+    tensors, header = packed(Store(store)[plain])
+    for about in ({}, {"document": '{"tokens": Infinity, "memory_tokens": 1, "text": 1}'}):
+        write_tensors(files[2], tensors, header | about)
+        with pytest.raises(ValueError, match=rf"{plain}.gist: expected the memory of a document, got "):
+            write(tmp_path / "store")
     files[2].unlink()
     files[2].symlink_to(store / f"{plain}.gist")
     assert plain not in Store(tmp_path / "store")
@@ -259,6 +262,15 @@ def test_what_is_no_document_or_being_written_is_passed_over(store, tmp_path, mo
         assert partial.parent.is_dir() and [*folder.rglob("*.partial")] == [partial.parent.parent]
 
 
+def test_a_folder_that_cannot_be_read_is_no_empty_one(store, monkeypatch):
+    def denied(path):
+        raise PermissionError(errno.EACCES, "denied", path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(PermissionError, match="denied"):
+        Store(store)
+
+
 def test_what_cannot_go_on_is_refused(store, tmp_path):
     shutil.copytree(store, tmp_path / "store")
     with pytest.raises(
@@ -283,6 +295,7 @@ def test_what_cannot_go_on_is_refused(store, tmp_path):
         "https://x.org/a",
         "\u00e4" * 126,
         "a\0",
+        "a\udce9",
     ):
         with pytest.raises(ValueError, match="name: expected a relative path without hidden folders, of parts of at "):
             opened.add(name, "text", 3, memory)
@@ -299,5 +312,8 @@ def test_what_cannot_go_on_is_refused(store, tmp_path):
     (tmp_path / "other" / "notes.txt").write_text("no store")
     with pytest.raises(ValueError, match=r"other: expected a store or a new folder, got one with notes.txt in it"):
         write(tmp_path / "other")
+    twice = [*documents({"a": "one"}), *documents({"a": "two"})]
+    with pytest.raises(ValueError, match="documents: expected names that differ, got a 2 times"):
+        compress_documents(make_compressor(), make_tokenizer(), twice, tmp_path / "new")
     with pytest.raises(ValueError, match=r"^empty.txt: "):
         write(tmp_path / "new", {"empty.txt": ""})

@@ -122,8 +122,8 @@ class NearestMemories:
                 index.check(embedder.encode_document)
             except ValueError as error:
                 raise ValueError(f"--{error}") from error
-        if (indexed := len(index.names)) < len(store):
-            warn(f"{store.folder}: {len(store) - indexed} of {len(store)} documents are not in its index")
+        if left := len(store.keys() - {*index.names}):
+            warn(f"{store.folder}: {left} of {len(store)} documents are not in its index")
 
     def any(self) -> Named:
         """A document of the store, which says who made it, and the others."""
