@@ -103,7 +103,7 @@ def test_without_a_folder_memories_end_with_the_process(folders):
 
 @pytest.mark.slow
 def test_memories_that_a_killed_process_left_are_gone_at_the_next_start(folders, tmp_path):
-    others = [folders / "gistkit-serve-mine", folders / "gistkit-serve-link"]
+    others = [folders / f"gistkit-serve-{name}.partial" for name in ("mine", "link")]
     others[0].write_text("a file of mine")
     others[1].symlink_to(tmp_path)
     (tmp_path / "kept").write_text("kept")

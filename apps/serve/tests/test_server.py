@@ -9,7 +9,7 @@ import pytest
 import torch
 from clients import added, answer_of, asked, events, eventually
 
-from gistkit_serve.server import Limits, rows, running
+from gistkit_serve.server import Limits, app, rows, running
 
 TEXT, QUESTION = "The gate code is 4471.", "What is the code?"
 
@@ -437,6 +437,14 @@ def test_a_client_that_goes_frees_the_worker(live, compressor, monkeypatch, stre
         go_on.set()
         eventually(lambda: client.get("/health").json()["running"] == 0)
         assert max(written) < 60
+
+
+def test_a_client_that_goes_before_the_first_event_of_its_stream_frees_the_worker(client, monkeypatch):
+    memory = added(client, TEXT)
+    monkeypatch.setattr(app, "StreamingResponse", lambda *_, **__: app.Response())
+    asked(client, memory, QUESTION, max_tokens=400, stream=True)
+    eventually(lambda: client.get("/health").json()["running"] == 0)
+    assert client.state.worker.tokens < 400
 
 
 def test_who_goes_while_waiting_is_never_answered_and_makes_room(live, gate):

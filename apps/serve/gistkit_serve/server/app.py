@@ -224,10 +224,11 @@ class _Exchange:
     async def __aenter__(self) -> _Exchange:
         self._request.app.state.worker.submit(self._job)
         self._gone = asyncio.ensure_future(_disconnected(self._request.receive))
+        # Also where a stream ends before its first event, so that nobody leaves the context.
+        self._gone.add_done_callback(lambda _: setattr(self._job, "cancelled", True))
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self._job.cancelled = True
         self._gone.cancel()
 
     def _tell(self, item: Any) -> None:

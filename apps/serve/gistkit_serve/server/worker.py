@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, TemperatureLogitsWarper, TopPLogitsWarper
 
 from gistkit.ask.turns import Turns
-from gistkit.common.checks import POSITIONS
+from gistkit.common.checks import POSITIONS, check_int
 from gistkit.common.text_ids import text_ids
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.generation import answering, stop_ids
@@ -54,6 +54,10 @@ class Limits:
     batch: int = 16
     batch_tokens: int = 16384
     queue: int = 128
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            check_int(name, value)
 
 
 @dataclass(frozen=True)
