@@ -105,8 +105,10 @@ def _place(request: dict[str, Any], path: str, about: memory_files.About) -> Non
         # The text is for templates of earlier exports.
         request["chat_template_kwargs"] = {**given, "memory_tokens": about.tokens, "memory_text": about.text}
         return
+    prompt = request.get("prompt")
+    many = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
     request["add_special_tokens"] = False
-    request["prompt"] = _before(request.get("prompt"), about)
+    request["prompt"] = [_before(one, about) for one in prompt] if many else _before(prompt, about)
 
 
 def _before(prompt: Any, about: memory_files.About) -> Any:
@@ -114,8 +116,6 @@ def _before(prompt: Any, about: memory_files.About) -> Any:
         return about.text * about.tokens + prompt
     if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
         return [about.placeholder] * about.tokens + prompt
-    if isinstance(prompt, list) and prompt:
-        return [_before(one, about) for one in prompt]
     raise ValueError(f"prompt: expected a text or token ids after a memory, got {type(prompt).__name__}")
 
 

@@ -176,7 +176,7 @@ def test_settings_of_the_template_that_are_none_are_refused(store, given):
     assert sent[0]["status"] == 400 and b"chat_template_kwargs: expected settings by name, got" in sent[1]["body"]
 
 
-@pytest.mark.parametrize("prompt", [None, 7, [], {}, [[]]])
+@pytest.mark.parametrize("prompt", [None, 7, [], {}, [[]], [["a"]], ["a", [[1]]]])
 def test_prompts_of_no_kind_are_refused(store, prompt):
     _, sent = call(store, COMPLETIONS, {"prompt": prompt, "kv_transfer_params": {"memory": "2026/märz"}})
     assert sent[0]["status"] == 400 and b"prompt: expected a text or token ids" in sent[1]["body"]

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -446,7 +447,7 @@ class Worker:
                 "messages",
                 code="context_length_exceeded",
             )
-        return _Answer(job, memory, prompt, self._decode)
+        return _Answer(job, memory, prompt, partial(self.tokenizer.decode, skip_special_tokens=True))
 
     def _found(self, names: Sequence[str]) -> Memory | None:
         """The memory of a question, of several one; None: it asks about none."""
@@ -491,10 +492,6 @@ class Worker:
             ids += [end] if end is not None else []
             ids += self.turns.ids(self.tokenizer, question, ids[-1])
         return ids
-
-    def _decode(self, tokens: list[int]) -> str:
-        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
-        return text
 
 
 def _twin(compressor: Compressor) -> Compressor:
