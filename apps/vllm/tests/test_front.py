@@ -186,12 +186,20 @@ def test_prompts_of_no_kind_are_refused(store, prompt):
     assert sent[0]["status"] == 400 and b"prompt: expected a text or token ids" in sent[1]["body"]
 
 
-def test_a_memory_that_is_not_to_be_replaced_stays(store):
-    about, _ = memory_files.about(store, "2026/märz")
-    files = sorted(store.iterdir())
+@pytest.mark.parametrize("links", [True, False])
+def test_a_memory_that_is_not_to_be_replaced_stays(store, monkeypatch, links):
+    """On disks without links too."""
+
+    def link(*_):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(memory_files.os, "link", link)
+    memory_files.add(store, "new", VALUES, replace=False, **OTHER)
+    about, files = memory_files.about(store, "new")[0], sorted(store.iterdir())
     with pytest.raises(FileExistsError):
-        memory_files.add(store, "2026/märz", VALUES, replace=False, **OTHER)
-    assert memory_files.about(store, "2026/märz")[0] == about and sorted(store.iterdir()) == files
+        memory_files.add(store, "new", VALUES + 1, replace=False, **OTHER)
+    assert memory_files.about(store, "new")[0] == about and sorted(store.iterdir()) == files
 
 
 def test_names_of_memories_fit_into_those_of_files(store):
@@ -208,18 +216,6 @@ def test_a_damaged_memory_is_replaced_by_one_of_its_name(store, content):
         memory_files.about(store, "cut")
     memory_files.add(store, "cut", VALUES, replace=False, **OTHER)
     assert memory_files.about(store, "cut")[0].tokens == 3
-
-
-def test_disks_without_links_take_new_memories_alone(store, monkeypatch):
-    def link(*_):
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(memory_files.os, "link", link)
-    memory_files.add(store, "new", VALUES, replace=False, **OTHER)
-    about, _ = memory_files.about(store, "new")
-    with pytest.raises(FileExistsError):
-        memory_files.add(store, "new", VALUES, replace=False, **OTHER)
-    assert memory_files.about(store, "new")[0] == about and not list(store.glob(".*"))
 
 
 def test_a_memory_is_on_the_disk_before_it_has_its_name_and_never_twice_in_memory(store, monkeypatch):

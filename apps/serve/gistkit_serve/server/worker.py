@@ -122,7 +122,6 @@ class Question(Job):
         memories: ids; several are one context, and without one the question is read by itself.
         turns: questions and the answers between them; the last one is a question.
         new_tokens: of the answer, at most.
-        sampling: see there.
         stops: texts that end the answer.
         pieces: whether `tell` gets pieces; otherwise the `Answer` alone.
         endless: an end token ends no answer.
@@ -138,14 +137,7 @@ class Question(Job):
 
 
 class _Answer:
-    """A question that is being answered, and what is written so far.
-
-    Args:
-        job: the question.
-        memory: of all its memories, if it has some.
-        prompt: token ids.
-        decode: token ids to a text.
-    """
+    """A question that is being answered, the memory of all its memories, its token ids, and what is written so far."""
 
     def __init__(
         self, job: Question, memory: Memory | None, prompt: list[int], decode: Callable[[list[int]], str]
@@ -216,9 +208,7 @@ class Worker:
 
     Args:
         compressor: with a tokenizer, in eval mode.
-        repository: of the memories.
         turns: the text around questions.
-        limits: see there.
     """
 
     def __init__(self, compressor: Compressor, repository: MemoryRepository, turns: Turns, limits: Limits) -> None:
