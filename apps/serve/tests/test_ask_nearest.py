@@ -126,7 +126,8 @@ def test_the_index_follows_the_store(store, run, words, tmp_path):
 def refused(run, told, *words):
     """A command says what is wrong, in a line."""
     status, _, complaint = run(*words)
-    assert status == 2 and told in complaint and complaint.count("\n") == 1, complaint
+    last = complaint.splitlines()[-1]
+    assert status == 2 and last.startswith("gistkit: ") and told in last, complaint
 
 
 def test_what_needs_a_name_says_so(store, run):

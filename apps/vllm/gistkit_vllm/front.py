@@ -101,7 +101,7 @@ def _place(request: dict[str, Any], path: str, about: memory_files.About) -> Non
         # The text is for templates of earlier exports.
         request["chat_template_kwargs"] = {**given, "memory_tokens": about.tokens, "memory_text": about.text}
         return
-    prompt = request.get("prompt")
+    prompt: Any = request.get("prompt")
     many = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
     request["add_special_tokens"] = False
     request["prompt"] = [_before(one, about) for one in prompt] if many else _before(prompt, about)

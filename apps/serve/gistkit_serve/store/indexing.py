@@ -58,28 +58,25 @@ def index_documents(
     folder, kind = Path(folder), "words" if embed is None else "vectors"
     entries = Store(folder).entries
     files = [read_file(path, kind) for path in index_files(folder, kind)]
-    known = {known for file in files for known in file.known}
+    # By the texts that the store has now.
+    known = {n for file in files for n, text in file.known if n in entries and text in (UNKNOWN, entries[n].text)}
     if embed is not None:
         check_embed(embed, [file.probe for file in files], folder)
     del files
     own = share(documents, part, parts)
-    for document in own:
-        if document.name not in entries:
-            raise ValueError(f"{document.name}: expected a document of the store {folder}, got none of this name")
-    texts_of = {document.name: entries[document.name].text for document in own}
-    missing = [
-        document for document in own if not known & {(document.name, texts_of[document.name]), (document.name, UNKNOWN)}
-    ]
+    missing = [document for document in own if document.name not in known]
     if on_file is not None:
         on_file(len(own) - len(missing))
     for group in _groups(missing):
         texts, places = [], []
         for place, document in enumerate(group):
+            if document.name not in entries:
+                raise ValueError(f"{document.name}: expected a document of the store {folder}, got none of this name")
             new = windows(checked_text(document, entries[document.name]))
             texts += new
             places += [place] * len(new)
         tensors = word_tensors(texts) if embed is None else vector_tensors(texts, embed)
-        names = {document.name: texts_of[document.name] for document in group}
+        names = {document.name: entries[document.name].text for document in group}
         write_file(folder, kind, names, torch.tensor(places, dtype=torch.int32), tensors)
         if on_file is not None:
             on_file(len(group))

@@ -114,8 +114,7 @@ def write_file(
 ) -> None:
     """Adds a file to an index: the windows of documents, of which `documents` has the place among `names`.
 
-    Args:
-        names: with the CRC-32 of each text.
+    `names` have the CRC-32 of each text.
     """
     content = {**tensors, "documents": documents}
     listed, texts = json.dumps([*names]), json.dumps([*names.values()])
