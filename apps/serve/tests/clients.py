@@ -1,9 +1,18 @@
-"""What a client of the server says and reads."""
+"""What a client of the server says and reads, and a worker without a server."""
 
 import json
+import queue
 import time
 
+import torch
+
+from gistkit.ask import Turns
+from gistkit.compress.tokens import QUESTION
+from gistkit_serve.server import Limits, MemoryRepository
+from gistkit_serve.server.worker import Question, Sampling, Text, Worker
+
 GIGA = 10**9
+TEXTS = [f"{number} {'word ' * (3 * number + 1)}" for number in range(6)]
 LETTERS = "etaoin shr dlué m.\n界世"
 
 
@@ -55,3 +64,37 @@ def eventually(holds, seconds=30):
     while not holds():
         assert time.monotonic() < end, f"expected within {seconds} s what holds() says, got none"
         time.sleep(0.01)
+
+
+class Serving:
+    """A worker of a compressor, with the memories of texts, and another compressor of the same weights."""
+
+    def __init__(self, make, folder, texts=TEXTS, dtype=None, ram_bytes=GIGA, **limits):
+        compressor, self.same = make(), make()
+        compressor.tokenizer = self.same.tokenizer = Letters()
+        options = {"most": 99, "ram_bytes": ram_bytes, "disk_bytes": GIGA, "dtype": dtype}
+        self.repository, self.texts = MemoryRepository(folder, compressor, **options), texts
+        self.worker = Worker(compressor, self.repository, Turns(QUESTION, QUESTION), Limits(**limits))
+        self.ids = [self.submit(Text, text).get(timeout=30).id for text in texts]
+
+    def submit(self, job, *arguments):
+        told = queue.Queue()
+        self.worker.submit(job(told.put, *arguments))
+        return told
+
+    def ask(self, text, question, count, sampling=None):
+        return self.submit(Question, [self.ids[text]], [question], count, sampling or Sampling(), ())
+
+    def alone(self, text, question, count, sampling):
+        options = {}
+        if sampling.temperature:
+            options = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}
+            options["generator"] = torch.Generator().manual_seed(sampling.seed)
+        return self.same.ask(self.texts[text], question, max_new_tokens=count, **options)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.worker.close()
+        self.repository.close()

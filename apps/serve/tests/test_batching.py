@@ -10,20 +10,17 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from clients import GIGA, Letters
+from clients import TEXTS, Letters, Serving
 
 from gistkit import hf
-from gistkit.ask import Turns
 from gistkit.compress import AvgPool, Dodo, Select
 from gistkit.compress.generation import answering
 from gistkit.compress.tokens import QUESTION
-from gistkit_serve.server import Limits, MemoryRepository, Refused, rows
+from gistkit_serve.server import Refused, rows
 from gistkit_serve.server import worker as workers
-from gistkit_serve.server.worker import Question, Sampling, Text, Worker
+from gistkit_serve.server.worker import Question, Sampling, Text
 from tests.helpers.models import tiny, tiny_llama
 from tests.helpers.stores import make_compressor
-
-TEXTS = [f"{number} {'word ' * (3 * number + 1)}" for number in range(6)]
 
 
 def windowed():
@@ -49,39 +46,6 @@ def shared_with_windows():
     torch.manual_seed(2)
     model = tiny("gemma3", vocab_size=257, sliding_window=9)
     return Select(model, ratio=3, by="key_diff", shares="all", bos_token=256).float().eval()
-
-
-class Serving:
-    """A worker of a compressor, and another compressor of the same weights."""
-
-    def __init__(self, make, folder, dtype=None, **limits):
-        compressor, self.same = make(), make()
-        compressor.tokenizer = self.same.tokenizer = Letters()
-        self.repository = MemoryRepository(folder, compressor, most=99, ram_bytes=GIGA, disk_bytes=GIGA, dtype=dtype)
-        self.worker = Worker(compressor, self.repository, Turns(QUESTION, QUESTION), Limits(**limits))
-        self.ids = [self.submit(Text, text).get(timeout=30).id for text in TEXTS]
-
-    def submit(self, job, *arguments):
-        told = queue.Queue()
-        self.worker.submit(job(told.put, *arguments))
-        return told
-
-    def ask(self, text, question, count, sampling=None):
-        return self.submit(Question, [self.ids[text]], [question], count, sampling or Sampling(), ())
-
-    def alone(self, text, question, count, sampling):
-        options = {}
-        if sampling.temperature:
-            options = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}
-            options["generator"] = torch.Generator().manual_seed(sampling.seed)
-        return self.same.ask(TEXTS[text], question, max_new_tokens=count, **options)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.worker.close()
-        self.repository.close()
 
 
 @pytest.mark.parametrize("make", [make_compressor, adapted, windowed, shared, shared_with_windows])
@@ -212,23 +176,17 @@ def test_a_question_that_fails_fails_by_itself(fails, tmp_path, gate, monkeypatc
 @pytest.mark.parametrize("make", [make_compressor, windowed])
 def test_questions_of_many_lengths_without_a_memory_get_the_answers_that_each_gets_alone(make, tmp_path, gate):
     turns = ["a", "what is it? " * 3, "who knows the thing " * 9, "z" * 300]
-    told = []
-    for together in (False, True):
-        with Serving(make, tmp_path / str(together)) as serving:
-            ask = lambda turn: serving.submit(Question, [], [turn], 30, Sampling(), (), False, True)  # noqa: E731
-            gate.set()
-            if together:
-                gate.clear()
-                gate.begun.clear()
-                first = ask("hello")
-                assert gate.begun.wait(30)
-                answers = [ask(turn) for turn in turns]
-                gate.set()
-                told.append([answer.get(timeout=30).text for answer in answers])
-                first.get(timeout=30)
-            else:
-                told.append([ask(turn).get(timeout=30).text for turn in turns])
-    assert told[0] == told[1] and len({*told[0]}) == len(turns)
+    with Serving(make, tmp_path) as serving:
+        ask = lambda turn: serving.submit(Question, [], [turn], 30, Sampling(), (), False, True)  # noqa: E731
+        gate.set()
+        alone = [ask(turn).get(timeout=30).text for turn in turns]
+        gate.clear()
+        gate.begun.clear()
+        answers = [ask("hello")]
+        assert gate.begun.wait(30)
+        answers += [ask(turn) for turn in turns]
+        gate.set()
+        assert [answer.get(timeout=30).text for answer in answers][1:] == alone and len({*alone}) == len(turns)
 
 
 def step(block):
@@ -316,7 +274,7 @@ def test_questions_about_a_memory_of_another_dtype_read_the_same_tensors(tmp_pat
         return packed
 
     monkeypatch.setattr(rows.Rows, "_memory", recorded)
-    with Serving(shared, tmp_path, torch.bfloat16) as serving:
+    with Serving(shared, tmp_path, dtype=torch.bfloat16) as serving:
         told = [serving.ask(5, "Who?", 20) for _ in range(3)]
         assert gate.begun.wait(30)
         gate.set()

@@ -12,30 +12,14 @@ import pytest
 from gistkit.cli import parser
 
 ROOT = Path(__file__).resolve().parents[3]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-WORDS = {"FROM", "RUN", "ARG", "WORKDIR", "COPY", "USER", "EXPOSE", "CMD", "ENV", "ENTRYPOINT", "LABEL", "HEALTHCHECK"}
-
-
-def instructions():
-    """(word, arguments) of each instruction, continued lines joined."""
-    lines = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if not line.startswith("#")]
-    text = re.sub(r"\\\n\s*", "", "\n".join(lines))
-    return [tuple(line.split(" ", 1)) for line in text.splitlines() if line]
+WHOLE = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = WHOLE["project"]
 
 
 def of(word):
-    return [rest for found, rest in instructions() if found == word]
-
-
-def test_it_has_known_instructions_fixed_bases_and_stages_that_are_there():
-    assert {word for word, _ in instructions()} <= WORDS and instructions()[0][0] == "FROM"
-    stages = [re.fullmatch(r"(\S+):(\S+)(?: AS (\w+))?", line) for line in of("FROM")]
-    assert all(stages) and len({stage[1] + stage[2] for stage in stages}) == 1
-    low = re.search(r"[\d.]+", PROJECT["requires-python"])[0]
-    version = re.match(r"[\d.]+", stages[0][2])[0]
-    assert stages[0][1] == "python" and [*map(int, version.split("."))] >= [*map(int, low.split("."))]
-    names = {stage[3] for stage in stages if stage[3]}
-    assert {*re.findall(r"from=(\w+)", " ".join(of("RUN") + of("COPY")))} == names
+    """The arguments of each such instruction, continued lines joined."""
+    text = re.sub(r"\\\n\s*", "", (ROOT / "Dockerfile").read_text())
+    return re.findall(rf"^{word} (.*)", text, re.MULTILINE)
 
 
 def test_the_paths_and_packages_it_names_are_there():
@@ -53,19 +37,18 @@ def test_the_paths_and_packages_it_names_are_there():
     assert extra in PROJECT["optional-dependencies"]
 
 
-def test_it_has_the_torch_of_the_makefile_the_servers_port_and_no_root():
+def test_it_has_a_python_that_is_supported_the_torch_of_the_makefile_and_the_servers_port():
+    """hadolint has its form, its user and what its layers leave behind."""
+    (version,) = {re.match(r"python:([\d.]+)-", line)[1] for line in of("FROM")}
+    low = re.search(r"[\d.]+", PROJECT["requires-python"])[0]
+    assert [*map(int, version.split("."))] >= [*map(int, low.split("."))]
     torch = re.search(r"^TORCH \?= (\S+)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
     assert {*re.findall(r"torch==[\d.]+", " ".join(of("RUN")))} == {torch}
     assert of("EXPOSE") == [str(parser().parse_args(["serve"]).port)]
-    assert of("USER")[-1] not in ("root", "0")
-    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    needed = WHOLE["build-system"]["requires"]
     tools = next(line for line in of("RUN") if "torch==" in line)
     for name in (re.match(r"[\w-]+", one)[0] for one in needed):
         assert re.search(rf"\b{name}\b", tools), name
-    # Each layer leaves nothing that it does not need.
-    for line in of("RUN"):
-        assert line.count("pip install") == line.count("--no-cache-dir"), line
-        assert "apt-get install" not in line or "rm -rf /var/lib/apt/lists/*" in line
 
 
 @pytest.mark.nightly

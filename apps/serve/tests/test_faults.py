@@ -113,6 +113,16 @@ def test_a_file_that_cannot_be_read_for_now_answers_again_later(serving, monkeyp
             assert response.status_code == 503 and response.json()["error"]["code"] == "storage_failed"
             assert len(client.repository) == 1 and client.repository.disk_bytes == size
         assert answer_of(asked(client, memory, "What is it?")) == want
+    # At a start too.
+    with monkeypatch.context() as patch:
+        patch.setattr(safetensors, "safe_open", fails)
+        with serving() as client:
+            about = f"/v1/memories/{memory}"
+            for response in (asked(client, memory, "What is it?"), client.get(about), client.delete(about)):
+                assert response.status_code == 503 and response.json()["error"]["code"] == "storage_failed"
+            patch.undo()
+            assert client.get(about).json()["id"] == memory and client.repository.disk_bytes == size
+            assert answer_of(asked(client, memory, "What is it?")) == want
 
 
 def test_a_start_reads_each_file_once_and_keeps_the_newest_in_ram(serving, monkeypatch, compressor):

@@ -1,17 +1,13 @@
 """Memories of every kind are answered together as each is alone: keys and embeddings, windows, several as one."""
 
-import queue
-
 import pytest
 import torch
-from clients import GIGA, Letters
+from clients import Serving
 
-from gistkit.ask import Turns
 from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, Select
 from gistkit.compress.generation import answering
-from gistkit.compress.tokens import QUESTION
-from gistkit_serve.server import Limits, MemoryRepository, rows
-from gistkit_serve.server.worker import Question, Sampling, Text, Worker
+from gistkit_serve.server import rows
+from gistkit_serve.server.worker import Question, Sampling
 from tests.helpers.families import tiny_of
 from tests.helpers.models import tiny_llama
 
@@ -29,31 +25,21 @@ TEXTS = ["Olga has it", "The gate code is 4471, mind."]
 @pytest.mark.parametrize("name", METHODS)
 def test_memories_of_a_method_are_answered_together_as_each_is_alone(name, tmp_path, gate, sizes):
     method, settings = METHODS[name]
-    torch.manual_seed(1)
-    compressor = method(tiny_llama(vocab_size=257), **settings).float().eval()
-    compressor.tokenizer = Letters()
-    memories = [compressor.compress(text) for text in TEXTS]
-    contexts = [*memories, compressor.join(memories)]
-    expected = [compressor.ask(memory, "Who?", max_new_tokens=12) for memory in contexts]
+
+    def make():
+        torch.manual_seed(1)
+        return method(tiny_llama(vocab_size=257), **settings).float().eval()
+
     # No memory stays in RAM.
-    repository = MemoryRepository(tmp_path, compressor, most=9, ram_bytes=0, disk_bytes=GIGA)
-    worker = Worker(compressor, repository, Turns(QUESTION, QUESTION), Limits())
-
-    def submitted(job, *arguments):
-        told = queue.Queue()
-        worker.submit(job(told.put, *arguments))
-        return told
-
-    def question(*ids):
-        return submitted(Question, ids, ["Who?"], 12, Sampling(), ())
-
-    ids = [one.get(timeout=30).id for one in [submitted(Text, text) for text in TEXTS]]
-    told = [question(ids[0]), *(question(one) for one in ids), question(*ids)]
-    assert gate.begun.wait(30)
-    gate.set()
-    answers = [one.get(timeout=30) for one in told]
-    worker.close()
-    repository.close()
+    with Serving(make, tmp_path, TEXTS, ram_bytes=0) as serving:
+        memories = [serving.same.compress(text) for text in TEXTS]
+        contexts = [*memories, serving.same.join(memories)]
+        expected = [serving.same.ask(memory, "Who?", max_new_tokens=12) for memory in contexts]
+        asked = [serving.ids[:1], *([one] for one in serving.ids), serving.ids]
+        told = [serving.submit(Question, ids, ["Who?"], 12, Sampling(), ()) for ids in asked]
+        assert gate.begun.wait(30)
+        gate.set()
+        answers = [one.get(timeout=30) for one in told]
     assert [answer.text for answer in answers] == [expected[0], *expected]
     assert [answer.memory_tokens for answer in answers[1:3]] == [
         memory.sizes[0] + len(memory.rest[0]) for memory in memories

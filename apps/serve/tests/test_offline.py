@@ -9,17 +9,17 @@ from gistkit_serve.server import Offline
 from gistkit_serve.store import Store
 from tests.helpers.stores import make_compressor
 
-TEXTS = {"report": "The gate code is 4471.", "a/b.txt": "Olga keeps the key.", "c.txt": "The survey began in May."}
+TEXTS = {"v1.2": "The gate code is 4471.", "a/b.txt": "Olga keeps the key.", "c.txt": "The survey began in May."}
 
 
 @pytest.fixture
 def made(tmp_path, same):
     """A memory file and a store of two documents."""
-    same.compress(TEXTS["report"]).save(tmp_path / "report.gist")
+    same.compress(TEXTS["v1.2"]).save(tmp_path / "v1.2")
     store = Store.of(tmp_path / "store", same)
     for name in ("a/b.txt", "c.txt"):
         store.add(name, TEXTS[name], len(TEXTS[name]), same.compress(TEXTS[name]))
-    return [tmp_path / "report.gist", tmp_path / "store"]
+    return [tmp_path / "v1.2", tmp_path / "store"]
 
 
 def files(paths):
@@ -36,14 +36,10 @@ def test_memories_made_offline_are_asked_about_listed_and_never_removed(serving,
             assert entry["memory_tokens"] == same.compress(text).lengths[0]
             assert client.delete(f"/v1/memories/{name}").status_code == 403
         own = [added(client, text) for text in ("one", "two")]
-        assert [one["id"] for one in client.get("/v1/memories").json()["data"]] == [
-            own[1],
-            "c.txt",
-            "a/b.txt",
-            "report",
-        ]
-        joined = same.join([same.compress(TEXTS["report"]), same.compress("two")])
-        assert answer_of(asked(client, ["report", own[1]], "Who?")) == same.ask(joined, "Who?", max_new_tokens=8)
+        listed = [one["id"] for one in client.get("/v1/memories").json()["data"]]
+        assert listed == [own[1], "c.txt", "a/b.txt", "v1.2"]
+        joined = same.join([same.compress(TEXTS["v1.2"]), same.compress("two")])
+        assert answer_of(asked(client, ["v1.2", own[1]], "Who?")) == same.ask(joined, "Who?", max_new_tokens=8)
         assert client.get("/health").json()["memories"] == 4
     assert files(made) == before
 
@@ -53,7 +49,7 @@ def test_what_another_compressor_made_or_two_call_alike_is_refused_with_its_file
     for path in made:
         with pytest.raises(ValueError, match="by another"):
             Offline([path], other)
-    with pytest.raises(ValueError, match=r"report\.gist: expected names that no other store or file has, got 'report'"):
+    with pytest.raises(ValueError, match=r"v1\.2: expected names that no other store or file has, got 'v1.2'"):
         Offline([made[0], made[0]], compressor)
     with pytest.raises(OSError, match="nothing"):
         Offline([tmp_path / "nothing.gist"], compressor)
@@ -66,7 +62,7 @@ def test_a_memory_that_is_damaged_or_gone_since_fails_its_own_question(serving, 
     with serving(store=made) as client:
         for change in (damage, Path.unlink):
             change(made[0])
-            response = asked(client, "report", "Who?")
+            response = asked(client, "v1.2", "Who?")
             error = response.json()["error"]
             assert response.status_code == 503 and error["code"] == "storage_failed"
             assert error["message"] == "the memory cannot be read" and str(made[0]) in logged.messages[-1]

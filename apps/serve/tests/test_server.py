@@ -9,7 +9,7 @@ import pytest
 import torch
 from clients import added, answer_of, asked, events, eventually
 
-from gistkit_serve.server import Limits, rows, running
+from gistkit_serve.server import Limits, app, running
 
 TEXT, QUESTION = "The gate code is 4471.", "What is the code?"
 
@@ -73,18 +73,6 @@ def test_memories_are_listed_shown_and_removed(client):
         assert error_of(response, 404) == f"memory: expected the id of a memory, got {names[1]!r}"
     assert names[1] in error_of(asked(client, names[1], QUESTION), 404)
     assert answer_of(asked(client, names[0], QUESTION))
-
-
-def test_memories_answer_alike_from_ram_from_disk_and_after_a_restart(serving, same):
-    texts = [f"{TEXT} {number}" for number in range(3)]
-    size = same.compress(texts[0]).nbytes
-    with serving(ram_bytes=size) as client:
-        names = [added(client, text) for text in texts]
-        assert client.get("/health").json()["ram_bytes"] == size
-        before = [answer_of(asked(client, name, QUESTION, max_tokens=20)) for name in names]
-    with serving() as client:
-        after = [answer_of(asked(client, name, QUESTION, max_tokens=20)) for name in names]
-    assert before == after == [same.ask(text, QUESTION, max_new_tokens=20) for text in texts]
 
 
 def test_later_turns_are_read_as_a_conversation_whose_answers_ended(client, same):
@@ -194,11 +182,7 @@ REFUSED = [
     ({"messages": []}, 400, "messages: "),
     ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role: "),
     ({"messages": [{"role": "system", "content": "x"}]}, 400, "messages: expected system messages, then user and"),
-    (
-        {"messages": [{"role": "assistant", "content": "x"}]},
-        400,
-        "messages: expected system messages, then user and assistant in turn",
-    ),
+    ({"messages": [{"role": "assistant", "content": "x"}]}, 400, "messages: expected system messages, then user and"),
     ({"messages": [{"role": "user", "content": None}]}, 400, "messages.0.content: Input should be a valid string"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content: "),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages.0.content: "),
@@ -344,42 +328,25 @@ def test_sixteen_clients_at_once_get_the_answers_that_each_gets_alone(live, same
         names = list(pool.map(lambda text: added(client, text), texts))
 
         def ask(number):
-            options = {
-                "max_tokens": 5 + number,
-                "stream": number % 3 == 0,
-                **({"stop": "e"} if number % 5 == 0 else {}),
-            }
+            options = {"max_tokens": 5 + number, "stream": number % 3 == 0}
             return answer_of(asked(client, names[number % 4], f"{QUESTION}{number}", **options))
 
-        together = list(pool.map(ask, range(16), timeout=60))
-        assert together == [ask(number) for number in range(16)]
-        for number in (1, 7, 14):
-            expected = same.ask(texts[number % 4], f"{QUESTION}{number}", max_new_tokens=5 + number)
-            assert together[number] == expected
+        assert list(pool.map(ask, range(16), timeout=60)) == [
+            same.ask(texts[number % 4], f"{QUESTION}{number}", max_new_tokens=5 + number) for number in range(16)
+        ]
 
 
-def test_no_more_than_a_batch_are_answered_together(live, gate, sizes):
-    with live(limits=Limits(batch=3)) as client, ThreadPoolExecutor(8) as pool:
-        memory = added(client, TEXT)
-        ask = lambda **options: pool.submit(asked, client, memory, QUESTION, max_tokens=20, **options)  # noqa: E731
-        waiting = [*(ask() for _ in range(5)), ask(temperature=1, seed=1)]
-        assert gate.begun.wait(10)
-        eventually(lambda: client.state.worker.waiting + len(client.state.worker.running) == 6)
-        gate.set()
-        assert len({answer_of(one.result()) for one in waiting}) == 2
-    assert max(sizes) == 3
-
-
-def test_a_batch_keeps_to_its_tokens(live, gate, sizes):
-    # A memory of 8 tokens, a prompt of 45 and an answer of 40.
-    with live(limits=Limits(batch_tokens=250)) as client, ThreadPoolExecutor(8) as pool:
+# A memory of 8 tokens, a prompt of 45 and an answer of 40.
+@pytest.mark.parametrize(("limit", "most"), [({"batch": 3}, 3), ({"batch_tokens": 250}, 2)])
+def test_no_more_than_a_batch_are_answered_together(live, gate, sizes, limit, most):
+    with live(limits=Limits(**limit)) as client, ThreadPoolExecutor(8) as pool:
         memory = added(client, TEXT)
         waiting = [pool.submit(asked, client, memory, QUESTION, max_tokens=40) for _ in range(5)]
         assert gate.begun.wait(10)
         eventually(lambda: client.state.worker.waiting + len(client.state.worker.running) == 5)
         gate.set()
         assert len({answer_of(one.result()) for one in waiting}) == 1
-    assert max(sizes) == 2
+    assert max(sizes) == most
 
 
 def test_a_full_queue_refuses_and_says_when_to_come_again(live, gate):
@@ -439,6 +406,14 @@ def test_a_client_that_goes_frees_the_worker(live, compressor, monkeypatch, stre
         assert max(written) < 60
 
 
+def test_a_client_that_goes_before_the_first_event_of_its_stream_frees_the_worker(client, monkeypatch):
+    memory = added(client, TEXT)
+    monkeypatch.setattr(app, "StreamingResponse", lambda *_, **__: app.Response())
+    asked(client, memory, QUESTION, max_tokens=400, stream=True)
+    eventually(lambda: client.get("/health").json()["running"] == 0)
+    assert client.state.worker.tokens < 400
+
+
 def test_who_goes_while_waiting_is_never_answered_and_makes_room(live, gate):
     with live(limits=Limits(queue=1)) as client, ThreadPoolExecutor(4) as pool:
         memory = added(client, TEXT)
@@ -452,15 +427,6 @@ def test_who_goes_while_waiting_is_never_answered_and_makes_room(live, gate):
         gate.set()
         assert answer_of(first.result()) == answer_of(later.result())
         eventually(lambda: client.get("/health").json()["done"] == 3)
-
-
-def test_an_error_of_the_model_is_told_and_the_next_question_is_answered(client, monkeypatch, logged):
-    memory = added(client, TEXT)
-    with monkeypatch.context() as patch:
-        patch.setattr(rows.Rows, "read", lambda *arguments: 1 / 0)
-        assert error_of(asked(client, memory, QUESTION), 500) == "the server failed: ZeroDivisionError"
-    assert "ZeroDivisionError" in logged.text
-    assert answer_of(asked(client, memory, QUESTION))
 
 
 def test_at_its_end_a_server_refuses_what_waits(serving, gate):

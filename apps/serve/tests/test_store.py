@@ -1,5 +1,6 @@
 """Stores: every document once and as by itself, whatever is killed, and errors for what is damaged."""
 
+import errno
 import os
 import shutil
 import tracemalloc
@@ -7,7 +8,7 @@ import tracemalloc
 import pytest
 import torch
 
-from gistkit.common.files import replacing
+from gistkit.common.files import replacing, write_tensors
 from gistkit.compress import Memory
 from gistkit.compress.memory_files import packed
 from gistkit_serve.store import Store, compress_documents, index_documents
@@ -183,29 +184,22 @@ def test_there_is_no_part_beyond_the_last(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("old", "new", "told"),
     [
-        (lambda header: header.unlink(), "store.json: expected the header of a store, found none"),
-        (
-            lambda header: header.write_text(header.read_text().replace('"version": 2', '"version": 7')),
-            "store.json: expected format gistkit-store, version 2, got gistkit-store, version 7",
-        ),
-        (
-            lambda header: header.write_text(header.read_text().replace('"version": 2', '"version": 1')),
-            "store.json: expected version 2, got 1 of an earlier gistkit; compress the texts again",
-        ),
-        (
-            lambda header: header.write_text(header.read_text().replace('"maker"', '"made"')),
-            "store.json: expected the header of a store, got none for maker",
-        ),
+        ('"version": 2', '"version": 7', "format gistkit-store, version 2, got gistkit-store, version 7"),
+        ('"version": 2', '"version": 1', "version 2, got 1 of an earlier gistkit; compress the texts again"),
+        ('"maker"', '"made"', "the header of a store, got none for maker"),
     ],
 )
-def test_a_damaged_header_is_refused(store, tmp_path, change, told):
-    shutil.copytree(store, tmp_path / "store")
-    change(tmp_path / "store" / "store.json")
-    with pytest.raises((ValueError, FileNotFoundError)) as caught:
-        Store(tmp_path / "store")
-    assert str(caught.value) == f"{tmp_path / 'store'}/{told}"
+def test_a_damaged_header_is_refused(store, tmp_path, old, new, told):
+    header = tmp_path / "store.json"
+    header.write_text((store / "store.json").read_text().replace(old, new))
+    with pytest.raises(ValueError) as caught:
+        Store(tmp_path)
+    assert str(caught.value) == f"{header}: expected {told}"
+    header.unlink()
+    with pytest.raises(FileNotFoundError, match=r"store.json: expected the header of a store, found none"):
+        Store(tmp_path)
 
 
 def test_a_damaged_memory_is_refused_and_the_others_are_read(store, tmp_path):
@@ -225,11 +219,13 @@ def test_a_damaged_memory_is_refused_and_the_others_are_read(store, tmp_path):
     assert opened[last].lengths == Store(store)[last].lengths
     with pytest.raises(ValueError, match=rf"{cut}.gist: expected the memory of a document, got "):
         write(tmp_path / "store")
-    # A memory that no document is known of, and one that is elsewhere.
-    Store(store)[plain].save(files[2])
+    # A memory that no document is known of, one of a document that is none, and one that is elsewhere.
     files[1].unlink()
-    with pytest.raises(ValueError, match=rf"{plain}.gist: expected the memory of a document, got "):
-        write(tmp_path / "store")
+    tensors, header = packed(Store(store)[plain])
+    for about in ({}, {"document": '{"tokens": Infinity, "memory_tokens": 1, "text": 1}'}):
+        write_tensors(files[2], tensors, header | about)
+        with pytest.raises(ValueError, match=rf"{plain}.gist: expected the memory of a document, got "):
+            write(tmp_path / "store")
     files[2].unlink()
     files[2].symlink_to(store / f"{plain}.gist")
     assert plain not in Store(tmp_path / "store")
@@ -259,6 +255,15 @@ def test_what_is_no_document_or_being_written_is_passed_over(store, tmp_path, mo
         assert partial.parent.is_dir() and [*folder.rglob("*.partial")] == [partial.parent.parent]
 
 
+def test_a_folder_that_cannot_be_read_is_no_empty_one(store, monkeypatch):
+    def denied(path):
+        raise PermissionError(errno.EACCES, "denied", path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(PermissionError, match="denied"):
+        Store(store)
+
+
 def test_what_cannot_go_on_is_refused(store, tmp_path):
     shutil.copytree(store, tmp_path / "store")
     with pytest.raises(
@@ -272,18 +277,8 @@ def test_what_cannot_go_on_is_refused(store, tmp_path):
         opened.add("1/8.txt", "text", 3, memory)
     whole = make_compressor()
     whole.encode = None
-    for name in (
-        "../one",
-        "/one",
-        ".one",
-        "a/.b/one",
-        "a//one",
-        "a/./one",
-        "",
-        "https://x.org/a",
-        "\u00e4" * 126,
-        "a\0",
-    ):
+    paths = ("../one", "/one", ".one", "a/.b/one", "a//one", "a/./one", "", "https://x.org/a")
+    for name in (*paths, "\u00e4" * 126, "a\0", "a\udce9"):
         with pytest.raises(ValueError, match="name: expected a relative path without hidden folders, of parts of at "):
             opened.add(name, "text", 3, memory)
         # Before anything is encoded, though the name is the last and another process's.
@@ -299,5 +294,8 @@ def test_what_cannot_go_on_is_refused(store, tmp_path):
     (tmp_path / "other" / "notes.txt").write_text("no store")
     with pytest.raises(ValueError, match=r"other: expected a store or a new folder, got one with notes.txt in it"):
         write(tmp_path / "other")
+    twice = [*documents({"a": "one"}), *documents({"a": "two"})]
+    with pytest.raises(ValueError, match="documents: expected names that differ, got a 2 times"):
+        compress_documents(make_compressor(), make_tokenizer(), twice, tmp_path / "new")
     with pytest.raises(ValueError, match=r"^empty.txt: "):
         write(tmp_path / "new", {"empty.txt": ""})

@@ -119,14 +119,15 @@ def _reader(compressor: Compressor) -> str:
 
 def _check_folder(folder: Path, reader: str) -> None:
     """Refuses a folder of another reader, whose memories this one would read wrongly."""
+    from gistkit.common.files import read_json
     from gistkit_vllm import memory_files
 
     if not folder.exists() or not any(folder.iterdir()):
         return
     settings = folder / memory_files.SETTINGS
-    before = json.loads(settings.read_text()) if settings.is_file() else {}
+    before = read_json(settings, "settings that gistkit export wrote") if settings.is_file() else {}
     if before.get("reader") != reader:
-        found = f"the reader {before['reader']}" if before else "other files"
+        found = f"the reader {before['reader']}" if "reader" in before else "other files"
         raise ValueError(f"--out: expected a new folder or one of the reader {reader}, got {found}")
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from starlette.responses import JSONResponse
+from starlette.types import Message, Receive, Scope, Send
+
 from gistkit_vllm import memory_files
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LONGEST = 1 << 25
 
@@ -28,7 +27,7 @@ class Front:
     def __init__(self, app: Any) -> None:
         self.app = app
 
-    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
         if scope["type"] != "http" or scope["method"] != "POST" or path not in (COMPLETIONS, CHAT):
             return await self.app(scope, receive, send)
@@ -65,7 +64,7 @@ class Front:
         scope = {**scope, "headers": [*headers, (b"content-length", str(len(body)).encode())]}
         await self.app(scope, _received(body, receive), send)
 
-    async def _refuse(self, scope: Any, send: Send, status: int, message: str, code: str) -> None:
+    async def _refuse(self, scope: Scope, send: Send, status: int, message: str, code: str) -> None:
         """Answers with an error in OpenAI's shape, to those alone whom vLLM's own check of keys lets through."""
         answer: list[Message] = []
 
@@ -81,10 +80,7 @@ class Front:
                 await send(part)
             return
         error = {"message": message, "type": "invalid_request_error", "param": "kv_transfer_params", "code": code}
-        body = json.dumps({"error": error}).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await JSONResponse({"error": error}, status)(scope, nothing, send)
 
 
 def _check_save(request: dict[str, Any], name: object, saves: bool) -> None:
@@ -105,8 +101,10 @@ def _place(request: dict[str, Any], path: str, about: memory_files.About) -> Non
         # The text is for templates of earlier exports.
         request["chat_template_kwargs"] = {**given, "memory_tokens": about.tokens, "memory_text": about.text}
         return
+    prompt: Any = request.get("prompt")
+    many = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
     request["add_special_tokens"] = False
-    request["prompt"] = _before(request.get("prompt"), about)
+    request["prompt"] = [_before(one, about) for one in prompt] if many else _before(prompt, about)
 
 
 def _before(prompt: Any, about: memory_files.About) -> Any:
@@ -114,8 +112,6 @@ def _before(prompt: Any, about: memory_files.About) -> Any:
         return about.text * about.tokens + prompt
     if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
         return [about.placeholder] * about.tokens + prompt
-    if isinstance(prompt, list) and prompt:
-        return [_before(one, about) for one in prompt]
     raise ValueError(f"prompt: expected a text or token ids after a memory, got {type(prompt).__name__}")
 
 

@@ -142,10 +142,10 @@ def about(folder: Path, name: object) -> tuple[About, tuple[int, ...]]:
     """
     with _opened(folder, name) as file:
         found, shape = _about(name, file), tuple(file.get_slice("values").get_shape())
-    if len(shape) != 5:
+    if len(shape) != 5 or shape[2] != found.tokens:
         raise ValueError(
-            f"memory {name!r}: expected keys and values [layers, 2, tokens, heads, size], got shape {list(shape)}, as "
-            f"of an earlier gistkit's embeddings; export it again"
+            f"memory {name!r}: expected keys and values [layers, 2, {found.tokens} tokens, heads, size], got shape "
+            f"{list(shape)}, as of an earlier gistkit's embeddings; export it again"
         )
     return found, shape
 

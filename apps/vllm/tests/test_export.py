@@ -7,13 +7,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from vllm_env import exported
 
-from gistkit.ask.turns import chat_turns
+from gistkit.ask.turns import Turns, chat_turns
 from gistkit.common.text_ids import filled_ids
 from gistkit.compress import ICAE, AvgPool, FiveHundredX, Select
 from gistkit.compress.tokens import QUESTION
 from gistkit.hf import CACHE
 from gistkit_serve.store import Document, compress_documents
-from gistkit_vllm import export, memory_files
+from gistkit_vllm import export, launch, memory_files
+from gistkit_vllm.template import chat_template
 from tests.helpers.models import byte_tokenizer, tiny_llama
 
 TEXT = "The gate code is 4471, and Olga keeps the key."
@@ -70,6 +71,14 @@ def words_of(compressor, place):
     return (*chosen, "--model", place / "model", "--out", place / "out")
 
 
+def file_of(place, name):
+    """What an exported memory says of itself, and its values."""
+    about, shape = memory_files.about(place / "out" / "memories", name)
+    values = memory_files.values(place / "out" / "memories", name, about.digest)
+    assert shape == values.shape
+    return about, values
+
+
 def read_on(model, ids, values, tokens=8):
     """Greedy tokens of transformers' own model behind keys and values at positions 0 on."""
     cache, found = DynamicCache(config=model.config), []
@@ -95,10 +104,8 @@ def test_the_merged_model_reads_the_file_as_the_compressor_does(made, capsys):
     exported(*words_of(compressor, place), "--merged", "--memories", place / "text.gist")
     told = capsys.readouterr()
     assert "1 memory in " in told.out and "deprecated" not in told.err
-    store, reader = place / "out" / "memories", place / "out" / "reader"
-    about, shape = memory_files.about(store, "text")
-    values = memory_files.values(store, "text", about.digest)
-    assert shape == tuple(values.shape) and about.tokens == values.shape[2]
+    reader, (about, values) = place / "out" / "reader", file_of(place, "text")
+    assert about.tokens == values.shape[2]
     assert about.reader == memory_files.reader_of(reader)
     assert about.context_tokens == len(TEXT)
     plain = AutoModelForCausalLM.from_pretrained(reader)
@@ -130,9 +137,7 @@ def test_selections_that_no_cache_holds_are_refused_with_the_way_out(made, setti
     recipe = shared.changed(shares="equal", fit=False)
     recipe.compress(TEXT).save(place / "equal.gist")
     exported(*words[:-1], place / "equal.gist")
-    values = memory_files.values(
-        *(store := (place / "out" / "memories", "equal")), memory_files.about(*store)[0].digest
-    )
+    _, values = file_of(place, "equal")
     layers = recipe.to_cache(recipe.compress(TEXT)).held
     torch.testing.assert_close(values[:, 1].transpose(1, 2), torch.stack([value[0] for _, value in layers]))
 
@@ -145,8 +150,7 @@ def test_an_adapter_is_a_folder_that_peft_reads(made):
     exported(*words_of(compressor, place), "--memories", place / "text.gist")
     base = AutoModelForCausalLM.from_pretrained(place / "model")
     adapted = PeftModel.from_pretrained(base, place / "out" / "adapter").merge_and_unload()
-    about, _ = memory_files.about(place / "out" / "memories", "text")
-    values = memory_files.values(place / "out" / "memories", "text", about.digest)
+    about, values = file_of(place, "text")
     want = compressor.generate(memory, [[65, 66]], max_new_tokens=8, stop_tokens=()).tolist()[0]
     got = read_on(adapted, [65, 66], values)
     assert got == want
@@ -226,9 +230,6 @@ def test_a_command_that_failed_at_a_memory_can_be_corrected(made):
 @pytest.mark.parametrize("chat", [False, True])
 def test_the_chat_template_writes_what_ask_does(chat):
     """Behind a memory; elsewhere it is the tokenizer's own."""
-    from gistkit.ask.turns import Turns
-    from gistkit_vllm.template import chat_template
-
     tokenizer = tokenizer_with_turns()
     turns = chat_turns(tokenizer) if chat else Turns(QUESTION, QUESTION)
     messages = [
@@ -255,8 +256,6 @@ def test_the_chat_template_writes_what_ask_does(chat):
 
 def test_a_client_writes_placeholders_alone_and_no_more_than_a_prompt_has():
     """Of a request without a memory, whose keywords for the template are the client's."""
-    from gistkit_vllm.template import chat_template
-
     tokenizer = tokenizer_with_turns()
     own = {"tokenize": False, "chat_template": chat_template(tokenizer, None, False)}
     messages = [{"role": "user", "content": "Who?"}]
@@ -265,8 +264,6 @@ def test_a_client_writes_placeholders_alone_and_no_more_than_a_prompt_has():
 
 
 def test_templates_with_any_words_and_characters_are_kept():
-    from gistkit_vllm.template import chat_template
-
     tokenizer = tokenizer_with_turns()
     tokenizer.chat_template = "<FIRST>{% for m in messages %}{{ m['content'] }}<|END_OF_TURN|>LATER MEMORY{% endfor %}"
     messages = [{"role": "user", "content": "PLAIN"}]
@@ -287,8 +284,6 @@ def test_templates_with_any_words_and_characters_are_kept():
 
 
 def test_settings_are_json_that_the_launcher_reads(tmp_path, capsys):
-    from gistkit_vllm import launch
-
     (tmp_path / "reader").mkdir()
     (tmp_path / "gistkit.json").write_text(json.dumps({"name": "tiny", "base": "x", "reader": "r"}))
     assert launch.main([str(tmp_path), "--print", "--port", "99"]) == 0

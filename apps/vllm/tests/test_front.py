@@ -15,14 +15,18 @@ from gistkit_vllm import front, memory_files
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
+VALUES = torch.rand(2, 2, 3, 1, 4)
+OTHER = {"context_tokens": 9, "placeholder": 7, "text": "<x>", "reader": "r", "tokens": 3}
+
+
 @pytest.fixture
 def store(tmp_path):
-    about = {"context_tokens": 9, "placeholder": 7, "text": "<x>", "reader": "r"}
-    memory_files.add(tmp_path, "2026/märz", torch.rand(2, 2, 3, 1, 4), tokens=3, **about)
-    memory_files.add(tmp_path, "embedded", torch.rand(2, 4), tokens=2, **about)
+    memory_files.add(tmp_path, "2026/märz", VALUES, **OTHER)
+    memory_files.add(tmp_path, "embedded", torch.rand(2, 4), **OTHER)
+    memory_files.add(tmp_path, "more", VALUES, **OTHER | {"tokens": 10**9})
     with pytest.MonkeyPatch.context() as later:
         later.setattr(memory_files, "asdict", lambda about: vars(about) | {"x": 1})
-        memory_files.add(tmp_path, "later", torch.rand(2, 2, 3, 1, 4), tokens=3, **about)
+        memory_files.add(tmp_path, "later", VALUES, **OTHER)
     memory_files.path_of(tmp_path, "cut").write_bytes(memory_files.path_of(tmp_path, "2026/märz").read_bytes()[:100])
     return tmp_path
 
@@ -103,7 +107,7 @@ def test_other_routes_are_not_read(store):
     [
         ("nothing", 404, "memory_not_found"), ("../2026", 404, "memory_not_found"), (7, 404, "memory_not_found"),
         ("", 404, "memory_not_found"), ("x" * 9999, 404, "memory_not_found"), ("\ud800", 404, "memory_not_found"),
-        ("cut", 400, "memory_not_read"), ("embedded", 400, "memory_not_read"), ("later", 400, "memory_not_read"),
+        *((name, 400, "memory_not_read") for name in ("cut", "embedded", "more", "later")),
     ],
 )  # fmt: skip
 def test_a_memory_that_cannot_be_read_is_told_without_the_engine(store, name, status, code):
@@ -176,29 +180,33 @@ def test_settings_of_the_template_that_are_none_are_refused(store, given):
     assert sent[0]["status"] == 400 and b"chat_template_kwargs: expected settings by name, got" in sent[1]["body"]
 
 
-@pytest.mark.parametrize("prompt", [None, 7, [], {}, [[]]])
+@pytest.mark.parametrize("prompt", [None, 7, [], {}, [[]], [["a"]], ["a", [[1]]]])
 def test_prompts_of_no_kind_are_refused(store, prompt):
     _, sent = call(store, COMPLETIONS, {"prompt": prompt, "kv_transfer_params": {"memory": "2026/märz"}})
     assert sent[0]["status"] == 400 and b"prompt: expected a text or token ids" in sent[1]["body"]
 
 
-def test_a_memory_that_is_not_to_be_replaced_stays(store):
-    about, _ = memory_files.about(store, "2026/märz")
-    files = sorted(store.iterdir())
+@pytest.mark.parametrize("links", [True, False])
+def test_a_memory_that_is_not_to_be_replaced_stays(store, monkeypatch, links):
+    """On disks without links too."""
+
+    def link(*_):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(memory_files.os, "link", link)
+    memory_files.add(store, "new", VALUES, replace=False, **OTHER)
+    about, files = memory_files.about(store, "new")[0], sorted(store.iterdir())
     with pytest.raises(FileExistsError):
-        memory_files.add(store, "2026/märz", torch.rand(2, 2, 3, 1, 4), replace=False, **OTHER)
-    assert memory_files.about(store, "2026/märz")[0] == about and sorted(store.iterdir()) == files
-
-
-OTHER = {"context_tokens": 9, "placeholder": 7, "text": "<x>", "reader": "r", "tokens": 3}
+        memory_files.add(store, "new", VALUES + 1, replace=False, **OTHER)
+    assert memory_files.about(store, "new")[0] == about and sorted(store.iterdir()) == files
 
 
 def test_names_of_memories_fit_into_those_of_files(store):
-    values = torch.rand(2, 2, 3, 1, 4)
-    memory_files.add(store, "文" * 22, values, **OTHER)
-    assert memory_files.about(store, "文" * 22)[1] == values.shape
+    memory_files.add(store, "文" * 22, VALUES, **OTHER)
+    assert memory_files.about(store, "文" * 22)[1] == VALUES.shape
     with pytest.raises(ValueError, match=r"memory: expected a name of 1 to 200 characters, counted as in a URL"):
-        memory_files.add(store, "文" * 23, values, **OTHER)
+        memory_files.add(store, "文" * 23, VALUES, **OTHER)
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 100])
@@ -206,20 +214,8 @@ def test_a_damaged_memory_is_replaced_by_one_of_its_name(store, content):
     memory_files.path_of(store, "cut").write_bytes(content)
     with pytest.raises(memory_files.Damaged, match="got a damaged one"):
         memory_files.about(store, "cut")
-    memory_files.add(store, "cut", torch.rand(2, 2, 3, 1, 4), replace=False, **OTHER)
+    memory_files.add(store, "cut", VALUES, replace=False, **OTHER)
     assert memory_files.about(store, "cut")[0].tokens == 3
-
-
-def test_disks_without_links_take_new_memories_alone(store, monkeypatch):
-    def link(*_):
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(memory_files.os, "link", link)
-    memory_files.add(store, "new", torch.rand(2, 2, 3, 1, 4), replace=False, **OTHER)
-    about, _ = memory_files.about(store, "new")
-    with pytest.raises(FileExistsError):
-        memory_files.add(store, "new", torch.rand(2, 2, 3, 1, 4), replace=False, **OTHER)
-    assert memory_files.about(store, "new")[0] == about and not list(store.glob(".*"))
 
 
 def test_a_memory_is_on_the_disk_before_it_has_its_name_and_never_twice_in_memory(store, monkeypatch):
@@ -244,7 +240,7 @@ def test_a_full_disk_is_told_by_the_file_that_it_has_no_space_for(store, monkeyp
 
     monkeypatch.setattr(memory_files, "save_file", full)
     with pytest.raises(OSError, match=r"new.safetensors: expected a file that can be written, got .* No space left"):
-        memory_files.add(store, "new", torch.rand(2, 2, 3, 1, 4), **OTHER)
+        memory_files.add(store, "new", VALUES, **OTHER)
     assert not list(store.glob(".*"))
 
 

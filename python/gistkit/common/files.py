@@ -201,7 +201,7 @@ def replacing_files(
 def _moved(folder: Path, beside: Path, last: str | None = None, stale: Sequence[Path] = ()) -> Iterator[Path]:
     """A folder in `beside` to write, whose files then move to `folder`; `last` and `stale` as in `replacing_files`."""
     beside.mkdir(parents=True, exist_ok=True)
-    with _private_folder(beside) as private:
+    with private_folder(beside) as private:
         partial = private / "files"
         partial.mkdir()
         # The mode that the umask and the folder's defaults give to a new file.
@@ -237,9 +237,9 @@ def _moved(folder: Path, beside: Path, last: str | None = None, stale: Sequence[
             raise
 
 
-def remove_partials(folder: Path) -> None:
-    """Removes what interrupted writes left in `folder`; those that still run keep theirs."""
-    for path in folder.glob(f"{PREFIX}*{SUFFIX}"):
+def remove_partials(folder: Path, prefix: str = PREFIX) -> None:
+    """Removes what interrupted writes, or holders of a `private_folder`, left in `folder`; who still runs keeps it."""
+    for path in folder.glob(f"{prefix}*{SUFFIX}"):
         with suppress(OSError):
             held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
@@ -268,11 +268,11 @@ def lock(folder: Path, user: str) -> int:
 
 
 @contextmanager
-def _private_folder(parent: Path) -> Iterator[Path]:
+def private_folder(parent: Path, prefix: str = PREFIX) -> Iterator[Path]:
     """A new folder in `parent` of a name that nobody can foresee; removed with all that is in it."""
     with ExitStack() as stack:
         while True:
-            private = TemporaryDirectory(SUFFIX, PREFIX, parent, ignore_cleanup_errors=True)
+            private = TemporaryDirectory(SUFFIX, prefix, parent, ignore_cleanup_errors=True)
             path = Path(stack.enter_context(private))
             # `remove_partials` may come between.
             with suppress(FileNotFoundError):

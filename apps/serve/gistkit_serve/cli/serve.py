@@ -171,19 +171,12 @@ def _application(
 def _listener(host: str, port: int) -> socket.socket:
     """A socket that listens; who comes before uvicorn takes it over waits."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen()
-        except BaseException:
-            listener.close()
-            raise
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, dualstack_ipv6=both)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"--port: expected a free address, got {host} and {port}: {reason}") from error
-    return listener
 
 
 def _is_loopback(listener: socket.socket) -> bool:

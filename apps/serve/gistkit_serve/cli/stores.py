@@ -61,22 +61,15 @@ def nearest_memories(arguments: argparse.Namespace, in_terminal: bool, device: s
     from gistkit_serve.store import Store
     from gistkit_serve.store.store import is_store
 
+    named, options = arguments.documents, {"--nearest": arguments.nearest, "--embed": arguments.embed}
     if not is_store(arguments.memory):
         if (folder := arguments.memory).is_dir():
             made = f"make one with gistkit compress {folder} -o {folder.name or 'notes'}.store"
             raise ValueError(f"{folder}: expected a memory, a text or a store, got a folder of other files; {made}")
-        for option, given in (
-            ("--document", arguments.documents[:1]), ("--nearest", arguments.nearest), ("--embed", arguments.embed)
-        ):  # fmt: skip
-            if given:
-                shown = repr(given[0]) if option == "--document" else given
-                raise ValueError(f"{option}: not allowed with a memory file, got {shown}")
+        _refuse("a memory file", {"--document": (named and repr(named[0])) or None} | options)
         return None
-    if arguments.documents:
-        if arguments.nearest:
-            raise ValueError(f"--nearest: not allowed with --document, got {arguments.nearest}")
-        if arguments.embed is not None:
-            raise ValueError(f"--embed: not allowed with --document, got {arguments.embed}")
+    if named:
+        _refuse("--document", options)
         return None
     store = Store(arguments.memory)
     for given, what in (
@@ -92,6 +85,13 @@ def nearest_memories(arguments: argparse.Namespace, in_terminal: bool, device: s
         raise ValueError(f"{arguments.memory}: expected a store of documents, got one without any")
     embedder = None if arguments.embed is None else load_embedder(arguments.embed, device)
     return NearestMemories(store, arguments.nearest or 1, other_memories(arguments), embedder)
+
+
+def _refuse(what: str, options: dict[str, Any]) -> None:
+    """Refuses options that are given and do not go with something."""
+    for option, given in options.items():
+        if given is not None:
+            raise ValueError(f"{option}: not allowed with {what}, got {given}")
 
 
 class NearestMemories:
@@ -122,8 +122,8 @@ class NearestMemories:
                 index.check(embedder.encode_document)
             except ValueError as error:
                 raise ValueError(f"--{error}") from error
-        if (indexed := len(index.names)) < len(store):
-            warn(f"{store.folder}: {len(store) - indexed} of {len(store)} documents are not in its index")
+        if left := len(store.keys() - {*index.names}):
+            warn(f"{store.folder}: {left} of {len(store)} documents are not in its index")
 
     def any(self) -> Named:
         """A document of the store, which says who made it, and the others."""

@@ -9,8 +9,9 @@ import secrets
 import time
 from typing import Any
 
+from starlette.types import Message, Receive, Scope, Send
+
 from gistkit_serve.server.errors import Refused
-from gistkit_serve.server.guard import Message, Receive, Send
 from gistkit_serve.server.metrics import Metrics
 
 log, errors = logging.getLogger("gistkit_serve.access"), logging.getLogger("gistkit_serve")
@@ -20,17 +21,12 @@ _ID = re.compile(rb"[\w.:-]{1,64}", re.ASCII)
 
 
 class Access:
-    """An ASGI application before another one.
-
-    Args:
-        app: the other one.
-        metrics: that count requests.
-    """
+    """An ASGI application before another one."""
 
     def __init__(self, app: Any, *, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
@@ -67,7 +63,7 @@ class Access:
             log.info("%s %s %s %s %d %.3f s", name.decode(), _address(scope), method, path, status, seconds)
 
 
-def _address(scope: Message) -> str:
+def _address(scope: Scope) -> str:
     """The address of the client; - for what is none."""
     # What follows % may be any text.
     given = (scope.get("client") or ("",))[0].partition("%")[0]

@@ -110,9 +110,8 @@ def application(
 
     @app.post("/v1/memories", status_code=201)
     async def add_memory(body: TextBody, request: Request) -> dict[str, Any]:
-        async with _Exchange(request, seconds, lambda tell: Text(tell, body.text)) as exchange:
-            entry: Entry = await exchange.next()
-            return {**_memory(entry), "removed": list(entry.removed)}
+        entry: Entry = await _Exchange(request, seconds, lambda tell: Text(tell, body.text)).next()
+        return {**_memory(entry), "removed": list(entry.removed)}
 
     @app.get("/v1/memories")
     async def list_memories() -> dict[str, Any]:
@@ -152,18 +151,11 @@ def application(
 
         exchange = _Exchange(request, seconds, question)
         head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": name}
+        # What is refused of a stream has its status too.
+        answer = await exchange.next()
         if body.stream:
-            await exchange.__aenter__()
-            try:
-                # What is refused has its status.
-                first = await exchange.next()
-            except BaseException:
-                await exchange.__aexit__()
-                raise
-            events = _events(exchange, first, head, body.stream_options.include_usage)
+            events = _events(exchange, answer, head, body.stream_options.include_usage)
             return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
-        async with exchange:
-            answer: Answer = await exchange.next()
         message = {"role": "assistant", "content": answer.text}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.reason}
         return {**head, "object": "chat.completion", "choices": [choice], "usage": _usage(answer)}
@@ -212,22 +204,20 @@ def _documentation(schema: dict[str, Any]) -> str:
 
 
 class _Exchange:
-    """A request and what the worker tells of it, as an async context; at its end nobody waits any more."""
+    """A request, which the worker has, and what it tells of it, until an error, an answer or the client's end."""
 
     def __init__(self, request: Request, seconds: float, job: Callable[[Callable[[Any], None]], Job]) -> None:
         self._loop = asyncio.get_running_loop()
         self._told: asyncio.Queue[Any] = asyncio.Queue()
         self._end, self._seconds = self._loop.time() + seconds, seconds
-        self._request = request
         self._job = job(self._tell)
+        request.app.state.worker.submit(self._job)
+        self._gone = asyncio.ensure_future(_disconnected(request.receive))
+        # Also where a stream ends before its first event.
+        self._gone.add_done_callback(lambda _: setattr(self._job, "cancelled", True))
 
-    async def __aenter__(self) -> _Exchange:
-        self._request.app.state.worker.submit(self._job)
-        self._gone = asyncio.ensure_future(_disconnected(self._request.receive))
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        self._job.cancelled = True
+    def end(self) -> None:
+        """Nobody waits any more."""
         self._gone.cancel()
 
     def _tell(self, item: Any) -> None:
@@ -236,11 +226,7 @@ class _Exchange:
             self._loop.call_soon_threadsafe(self._told.put_nowait, item)
 
     async def next(self) -> Any:
-        """What the worker tells next.
-
-        Raises:
-            Refused: if that is an error, the time is over, or the client has gone.
-        """
+        """What the worker tells next; Refused if that is an error, the time is over, or the client has gone."""
         told = asyncio.ensure_future(self._told.get())
         try:
             left = max(self._end - self._loop.time(), 0)
@@ -250,12 +236,15 @@ class _Exchange:
                     raise Refused(499, "the client has gone")
                 raise Refused(504, f"expected an answer within {self._seconds:g} s, got none", code="time_over")
             item = told.result()
+            if isinstance(item, Exception):
+                raise item if isinstance(item, Refused) else Refused(400, str(item))
+        except BaseException:
+            self.end()
+            raise
         finally:
             told.cancel()
-        if isinstance(item, Refused):
-            raise item
-        if isinstance(item, Exception):
-            raise Refused(400, str(item))
+        if not isinstance(item, str):
+            self.end()
         return item
 
 
@@ -284,7 +273,7 @@ async def _events(exchange: _Exchange, first: Any, head: dict[str, Any], usage: 
     except Refused as error:
         yield _event(error.body())
     finally:
-        await exchange.__aexit__()
+        exchange.end()
     yield "data: [DONE]\n\n"
 
 

@@ -6,8 +6,9 @@ import asyncio
 import re
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+
+from starlette.types import Message, Receive, Scope, Send
 
 from gistkit_serve.server.errors import Refused
 
@@ -17,9 +18,6 @@ _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::\d{0,5})?")
 _OPEN = {"/health", "/docs", "/openapi.json"}
 _BODY = 30.0
 """Seconds in which a body has come, at most."""
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 
 class Guard:
@@ -53,7 +51,7 @@ class Guard:
         # Requests whose bodies have come, and the bytes of those on their way: who sends slowly takes nobody's place.
         self._passed = self._coming = 0
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
@@ -71,7 +69,7 @@ class Guard:
             if not self._requests[address]:
                 del self._requests[address]
 
-    async def _pass(self, address: str, scope: Message, receive: Receive, send: Send) -> None:
+    async def _pass(self, address: str, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         self._check_host(headers.get(b"host", b"").decode("latin-1"))
         self._check_key(scope["path"], headers.get(b"authorization", b""))

@@ -18,13 +18,7 @@ _SECONDS = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120)
 
 
 class Metrics(Collector):
-    """The numbers of one application, with a registry of their own.
-
-    `seconds` is the histogram of requests by method, route and status.
-
-    Args:
-        repository: of the memories.
-    """
+    """The numbers of one application, with a registry; `seconds` are of requests by method, route and status."""
 
     def __init__(self, repository: MemoryRepository) -> None:
         self._repository = repository

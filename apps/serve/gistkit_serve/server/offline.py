@@ -33,7 +33,8 @@ class Offline:
             if is_store(path):
                 self._add_store(path)
             else:
-                entry = entry_of(path.stem, path, self._checked(Memory.load(path, compressor.device)))
+                name = path.name.removesuffix(".gist")
+                entry = entry_of(name, path, self._checked(Memory.load(path, compressor.device)))
                 entry.memory = None
                 self._add(path, entry, partial(Memory.load, path, compressor.device))
 

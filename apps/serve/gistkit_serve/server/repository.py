@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import logging
 import os
 import re
 import secrets
-import shutil
 import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING
 
 from gistkit.common.checks import check_int
-from gistkit.common.files import lock, remove_partials
+from gistkit.common.files import lock, private_folder, remove_partials
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.memory import Memory
 from gistkit_serve.server.entry import Entry, check_own, entry_of
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("gistkit_serve")
 SUFFIX = ".gist"
 _TEMPORARY = "gistkit-serve-"
-_USER = "server"
 _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
@@ -76,8 +74,10 @@ class MemoryRepository:
         self._ram, self._disk = check_int("ram_bytes", ram_bytes, 0), check_int("disk_bytes", disk_bytes)
         self._lock = RLock()
         self._entries: OrderedDict[str, Entry] = OrderedDict()
+        # Of files that could not be read at the start, for now.
+        self._unread: set[str] = set()
         folder.mkdir(parents=True, exist_ok=True)
-        self._held = lock(folder, _USER)
+        self._held = lock(folder, "server")
         if not os.access(folder, os.W_OK):
             log.warning("%s cannot be written: its memories answer, and none can be added or removed", folder)
         remove_partials(folder)
@@ -124,12 +124,12 @@ class MemoryRepository:
 
         Raises:
             KeyError: if there is none, or its file is damaged.
-            OSError, ValueError: if its file cannot be read now; it stays.
+            OSError: if its file cannot be read now; it stays. Of one made elsewhere a ValueError too.
         """
         if name in self.offline.entries:
             return self.offline.get(name)
         with self._lock:
-            entry = self._entries[name]
+            entry = self._known(name)
             self._entries.move_to_end(name)
             memory = entry.memory
             entry.used = int(time.time())
@@ -144,9 +144,9 @@ class MemoryRepository:
         return memory
 
     def entry(self, name: str) -> Entry:
-        """What is known of a memory; a KeyError if there is none."""
+        """What is known of a memory; a KeyError if there is none, an OSError if its file could never be read so far."""
         with self._lock:
-            return self.offline.entries.get(name) or self._entries[name]
+            return self.offline.entries.get(name) or self._known(name)
 
     def entries(self) -> list[Entry]:
         """All memories, those made elsewhere first, and those used last at the end."""
@@ -156,9 +156,8 @@ class MemoryRepository:
     def remove(self, name: str) -> None:
         """Removes a memory and its file; a KeyError if there is none, an OSError if its file cannot be removed."""
         with self._lock:
-            entry = self._entries[name]
             # What cannot be removed is still there.
-            self._path(entry.id).unlink(missing_ok=True)
+            self._path(self._known(name).id).unlink(missing_ok=True)
             del self._entries[name]
 
     def close(self) -> None:
@@ -171,34 +170,48 @@ class MemoryRepository:
             raise KeyError(name)
         return self.folder / f"{name}{SUFFIX}"
 
+    def _known(self, name: str) -> Entry:
+        """An entry; what could not be read at the start is read now. The caller has the lock."""
+        if name in self._unread:
+            self._entries[name] = entry_of(name, self._path(name), self._load(name))
+            self._unread.remove(name)
+            self._trim()
+        return self._entries[name]
+
     def _load(self, name: str) -> Memory:
+        """Reads a memory; a KeyError if it is gone, damaged or another's, an OSError if it cannot be read for now."""
+        path = self._path(name)
         try:
-            memory = Memory.load(self._path(name), self._compressor.device)
+            memory = Memory.load(path, self._compressor.device)
             # The file may be another one by now.
             check_own(self._compressor, self._prints, memory)
             return memory
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, MemoryError) as error:
             # Too many open files are told as a missing one, and too little memory as a file that cannot be read.
-            passing = isinstance(error, OSError) or isinstance(error.__cause__, RuntimeError)
-            if passing and self._path(name).exists():
-                raise
-            log.warning("a memory is lost: %s", error)
+            passing = not isinstance(error, ValueError) or isinstance(error.__cause__, RuntimeError)
+            if passing and path.exists():
+                if isinstance(error, OSError):
+                    raise
+                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from error
+            log.warning("left as it is: %s", error if str(path) in str(error) else f"{path}: {error}")
             with self._lock:
                 self._entries.pop(name, None)
             raise KeyError(name) from error
 
     def _read_folder(self) -> None:
         """Finds the memories of an earlier process, in the order of their use."""
-        files = [path for path in self.folder.glob(f"*{SUFFIX}") if _ID.fullmatch(path.stem) and not path.is_symlink()]
+        paths = [path for path in self.folder.glob(f"*{SUFFIX}") if _ID.fullmatch(path.stem)]
+        files = [path for path in paths if path.is_file() and not path.is_symlink()]
         ram, found = 0, []
         for path in sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True):
             try:
-                memory = Memory.load(path, self._compressor.device)
-                check_own(self._compressor, self._prints, memory)
-            except (OSError, ValueError) as error:
-                log.warning("left as it is: %s", error if str(path) in str(error) else f"{path}: {error}")
+                entry = entry_of(path.stem, path, self._load(path.stem))
+            except KeyError:
                 continue
-            entry = entry_of(path.stem, path, memory)
+            except OSError as error:
+                log.warning("%s cannot be read now and is tried again when it is asked for: %s", path, error)
+                self._unread.add(path.stem)
+                continue
             ram += entry.nbytes
             if ram > self._ram:
                 entry.memory = None
@@ -242,20 +255,7 @@ def _touch(path: Path) -> None:
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
     """A folder of memories that ends with the process; those that killed processes have left go now."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
-        with suppress(OSError):
-            if not left.is_symlink() and left.stat().st_uid == os.getuid():
-                held = lock(left, _USER)
-                shutil.rmtree(left, ignore_errors=True)
-                os.close(held)
-    with ExitStack() as stack:
-        while True:
-            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_TEMPORARY)))
-            # Until it is locked, another server that starts may take it for one that was left.
-            with suppress(FileNotFoundError):
-                held = os.open(path, os.O_RDONLY)
-                stack.callback(os.close, held)
-                fcntl.flock(held, fcntl.LOCK_EX)
-            if path.exists():
-                break
+    place = Path(tempfile.gettempdir())
+    remove_partials(place, _TEMPORARY)
+    with private_folder(place, _TEMPORARY) as path:
         yield path / "memories"

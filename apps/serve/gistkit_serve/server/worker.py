@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, TemperatureLogitsWarper, TopPLogitsWarper
 
 from gistkit.ask.turns import Turns
-from gistkit.common.checks import POSITIONS
+from gistkit.common.checks import POSITIONS, check_int
 from gistkit.common.text_ids import text_ids
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.generation import answering, stop_ids
@@ -54,6 +55,10 @@ class Limits:
     batch: int = 16
     batch_tokens: int = 16384
     queue: int = 128
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            check_int(name, value)
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,6 @@ class Question(Job):
         memories: ids; several are one context, and without one the question is read by itself.
         turns: questions and the answers between them; the last one is a question.
         new_tokens: of the answer, at most.
-        sampling: see there.
         stops: texts that end the answer.
         pieces: whether `tell` gets pieces; otherwise the `Answer` alone.
         endless: an end token ends no answer.
@@ -133,14 +137,7 @@ class Question(Job):
 
 
 class _Answer:
-    """A question that is being answered, and what is written so far.
-
-    Args:
-        job: the question.
-        memory: of all its memories, if it has some.
-        prompt: token ids.
-        decode: token ids to a text.
-    """
+    """A question that is being answered, the memory of all its memories, its token ids, and what is written so far."""
 
     def __init__(
         self, job: Question, memory: Memory | None, prompt: list[int], decode: Callable[[list[int]], str]
@@ -211,9 +208,7 @@ class Worker:
 
     Args:
         compressor: with a tokenizer, in eval mode.
-        repository: of the memories.
         turns: the text around questions.
-        limits: see there.
     """
 
     def __init__(self, compressor: Compressor, repository: MemoryRepository, turns: Turns, limits: Limits) -> None:
@@ -442,7 +437,7 @@ class Worker:
                 "messages",
                 code="context_length_exceeded",
             )
-        return _Answer(job, memory, prompt, self._decode)
+        return _Answer(job, memory, prompt, partial(self.tokenizer.decode, skip_special_tokens=True))
 
     def _found(self, names: Sequence[str]) -> Memory | None:
         """The memory of a question, of several one; None: it asks about none."""
@@ -487,10 +482,6 @@ class Worker:
             ids += [end] if end is not None else []
             ids += self.turns.ids(self.tokenizer, question, ids[-1])
         return ids
-
-    def _decode(self, tokens: list[int]) -> str:
-        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
-        return text
 
 
 def _twin(compressor: Compressor) -> Compressor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from gistkit.common.checks import at_least, check_int
+from gistkit.common.messages import shown
 from gistkit.common.text_ids import text_ids
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.tokens import batches
@@ -67,7 +69,7 @@ def compress_documents(
 
     Raises:
         ValueError: if a document is empty, too long for the compressor, or not the text that the store has under its
-            name, if a name is none, if there is no such part, or as `Store.of`.
+            name, if a name is none or that of two, if there is no such part, or as `Store.of`.
     """
     batch_tokens = at_least("compress_documents", "batch_tokens", batch_tokens, 1)
     own = share(documents, part, parts)
@@ -103,8 +105,11 @@ def share(documents: Sequence[Document], part: int, parts: int) -> list[Document
     """Every parts-th document by size, the largest first.
 
     Raises:
-        ValueError: if there is no such part.
+        ValueError: if there is no such part, or two have one name.
     """
+    for name, count in Counter(document.name for document in documents).items():
+        if count > 1:
+            raise ValueError(f"documents: expected names that differ, got {shown(name)} {count} times")
     if check_int("part", part, 0) >= check_int("parts", parts):
         raise ValueError(f"part: expected a number below parts, {parts}, got {part}")
     return sorted(documents, key=lambda document: (-document.size, document.name))[part::parts]

@@ -9,6 +9,7 @@ import torch
 
 from gistkit_serve.store.documents import Document, checked_text, share
 from gistkit_serve.store.nearest import (
+    UNKNOWN,
     Embed,
     check_embed,
     index_files,
@@ -57,9 +58,10 @@ def index_documents(
     folder, kind = Path(folder), "words" if embed is None else "vectors"
     entries = Store(folder).entries
     files = [read_file(path, kind) for path in index_files(folder, kind)]
-    known = {name for file in files for name in file.names}
+    # By the texts that the store has now.
+    known = {n for file in files for n, text in file.known if n in entries and text in (UNKNOWN, entries[n].text)}
     if embed is not None:
-        check_embed(embed, files, folder)
+        check_embed(embed, [file.probe for file in files], folder)
     del files
     own = share(documents, part, parts)
     missing = [document for document in own if document.name not in known]
@@ -74,7 +76,7 @@ def index_documents(
             texts += new
             places += [place] * len(new)
         tensors = word_tensors(texts) if embed is None else vector_tensors(texts, embed)
-        names = [document.name for document in group]
+        names = {document.name: entries[document.name].text for document in group}
         write_file(folder, kind, names, torch.tensor(places, dtype=torch.int32), tensors)
         if on_file is not None:
             on_file(len(group))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -25,6 +25,8 @@ FORMAT, VERSION = "gistkit-index", "1"
 WINDOW = 50
 # Words are numbered by a hash below this.
 TERMS = 2**20
+# The CRC-32 of a text in the files of earlier releases, which have none.
+UNKNOWN = -1
 # Its vector says whether what embeds is what made an index: at most as far from it as rounding in half precision.
 PROBE, FAR = "Who wrote this report, and when was it finished?", 0.2
 
@@ -36,13 +38,13 @@ class File(NamedTuple):
     """A file of an index.
 
     Args:
-        names: of documents.
+        known: the name of each document, and the CRC-32 of its text or `UNKNOWN`.
         documents: [N], which of them each window is of.
         windows: a row each: the counts of their words, sparse, or vectors of length 1, [N, D].
         probe: the vector of PROBE; None: by words, or of a file without one.
     """
 
-    names: list[str]
+    known: list[tuple[str, int]]
     documents: np.ndarray
     windows: Any
     probe: np.ndarray | None
@@ -70,17 +72,17 @@ def vector_tensors(texts: Sequence[str], embed: Embed) -> dict[str, Tensor]:
     return {"vectors": torch.from_numpy(vectors), "probe": torch.from_numpy(unit_vectors([PROBE], embed)[0])}
 
 
-def check_embed(embed: Embed, files: Sequence[File], folder: Path) -> None:
-    """Compares what embeds documents with what made the files of an index; those without a probe have any.
+def check_embed(embed: Embed, probes: Sequence[np.ndarray | None], folder: Path) -> None:
+    """Compares what embeds documents with what made the vectors of an index, by the probes of its files.
 
     Raises:
         ValueError: if it is another.
     """
-    probes = [file.probe for file in files if file.probe is not None]
-    if not probes:
+    kept = [probe for probe in probes if probe is not None]
+    if not kept:
         return
     (found,) = unit_vectors([PROBE], embed)
-    for probe in probes:
+    for probe in kept:
         if found.shape != probe.shape or np.linalg.norm(found - probe) > FAR:
             raise ValueError(
                 f"embed: expected the model that made the vectors of {folder}, {len(probe)} numbers each, got another "
@@ -107,11 +109,17 @@ def index_files(folder: Path, kind: str) -> list[Path]:
     return sorted(folder.glob(f"{kind}-*.safetensors"))
 
 
-def write_file(folder: Path, kind: str, names: Sequence[str], documents: Tensor, tensors: Mapping[str, Tensor]) -> None:
-    """Adds a file to an index: the windows of documents, of which `documents` has the place among `names`."""
+def write_file(
+    folder: Path, kind: str, names: Mapping[str, int], documents: Tensor, tensors: Mapping[str, Tensor]
+) -> None:
+    """Adds a file to an index: the windows of documents, of which `documents` has the place among `names`.
+
+    `names` have the CRC-32 of each text.
+    """
     content = {**tensors, "documents": documents}
-    listed = json.dumps(list(names))
-    header = {"format": FORMAT, "version": VERSION, "names": listed, "checksum": _checksum(listed, content)}
+    listed, texts = json.dumps([*names]), json.dumps([*names.values()])
+    header = {"format": FORMAT, "version": VERSION, "names": listed, "texts": texts}
+    header["checksum"] = _checksum(header, content)
     # Who writes the same documents at a time writes the same file.
     write_tensors(folder / f"{kind}-{zlib.crc32(listed.encode()):08x}-{len(names)}.safetensors", content, header)
 
@@ -127,17 +135,19 @@ def read_file(path: Path, kind: str) -> File:
     if (header.get("format"), header.get("version")) != (FORMAT, VERSION):
         found = f"{shown(header.get('format'))}, version {shown(header.get('version'))}"
         raise ValueError(f"{path}: expected format {FORMAT}, version {VERSION}, got {found}")
-    if header.get("checksum") != _checksum(header.get("names", ""), tensors):
+    if header.get("checksum") != _checksum(header, tensors):
         raise ValueError(f"{path}: expected contents of their checksum, got a file that is damaged; delete it")
     try:
-        return _file(json.loads(header["names"]), {name: tensor.numpy() for name, tensor in tensors.items()}, kind)
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        names, texts = json.loads(header["names"]), json.loads(header.get("texts", "null"))
+        return _file(names, texts, {name: tensor.numpy() for name, tensor in tensors.items()}, kind)
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path}: expected windows of documents, got arrays that are none; delete it") from error
 
 
-def _file(names: Any, arrays: Mapping[str, np.ndarray], kind: str) -> File:
+def _file(names: Any, texts: Any, arrays: Mapping[str, np.ndarray], kind: str) -> File:
     documents, probe = arrays["documents"], arrays.get("probe")
     named = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    texts = [UNKNOWN] * len(names) if texts is None else [int(text) for text in texts]
     if not named or (documents.dtype, documents.ndim) != (np.int32, 1):
         raise ValueError("documents that have no name")
     if documents.min() < 0 or documents.max() >= len(names):
@@ -147,6 +157,8 @@ def _file(names: Any, arrays: Mapping[str, np.ndarray], kind: str) -> File:
         word_counter()
         from scipy.sparse import csr_matrix
 
+        if arrays["counts"].dtype != np.uint8:
+            raise ValueError("counts that are none")
         parts = arrays["counts"].astype(np.float32), arrays["terms"], arrays["starts"]
         windows = csr_matrix(parts, (len(documents), TERMS))
         windows.check_format(full_check=True)
@@ -156,7 +168,7 @@ def _file(names: Any, arrays: Mapping[str, np.ndarray], kind: str) -> File:
             raise ValueError("vectors that are none")
     if windows.shape[0] != len(documents) or (probe is not None and probe.shape != windows.shape[1:]):
         raise ValueError("windows of no document")
-    return File(names, documents, windows, probe)
+    return File([*zip(names, texts, strict=True)], documents, windows, probe)
 
 
 class Nearest:
@@ -178,16 +190,16 @@ class Nearest:
         paths = index_files(folder, kind)
         if not paths:
             raise FileNotFoundError(f"{folder}: expected an index of {kind}, got a store without one")
-        self._folder, self._files = folder, [read_file(path, kind) for path in paths]
+        files = [read_file(path, kind) for path in paths]
+        self._folder, self._probes = folder, [file.probe for file in files]
         # Several files may have a document, of processes that ran at a time: it is the same in all.
-        listed = np.array([name for file in self._files for name in file.names], object)
-        unique, places = np.unique(listed, return_inverse=True)
-        self.names: list[str] = unique.tolist()
-        starts = np.cumsum([0, *(len(file.names) for file in self._files)])
-        self._documents = places[
-            np.concatenate([file.documents + start for file, start in zip(self._files, starts, strict=False)])
-        ]
-        windows, self._weights = [file.windows for file in self._files], None
+        self._known = sorted({known for file in files for known in file.known})
+        self.names = sorted({name for name, _ in self._known})
+        places = {known: place for place, known in enumerate(self._known)}
+        self._documents = np.concatenate(
+            [np.array([places[known] for known in file.known])[file.documents] for file in files]
+        )
+        windows, self._weights = [file.windows for file in files], None
         if kind == "words":
             from scipy.sparse import vstack
             from sklearn.feature_extraction.text import TfidfTransformer
@@ -206,15 +218,16 @@ class Nearest:
 
     def check(self, embed: Embed) -> None:
         """A ValueError if `embed`, of documents, is not what made the vectors."""
-        check_embed(embed, self._files, self._folder)
+        check_embed(embed, self._probes, self._folder)
 
-    def nearest(self, text: str, k: int, embed: Embed | None) -> list[tuple[str, float]]:
-        """At most k documents and their scores, best first; those of words leave out who has none of the text's."""
+    def ranked(self, text: str, embed: Embed | None) -> Iterator[tuple[str, int, float]]:
+        """Names of documents, CRC-32s of their texts and scores, best first; by words without those that have none."""
         places, scores = self._scores(text, embed)
-        best = np.full(len(self.names), -np.inf, np.float32)
+        best = np.full(len(self._known), -np.inf, np.float32)
         np.maximum.at(best, self._documents[places], scores)
-        ranked = np.argsort(-best, kind="stable")[:k]
-        return [(self.names[document], float(best[document])) for document in ranked if best[document] > -np.inf]
+        for document in np.argsort(-best, kind="stable"):
+            if best[document] > -np.inf:
+                yield *self._known[document], float(best[document])
 
     def _scores(self, text: str, embed: Embed | None) -> tuple[Any, np.ndarray]:
         """The windows that have something of a text, and their cosines."""
@@ -239,8 +252,9 @@ def word_counter() -> Any:
     return HashingVectorizer(n_features=TERMS, norm=None, alternate_sign=False)
 
 
-def _checksum(names: str, tensors: Mapping[str, Tensor]) -> str:
-    check = zlib.crc32(names.encode())
+def _checksum(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    check = zlib.crc32((header.get("names", "") + header.get("texts", "")).encode())
     for name in sorted(tensors):
-        check = zlib.crc32(tensors[name].contiguous().numpy().tobytes(), zlib.crc32(name.encode(), check))
+        values: Any = tensors[name].flatten().view(torch.uint8).numpy()
+        check = zlib.crc32(values, zlib.crc32(name.encode(), check))
     return f"crc32:{check:08x}"

@@ -23,7 +23,7 @@ from gistkit.common.messages import one_line, shown
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.memory import Memory
 from gistkit.compress.memory_files import packed
-from gistkit_serve.store.nearest import Embed, Nearest
+from gistkit_serve.store.nearest import UNKNOWN, Embed, Nearest
 
 FORMAT, VERSION = "gistkit-store", 2
 HEADER, SUFFIX = "store.json", ".gist"
@@ -153,10 +153,18 @@ class Store(Mapping[str, Memory]):
 
         Raises:
             FileNotFoundError: if the store has no such index; `index_documents` or `gistkit compress --index` adds it.
-            ValueError: if the index is damaged, or `embed` gives other vectors than it has.
+            ValueError: if the index or the header of a found memory is damaged, or `embed` gives other vectors.
             ImportError: if scikit-learn is needed, for words, and not installed.
         """
-        return self.index("words" if embed is None else "vectors").nearest(text, check_int("k", k), embed)
+        index, most = self.index("words" if embed is None else "vectors"), check_int("k", k)
+        found: dict[str, float] = {}
+        for name, known, score in index.ranked(text, embed):
+            # A document may have gone since, or have been compressed again with another text.
+            if name in self and known in (UNKNOWN, _entry(name, self._paths[name]).text):
+                found.setdefault(name, score)
+            if len(found) == most:
+                break
+        return [*found.items()]
 
     def index(self, kind: str = "words") -> Nearest:
         """The index of "words" or "vectors" as it was at the first call, whose `names` it has; errors as `nearest`."""
@@ -188,7 +196,8 @@ def check_names(names: Collection[str]) -> None:
 def _is_name(name: str) -> bool:
     path = PurePosixPath(name)
     try:
-        short = all(len(os.fsencode(part)) <= LONGEST for part in path.parts)
+        # Not os.fsencode: safetensors opens no file of another encoding.
+        short = all(len(part.encode()) <= LONGEST for part in path.parts)
     except UnicodeEncodeError:
         return False
     visible = bool(path.parts) and not any(part.startswith(".") for part in path.parts)
@@ -228,8 +237,17 @@ def _read_header(folder: Path) -> dict[str, Any]:
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Each folder of a store and its files; what is hidden is being written and may go at any time."""
-    for place, folders, files in os.walk(folder):
+    """Each folder of a store and its files; what is hidden is being written and may go at any time.
+
+    Raises:
+        OSError: if a folder cannot be read, whose documents would be taken for missing ones.
+    """
+
+    def failed(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    for place, folders, files in os.walk(folder, onerror=failed):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield Path(place), [name for name in files if not name.startswith(".")]
 
@@ -241,5 +259,5 @@ def _entry(name: str, path: Path) -> Entry:
             about = json.loads(file.metadata()[_DOCUMENT])
         tokens, memory_tokens, text = (int(about[key]) for key in ("tokens", "memory_tokens", "text"))
         return Entry(name, tokens, memory_tokens, text, path.stat().st_size)
-    except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
+    except (SafetensorError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path}: expected the memory of a document, got {one_line(error)}") from error
