@@ -455,4 +455,3 @@ class Copies(nn.Module):
                 f"model: expected {copied.dtype} on {copied.device}, as the gists' copies of its weights are, got "
                 f"{original.dtype} on {original.device}; move the compressor rather than the model"
             )
-

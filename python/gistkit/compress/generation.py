@@ -104,10 +104,17 @@ def generate(
         raise ValueError(f"generator: expected one on {compressor.device}, got one on {generator.device}")
     config, options = configured(compressor.lm, width, generation_config, stop_tokens, pad_token, options)
     copies = max(config.num_beams or 1, config.num_return_sequences or 1)
+    # Beams change places, and drafts are taken back.
+    one_by_one = config.get_generation_mode(options.get("assistant_model")) in _TOKEN_BY_TOKEN
 
     def answered(memory: Memory, prompt: Rows) -> Any:
-        reading = Reading(compressor, *_repeated(memory, prompt, copies), task, config.max_new_tokens, behind)
-        return reading.write(padded_at_start(prompt, config), config, streamer, generator, options)
+        rows = _repeated(memory, prompt, copies)
+        reading = Reading(compressor, *rows, task, config.max_new_tokens, behind if one_by_one else None)
+        answer = reading.write(padded_at_start(prompt, config), config, streamer, generator, options)
+        if not isinstance(answer, Tensor):
+            # It holds the cache.
+            reading.close()
+        return answer
 
     alone = compressor.lm.changing_rope and prompt.batch_size > 1
     if alone and (config.return_dict_in_generate or streamer is not None):
@@ -559,7 +566,7 @@ class Reading(Loop):
         # Captured passes have a cache of their own.
         room = self.plan.num_queries if behind is None else self.lead.shape[1]
         self.cache = new_cache(compressor, memory, room)
-        self._passes, self._behind = Passes(compressor, self.cache), behind
+        self._passes = Passes(compressor, self.cache, behind)
         self._start = self._passes.position
 
     def _plan(self, new_tokens: int) -> Plan:
@@ -586,25 +593,12 @@ class Reading(Loop):
             out = torch.cat([last_of(self._memory)[:, None].to(out.dtype), out], 1)
         return torch.cat([out[torch.arange(len(out)), self._last][:, None], new], 1)
 
-    def write(
-        self,
-        prompt: Tensor,
-        config: GenerationConfig,
-        streamer: BaseStreamer | None,
-        generator: torch.Generator | None,
-        options: dict[str, Any],
-    ) -> Any:
-        # Beams change places, and drafts are taken back.
-        if config.get_generation_mode(options.get("assistant_model")) in _TOKEN_BY_TOKEN:
-            self._passes.behind = self._behind
-        answer = super().write(prompt, config, streamer, generator, options)
-        if not isinstance(answer, Tensor):
-            # It holds the cache.
-            self.cache = self._passes.cache
-            if self.cache.packed is not None or self.cache.key_biases is not None:
-                hf.cover_memory(self._model)
-                self.cache.guard = _refuse_pass
-        return answer
+    def close(self) -> None:
+        """Leaves all that was read in the cache, over which the model itself may read on, if it can."""
+        self._passes.settle()
+        if self.cache.packed is not None or self.cache.key_biases is not None:
+            hf.cover_memory(self._model)
+            self.cache.guard = _refuse_pass
 
     def states(self, input_ids: Tensor) -> Tensor:
         read = max(self._passes.position - self._start - self.lead.shape[1], 0)
