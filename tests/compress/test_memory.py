@@ -78,6 +78,8 @@ def test_joined_documents_equal_chunks_of_one_context(method, scheme):
         torch.testing.assert_close(ragged[row].tensors, alone.tensors, **TOLERANCE)
     with pytest.raises(ValueError, match="memories: expected at least one, got none"):
         compressor.join([])
+    with pytest.raises(TypeError, match="memory: expected a Memory as encode returns, got str"):
+        compressor.join([joined, "a text"])
 
 
 def test_a_file_with_frequencies_of_its_keys_still_loads(tmp_path):

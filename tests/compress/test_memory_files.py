@@ -256,7 +256,7 @@ def test_positions_of_another_kind_are_refused(memory, compressor, tmp_path):
         cases.append((floats, r"positions of dtype int64, got torch\.float64"))
     else:
         flat = replace(memory, key_bias=torch.zeros(memory.positions.shape))
-        cases.append((flat, "biases of shape .*, layers and heads last, got"))
+        cases.append((flat, "key_bias of shape"))
     for wrong, message in cases:
         with pytest.raises(ValueError, match=f"memory: expected {message}"):
             compressor.decode(wrong, "lm", [[1], [2]])

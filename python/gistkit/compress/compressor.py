@@ -165,16 +165,16 @@ class Compressor(nn.Module, ModelMixin, Method):
             gradient: keep the graph of the pass in the memory, for your own losses on what `decode` returns. The graph
                 takes many times the memory's bytes.
         """
-        at_ratio = self if ratio is None else self.at(ratio)
+        at_ratio, rows = self if ratio is None else self.at(ratio), self.contexts(input_ids, attention_mask)
         if budget is not None:
             if ratio is not None:
                 raise ValueError(f"budget: expected none with ratio {ratio}, got {budget}")
-            at_ratio = self.within(self.contexts(input_ids, attention_mask), check_int("budget", budget))
+            at_ratio = self.within(rows, check_int("budget", budget))
         if gradient and torch.is_grad_enabled():
             self.identity.forget()
         # Not inference mode, whose tensors no later graph could use.
         with torch.set_grad_enabled(gradient and torch.is_grad_enabled()):
-            memory, compressed = at_ratio.encode_contexts(self.contexts(input_ids, attention_mask))
+            memory, compressed = at_ratio.encode_contexts(rows)
         if self.trained_length is not None or self.languages is not None:
             training.warn_of_unlike(at_ratio, compressed)
         fingerprint, maker = self.fingerprints()
@@ -227,7 +227,6 @@ class Compressor(nn.Module, ModelMixin, Method):
     add_compression_head = training.add_compression_head
     check_head = training.check_head
     trainable = training.trainable
-    print_trainable_parameters = training.print_trainable_parameters
     parameter_groups = training.parameter_groups
     save_pretrained = files.save_pretrained
     push_to_hub = files.push_to_hub

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from gistkit.common.checks import placed
 from gistkit.compress.plans import KEPT, Places, compiled
@@ -168,7 +169,4 @@ def _kept(part: Layout, text_sees_before: bool) -> NDArray[np.int64]:
 
 def _padded(rows: Sequence[NDArray[Any]]) -> Tensor:
     """int64 [B, N, ...] of arrays [n, ...], zeros after them."""
-    padded = np.zeros((len(rows), max(map(len, rows)), *rows[0].shape[1:]), np.int64)
-    for index, row in enumerate(rows):
-        padded[index, : len(row)] = row
-    return torch.from_numpy(padded)
+    return pad_sequence([torch.from_numpy(row.astype(np.int64)) for row in rows], batch_first=True)
