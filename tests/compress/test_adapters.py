@@ -68,15 +68,6 @@ def test_folders_that_are_no_compressor_are_refused(tmp_path):
     compressor.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="expected a compressor of method x500, got icae"):
         FiveHundredX.from_pretrained(tmp_path, tiny_llama())
-    with pytest.raises(ValueError, match=r"expected the base model of .* another architecture or size"):
-        Compressor.from_pretrained(tmp_path, tiny_llama(num_hidden_layers=1))
-    other = tiny_llama()
-    with torch.no_grad():
-        other.lm_head.weight.add_(1.0)
-    with pytest.raises(ValueError, match=r"expected the base model of .* other weights"):
-        Compressor.from_pretrained(tmp_path, other)
-    with pytest.raises(ValueError, match=r"model: expected the base model of .*, which does not hold one, got None"):
-        Compressor.from_pretrained(tmp_path)
     settings = json.loads((tmp_path / "compressor.json").read_text())
     (tmp_path / "compressor.json").write_text(json.dumps(settings | {"version": 7}))
     with pytest.raises(

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from gistkit.common.checks import check_int
 from gistkit.compress import decode as reading
-from gistkit.compress import files, generation, memory_join, parts, texts, training
+from gistkit.compress import files, generation, memory_join, parts, plain_cache, texts, training
 from gistkit.compress.adapters import Copies
 from gistkit.compress.config import Config
 from gistkit.compress.identity import Identity
@@ -23,7 +23,6 @@ from gistkit.compress.method import Method
 from gistkit.compress.model import ModelMixin, SharedModel
 from gistkit.compress.source import Source
 from gistkit.compress.tokens import Rows, as_rows, pad
-from gistkit.compress.training import check_base
 from gistkit.hf.lora import adapter_config, unchanged_on_error
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ class Compressor(nn.Module, ModelMixin, Method):
     def install(self) -> None:
         """Puts the adapters of the config's roles into the model that encodes, and what trains beside it."""
         lora, options, lm = self.adapter_config(), self.options, self.encoder_lm
-        check_base(self.loss_weights, lora is not None or lm is not self.lm)
+        training.check_base(self.loss_weights, lora is not None or lm is not self.lm)
         with unchanged_on_error(cast(Any, lm.model)):
             if lora is not None or self.trains_model:
                 roles = None if lora is None else dict.fromkeys(options.roles, lora)
@@ -121,9 +120,10 @@ class Compressor(nn.Module, ModelMixin, Method):
 
     def adapter_config(self) -> LoraConfig | None:
         """The adapter of each of the config's roles; None: there is none."""
-        options = self.options
-        settings: Any = {"embedding_lora": options.embedding_lora, "train_norms": options.train_norms}
-        return adapter_config(cast(Any, self.encoder_lm.model), options.lora, options.maps, **settings)
+        model, options = cast(Any, self.encoder_lm.model), self.options
+        return adapter_config(
+            model, options.lora, options.maps, embedding_lora=options.embedding_lora, train_norms=options.train_norms
+        )
 
     @property
     def source(self) -> Source:
@@ -188,13 +188,6 @@ class Compressor(nn.Module, ModelMixin, Method):
         """`rows` of contexts; each row needs at least one token."""
         return self.rows("input_ids", input_ids, attention_mask, shortest=1)
 
-    def encode_contexts(self, rows: Rows) -> tuple[Memory, Rows]:
-        """The memory, with those contexts read in parts that are longer than `reach`; and what was compressed."""
-        if (reach := self.reach) is not None and max(rows.lengths) > reach:
-            return parts.encode_in_parts(self, rows)
-        memory, _, compressed = self.compress_rows(rows)
-        return memory, compressed
-
     def compress_rows(self, rows: Rows) -> tuple[Memory, Tensor | None, Rows]:
         """The memory, the hidden states [B, K, d] at the memory tokens or None, and the tokens that were compressed."""
         self.lm.refuse_foreign_checkpointing()
@@ -208,19 +201,19 @@ class Compressor(nn.Module, ModelMixin, Method):
         memory, hidden_states = self.encode_rows(rows)
         return replace(memory, rest=remainder or memory.rest), hidden_states, rows
 
-    # Methods that are functions of a compressor in modules of their own.
+    # Functions of a compressor in modules of their own.
     tokenizer = property(texts.tokenizer, texts.set_tokenizer)
     compress = texts.compress
     ask = texts.ask
     generate = generation.generate
-    to_cache = generation.to_cache
+    to_cache = plain_cache.to_cache
     folded = generation.folded
     decode = reading.decode
     read = reading.read
     reading_plan = reading.reading_plan
     check_readable = reading.check_readable
     join = memory_join.join
-
+    encode_contexts = parts.encode_contexts
     encode_parts = parts.encode_parts
     forward = training.forward
     set_losses = training.set_losses
@@ -228,14 +221,10 @@ class Compressor(nn.Module, ModelMixin, Method):
     check_head = training.check_head
     trainable = training.trainable
     parameter_groups = training.parameter_groups
+    from_pretrained = classmethod(files.from_pretrained)
     save_pretrained = files.save_pretrained
     push_to_hub = files.push_to_hub
     output_embedding = property(training.output_embedding)
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path, model: PreTrainedModel | None = None, **options: Any) -> Self:
-        """Loads a compressor that `save_pretrained` saved; see `gistkit.compress.files.from_pretrained`."""
-        return files.from_pretrained(cls, folder, model, **options)
 
     @property
     def training(self) -> bool:

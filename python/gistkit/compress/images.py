@@ -83,7 +83,6 @@ def image_rows(
     """Rows whose images have these features.
 
     Args:
-        vision: of the model.
         gap: tokens after an image that its memory tokens sum up with it.
         separators: token ids; image tokens with only these between them are one image.
     """
@@ -126,12 +125,8 @@ def image_pass(
     """The pass over rows with images.
 
     Args:
-        rows: of the batch.
         config: the VoCo's, whose layout it is; plans are kept by it.
-        family: of the model.
         columns: tokens of the longest row.
-        windows: sliding windows of the model.
-        device: where the plan goes.
     """
     made = {row: config.layout_of(row, family) for row in rows}
     taken = {row: one.take(slice(0, -1)) for row, one in made.items()}
