@@ -59,6 +59,7 @@ VERSION = 2
 _NAMES = {"method", "settings", "adapters", "structure", "fingerprint"}
 # What older folders lack, and what it is there.
 _ADDED = {"trained_length": None, "trained_parts": 1, "languages": None, "encoder": None}
+_are_languages = lambda values: 0 < len(values) < 100 and all(map(is_language, values))  # noqa: E731
 # What settings must be, in code and in words.
 _RULES: dict[str, tuple[Fits, str]] = {
     "settings": (lambda value: isinstance(value, dict), "arguments by name"),
@@ -73,7 +74,7 @@ _RULES: dict[str, tuple[Fits, str]] = {
     "trained_length": (lambda value: value is None or is_whole(value, 1), "a whole number >= 1"),
     "trained_parts": (lambda value: is_whole(value, 1), "a whole number >= 1"),
     "languages": (
-        lambda value: value is None or (isinstance(value, list) and any(value) and all(map(is_language, value))),
+        lambda value: value is None or (isinstance(value, list) and _are_languages(value)),
         'a list such as ["en"]',
     ),
 }
