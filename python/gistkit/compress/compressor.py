@@ -65,7 +65,7 @@ class Compressor(nn.Module, ModelMixin, Method):
         self._tokenizer: Any = None
         # Whether token ids are also those of an encoder beside the model; None: not looked at yet.
         self.shares_tokens: bool | None = None
-        # Where it was read from.
+        # The folder that it was read from.
         self._home: Path | None = None
         # Tokens of the longest context that `forward` has trained on, also before it was saved; None: unknown.
         self.trained_length: int | None = None
@@ -77,7 +77,6 @@ class Compressor(nn.Module, ModelMixin, Method):
         self.options = config
         if self.end_token is not None:
             self.lm.first_token("end_token", self.end_token)
-        self._source: tuple[Config, Source] | None = None
         self.compression_head: nn.Module | None = None
         if "compression" in self.loss_weights:
             self.add_compression_head()
@@ -128,12 +127,10 @@ class Compressor(nn.Module, ModelMixin, Method):
     @property
     def source(self) -> Source:
         """The source that a readable memory has."""
-        options, structure = self.options, self.lm.structure
-        if self._source is None or self._source[0] is not options or self._source[1].structure != structure:
-            width = 2 * sum(heads * head_dim for heads, head_dim in self.lm.head_shapes)
-            shape = options.chunk, options.memory_tokens, structure, width
-            self._source = options, Source(self.method, self.carrier, options.of_memory, *shape)
-        return self._source[1]
+        options, lm = self.options, self.lm
+        width = 2 * sum(heads * head_dim for heads, head_dim in lm.head_shapes)
+        shape = options.chunk, options.memory_tokens, lm.structure, width
+        return Source(self.method, self.carrier, options.of_memory, *shape)
 
     def encode(
         self,
@@ -221,10 +218,14 @@ class Compressor(nn.Module, ModelMixin, Method):
     check_head = training.check_head
     trainable = training.trainable
     parameter_groups = training.parameter_groups
-    from_pretrained = classmethod(files.from_pretrained)
     save_pretrained = files.save_pretrained
     push_to_hub = files.push_to_hub
     output_embedding = property(training.output_embedding)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, model: PreTrainedModel | None = None, **options: Any) -> Self:
+        """Loads a compressor that `save_pretrained` saved; see `gistkit.compress.files.from_pretrained`."""
+        return files.from_pretrained(cls, folder, model, **options)
 
     @property
     def training(self) -> bool:

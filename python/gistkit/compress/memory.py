@@ -320,7 +320,7 @@ class Memory:
     def check_shapes(self, head_shapes: Sequence[tuple[int, int]], hidden_size: int) -> None:
         """Refuses tensors that a model with (key heads, head dim) of each layer and `hidden_size` cannot read."""
         rows, columns = self.batch_size, self.num_tokens
-        shapes = {"last": (rows, hidden_size)}
+        shapes: dict[str, tuple[int, ...]] = {"last": (rows, hidden_size)}
         if self.counts is None:
             shapes["key_bias"] = (rows, columns, sum(heads for heads, _ in head_shapes))
         if self.ordinals is None:
