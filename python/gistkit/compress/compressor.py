@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from inspect import ismethod
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -22,7 +21,7 @@ from gistkit.compress.memory import Memory
 from gistkit.compress.method import Method
 from gistkit.compress.model import ModelMixin, SharedModel
 from gistkit.compress.source import Source
-from gistkit.compress.tokens import Rows, as_rows, pad
+from gistkit.compress.tokens import Rows, as_rows
 from gistkit.hf.lora import adapter_config, unchanged_on_error
 
 if TYPE_CHECKING:
@@ -77,6 +76,7 @@ class Compressor(nn.Module, ModelMixin, Method):
         self.options = config
         if self.end_token is not None:
             self.lm.first_token("end_token", self.end_token)
+        self._source: tuple[Config, Source] | None = None
         self.compression_head: nn.Module | None = None
         if "compression" in self.loss_weights:
             self.add_compression_head()
@@ -127,10 +127,12 @@ class Compressor(nn.Module, ModelMixin, Method):
     @property
     def source(self) -> Source:
         """The source that a readable memory has."""
-        options, lm = self.options, self.lm
-        width = 2 * sum(heads * head_dim for heads, head_dim in lm.head_shapes)
-        shape = options.chunk, options.memory_tokens, lm.structure, width
-        return Source(self.method, self.carrier, options.of_memory, *shape)
+        options, structure = self.options, self.lm.structure
+        if self._source is None or self._source[0] is not options or self._source[1].structure != structure:
+            width = 2 * sum(heads * head_dim for heads, head_dim in self.lm.head_shapes)
+            shape = options.chunk, options.memory_tokens, structure, width
+            self._source = options, Source(self.method, self.carrier, options.of_memory, *shape)
+        return self._source[1]
 
     def encode(
         self,
@@ -185,15 +187,21 @@ class Compressor(nn.Module, ModelMixin, Method):
         """`rows` of contexts; each row needs at least one token."""
         return self.rows("input_ids", input_ids, attention_mask, shortest=1)
 
+    def encode_contexts(self, rows: Rows) -> tuple[Memory, Rows]:
+        """The memory, with those contexts read in parts that are longer than `reach`; and what was compressed."""
+        if (reach := self.reach) is not None and max(rows.lengths) > reach:
+            return parts.encode_in_parts(self, rows)
+        memory, _, compressed = self.compress_rows(rows)
+        return memory, compressed
+
     def compress_rows(self, rows: Rows) -> tuple[Memory, Tensor | None, Rows]:
         """The memory, the hidden states [B, K, d] at the memory tokens or None, and the tokens that were compressed."""
         self.lm.refuse_foreign_checkpointing()
         # Where RoPE's frequencies depend on the length of a pass, that length is a row's own.
         if rows.batch_size > 1 and type(rows) is Rows and self.lm.changing_rope:
-            memories, states, compressed_rows = zip(*map(self.compress_rows, rows.alone()), strict=True)
+            memories, states, _ = zip(*map(self.compress_rows, rows.alone()), strict=True)
             hidden_states = None if None in states else pad_sequence([state[0] for state in states], batch_first=True)
-            compressed = pad([*chain(*(part.lists() for part in compressed_rows))], rows.ids.device)
-            return memories[0].stack(memories), hidden_states, compressed
+            return memories[0].stack(memories), hidden_states, self.cut(rows)[0]
         rows, remainder = self.cut(rows)
         memory, hidden_states = self.encode_rows(rows)
         return replace(memory, rest=remainder or memory.rest), hidden_states, rows
@@ -210,7 +218,6 @@ class Compressor(nn.Module, ModelMixin, Method):
     reading_plan = reading.reading_plan
     check_readable = reading.check_readable
     join = memory_join.join
-    encode_contexts = parts.encode_contexts
     encode_parts = parts.encode_parts
     forward = training.forward
     set_losses = training.set_losses

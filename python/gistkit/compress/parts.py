@@ -15,11 +15,8 @@ from gistkit.compress.memory_join import joined
 from gistkit.compress.tokens import Rows, batches, pad, room
 
 
-def encode_contexts(compressor: Any, rows: Rows) -> tuple[Memory, Rows]:
-    """The memory of contexts, in parts where one is longer than `reach`; and what was compressed of them."""
-    if (reach := compressor.reach) is None or max(rows.lengths) <= reach:
-        memory, _, compressed = compressor.compress_rows(rows)
-        return memory, compressed
+def encode_in_parts(compressor: Any, rows: Rows) -> tuple[Memory, Rows]:
+    """The memory of contexts, each read in its parts, which are joined; and what was compressed of them."""
     compressed, rest = compressor.cut(rows)
     ends, memories = [compressor.part_ends(row) for row in compressed.lists()], []
     for row, bounds in zip(compressed.lists(), ends, strict=True):
