@@ -1,6 +1,7 @@
 """RoPE whose frequencies depend on the length of a pass: a memory is read with those that its keys have."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch.nn import functional as F
 from transformers import TextStreamer
 
 from gistkit.ask import Conversation
-from gistkit.compress import ICAE, METHODS, AvgPool, Compressive, Select, training
+from gistkit.compress import ICAE, METHODS, AvgPool, Compressive, FiveHundredX, Select, training
 from gistkit.evaluate import FullContext
 from tests.compress.test_contract import CASES, make
 from tests.helpers.models import TOLERANCE, byte_tokenizer, tiny
@@ -22,6 +23,7 @@ ROPES = {
 CARRIED = [name for name, (method, _) in CASES.items() if METHODS[method].carrier == "kv" and "offset" not in name]
 # Tokens of a text and of what follows it, on both sides of the limit and across it.
 SIZES = [(12, 9), (30, 20), (60, 20)]
+BATCHED = ["icae", "x500, own weights", "avgpool, own weights", "gist", "select", "dodo", "full context"]
 # Select with passes of each kind that read what follows a text.
 ASKED = {"question": "Why?"}
 READERS = [{}, {"shares": "heads"}, {"fit": True}, ASKED, ASKED | {"by": "snapkv"}]
@@ -49,8 +51,7 @@ def tokens(*shape):
 
 def assert_same(found, expected):
     assert found.lengths == expected.lengths and torch.equal(found.positions, expected.positions)
-    for a, b in zip(found.tensors, expected.tensors, strict=True):
-        torch.testing.assert_close(a, b, **TOLERANCE)
+    torch.testing.assert_close(found.tensors, expected.tensors, **TOLERANCE)
 
 
 @pytest.mark.parametrize("rope", ROPES)
@@ -150,11 +151,18 @@ def test_a_pass_that_rotates_otherwise_leaves_the_gradients_of_the_one_before():
 
 
 @pytest.mark.parametrize("rope", ROPES)
-@pytest.mark.parametrize("name", ["icae", "x500, own weights", "avgpool, own weights", "select", "dodo"])
-def test_rows_are_read_and_answered_as_they_are_alone(name, rope, monkeypatch):
+@pytest.mark.parametrize("name", BATCHED)
+def test_rows_are_made_read_and_answered_as_they_are_alone(name, rope, monkeypatch):
     monkeypatch.setattr("tests.compress.test_contract.tiny_llama", lambda: of_rope("llama", rope))
-    compressor = make(name).eval()
-    memory = compressor.encode([tokens(length).tolist() for length in (12, 60, 20)])
+    compressor = (FullContext(of_rope("llama", rope)) if name == "full context" else make(name)).eval()
+    contexts = [tokens(length).tolist() for length in (12, 60, 20)]
+    unused = copy.deepcopy(compressor)
+    memory = compressor.encode(contexts)
+    for row, context in enumerate(contexts):
+        # Nor does it depend on earlier texts.
+        expected = copy.deepcopy(unused).encode([context])
+        for found in (memory[row], compressor.encode([context])):
+            assert_same(found, expected)
     texts = [tokens(length).tolist() for length in (50, 3, 0)]
     alone = [(memory[row], [text]) for row, text in enumerate(texts)]
     for task in ("ae", "lm"):
@@ -198,6 +206,22 @@ def test_rows_train_as_they_are_alone(rope, window, monkeypatch):
     for name in losses[1:]:
         mean = torch.stack([one[name] for one in alone]).mean()
         torch.testing.assert_close(found[name], mean, rtol=1e-5, atol=1e-5)
+
+
+def test_the_compression_loss_of_rows_reaches_the_memory_tokens():
+    settings = {"chunk": 16, "ratio": 4, "window": 96, "lora": 2, "losses": ("ae", "compression")}
+    compressor = ICAE(of_rope("llama", "dynamic"), **settings)
+    compressor([tokens(length).tolist() for length in (80, 120, 20)])["loss"].backward()
+    assert bool(compressor.memory_embeddings.grad.abs().sum() > 0)
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_joining_needs_frequencies_that_are_the_same_at_any_length(rope):
+    for method, carries_keys in ((FiveHundredX, True), (ICAE, False)):
+        compressor = method(of_rope("llama", rope), chunk=16, ratio=4, lora=None)
+        memory, same = compressor.encode(tokens(20)), "model: expected RoPE of the same frequencies at any length, got"
+        with pytest.raises(TypeError, match=f"{same} {rope}") if carries_keys else nullcontext():
+            assert compressor.join([memory, memory]).context_lengths == (40,)
 
 
 def test_a_language_model_reads_rows_of_one_length():

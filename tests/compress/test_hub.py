@@ -75,15 +75,6 @@ def test_what_a_class_of_ones_own_saves_is_what_is_pushed(hub):
     assert [*hub[1]["cache_dir"].rglob("notes.json")]
 
 
-def test_a_model_of_its_own_needs_no_base(hub):
-    _, where = hub
-    compressor = unsettle(AvgPool(model(), ratio=2, lora=None), 0.05, [""]).eval()
-    compressor.push_to_hub("user/whole")
-    found = Compressor.from_pretrained("user/whole", **where)
-    ids = torch.randint(3, 250, (1, 9))
-    assert all(map(torch.equal, found.encode(ids).tensors, compressor.encode(ids).tensors))
-
-
 def test_the_card_is_the_folders_or_a_minimal_one(hub, tmp_path):
     _, where = hub
     base = model()

@@ -112,36 +112,6 @@ def test_heads_with_different_numbers_of_keys_are_fitted_together_as_each_alone(
     assert not together[0][2:].any() and not together[1][2:].any()
 
 
-def outputs(query, behind, key, value, bias, scale=0.4):
-    """What attention over keys, and over something behind them whose value is 0, gives."""
-    logits = query @ key.T * scale + bias
-    return torch.cat([logits, behind[:, None]], 1).softmax(-1)[:, :-1] @ value
-
-
-def test_other_queries_get_more_of_all_keys():
-    query, behind, key, value = case(400)
-    kept = torch.tensor([0, 3, 4, 9, 15, 20, 23])
-    bias, values = fitted(query[:200], behind[:200], key, value, kept)
-    query, behind = query[200:], behind[200:]
-    whole = outputs(query, behind, key, value, torch.zeros(24))
-    away = [
-        float((outputs(query, behind, key[kept], own, added) - whole).square().mean())
-        for own, added in ((value[kept], torch.zeros(7)), (values, torch.zeros(7)), (values, bias))
-    ]
-    assert away[2] < away[1] and away[2] < 0.5 * away[0]
-
-
-def test_few_queries_change_little():
-    query, behind, key, value = case(3)
-    kept = torch.arange(20)
-    # Queries that read what is behind the text, and none that read the text.
-    bias, values = fitted(query, behind + 30, key, value, kept)
-    torch.testing.assert_close(values, value[:20], rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(bias, torch.zeros(20).double(), rtol=1e-9, atol=1e-9)
-    _, values = fitted(query, behind, key, value, kept)
-    assert float((values - value[:20]).norm()) < 0.5 * float(value[:20].norm())
-
-
 def references(model, ids, layer):
     """Queries [Hk, R, D] of the repetition of a text, and what each reads behind the text, by transformers itself."""
     again = byte_tokenizer()("\n\nRepeat the previous context exactly.\n")["input_ids"] + ids

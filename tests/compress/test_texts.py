@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, TextStreamer
 
-from gistkit.compress import ICAE, AvgPool, Compressor, FiveHundredX
+from gistkit.compress import AvgPool, Compressor, FiveHundredX
 from gistkit.compress.tokens import QUESTION
 from tests.helpers.models import byte_tokenizer, tiny_llama
 
@@ -224,10 +224,3 @@ def test_what_is_no_text_is_named(tmp_path):
         compressor.ask(memory, "Who?", template="Q")
     with pytest.raises(ValueError, match="prompt_ids: expected 2 rows as the memory has, got 3"):
         compressor.ask([TEXT, TEXT], ["a", "b", "c"])
-
-
-@pytest.mark.parametrize("make", [lambda m: ICAE(m, chunk=8, ratio=4, lora=4), lambda m: AvgPool(m, ratio=4, lora=4)])
-def test_other_methods_answer_too(make):
-    compressor = make(model())
-    compressor.tokenizer = byte_tokenizer(start=True)
-    assert isinstance(compressor.ask(TEXT, "Who?", max_new_tokens=3), str)

@@ -33,13 +33,3 @@ def test_a_pass_attaches_once_however_many_layers():
     few, many = (warm(GistPool, layers, bos_token=1).functions for layers in (2, 6))
     for name in ("attach.py:attach", "attach.py:decoder_of", "attach.py:parts_of", "attach.py:pretrained"):
         assert few[f"hf/{name}"] == many[f"hf/{name}"] > 0
-
-
-def test_the_trace_counts_calls_files_and_switches():
-    from gistkit.layouts import causal
-
-    found = trace(lambda: causal(3))
-    assert found.functions["layouts/causal.py:causal"] == 1
-    assert found.files.total() == found.functions.total() >= 2
-    assert len(found.files) <= found.switches <= found.files.total()
-    assert "layouts/causal.py" in str(found)

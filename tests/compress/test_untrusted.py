@@ -231,7 +231,7 @@ ADAPTER = "gistkit_0_encoder/adapter_config.json"
         ("compressor.json", {"chunk": 10**9, "ratio": 5e8}, r"expected compression_head.* of shape \(8000000000, 16\)"),
         ("compressor.json", {"chunk": 10**9 + 7}, "ratio: expected one that divides chunk 1000000007 into whole"),
         ("compressor.json", {"chunk": 0}, "chunk: expected a whole number >= 1"),
-        ("compressor.json", {"settings": 3}, "expected settings and adapters by name, got 3"),
+        ("compressor.json", {"settings": 3}, "expected settings to be arguments by name, got 3"),
         ("compressor.json", {"settings": {"ratio": 2}}, "got none for chunk"),
         (
             "compressor.json",

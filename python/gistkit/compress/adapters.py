@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -54,11 +54,9 @@ def freeze_base(model: nn.Module) -> None:
             parameter.requires_grad_(False)
 
 
-def active_adapters(model: nn.Module) -> list[str]:
-    """The adapters that are active in the model."""
-    return sorted(
-        {name for layer in _peft_layers(model) if not layer._disable_adapters for name in layer.active_adapters}
-    )
+def active_adapters(layers: Sequence[Any]) -> list[str]:
+    """The adapters that are active in some of PEFT's layers."""
+    return sorted({name for layer in layers if not layer._disable_adapters for name in layer.active_adapters})
 
 
 class RoleMaps:
@@ -71,7 +69,7 @@ class RoleMaps:
 
     def __init__(self, by_role: Mapping[nn.Module, RoleLinear]) -> None:
         self._forwards = {module: partial(self._map, each) for module, each in by_role.items()}
-        self.use: str | Mapping[str, slice] | tuple[str, ...] | None = None
+        self.use: Use = None
 
     def __setitem__(self, module: nn.Module, by_role: RoleLinear) -> None:
         self._forwards[module] = partial(self._map, by_role)
@@ -137,7 +135,7 @@ class Adapters:
             number for number in range(len(taken_names) + 1) if not taken_names & set(_names(number, configs).values())
         )
         self.names = _names(next(free_numbers), configs)
-        self._previous = active_adapters(model)
+        self._previous = active_adapters(_peft_layers(model))
         chosen: list[str] = next((layer.active_adapters for layer in _peft_layers(model)), [])
         trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
         self._has_others, self._trained = bool(taken_names), trained
@@ -165,7 +163,7 @@ class Adapters:
             parameter.requires_grad_(
                 bool(own_names & parts) or (bool(taken_names & parts) and trained.get(name, False))
             )
-        self._maps = RoleMaps({})
+        self.role_maps = RoleMaps({})
         self._adapted = {layer: AdaptedMap(layer) for layer in self._layers if adaptable(layer)}
         self._folds: _Folds = _Folds()
         self._norms = {model.get_submodule(name) for name in norms_of(model)}
@@ -174,7 +172,7 @@ class Adapters:
         self._by_role = bool(other_roles) or by_role
         self._alone = self._by_role or any(hasattr(layer, "modules_to_save") for layer in targets)
         if self._by_role:
-            self._maps = RoleMaps({layer: self._roles_of(layer) for layer in targets})
+            self.role_maps = RoleMaps({layer: self._roles_of(layer) for layer in targets})
         for layer in targets:
             # PEFT's new modules are in training mode, whatever mode the model is in.
             layer.train(model.training)
@@ -193,7 +191,7 @@ class Adapters:
             warnings.filterwarnings("ignore", "Adapter .* was active which is now deleted")
             layer.delete_adapter(name)
         self._set(self._previous)
-        self._maps[layer] = self._roles_of(layer)
+        self.role_maps[layer] = self._roles_of(layer)
 
     def owns(self, name: str) -> bool:
         """Whether a parameter of the model, by its name, is one of these adapters'."""
@@ -223,8 +221,8 @@ class Adapters:
             # The other roles use copies of the maps.
             (use,) = self.names
         # Within a pass by role the target modules look the role up: a layer may change it for a moment.
-        if isinstance(use, Mapping | tuple) or self._maps.use is not None:
-            with self._maps.using({} if use is None else use):
+        if isinstance(use, Mapping | tuple) or self.role_maps.use is not None:
+            with self.role_maps.using({} if use is None else use):
                 yield
             return
         with (
@@ -235,8 +233,8 @@ class Adapters:
 
     def _active_others(self) -> list[str]:
         """A user's active adapters, and those of other compressors that were active when these were made."""
-        active = {name for layer in self._layers if not layer._disable_adapters for name in layer.active_adapters}
-        return sorted(name for name in active if name in self._previous or not name.startswith(PREFIX))
+        active = active_adapters(self._layers)
+        return [name for name in active if name in self._previous or not name.startswith(PREFIX)]
 
     @contextmanager
     def switched(self, names: list[str]) -> Iterator[None]:
@@ -263,20 +261,13 @@ class Adapters:
 
     def reads_as(self, role: str | None) -> bool:
         """Whether a pass would now run with the adapter of this role, or with none of these where it is None."""
-        layer = self._layers[0]
-        active = set() if layer._disable_adapters else set(layer.active_adapters)
-        return active & set(self.names.values()) == ({self.names[role]} if role is not None else set())
-
-    def thaw(self) -> None:
-        """Lets the adapters train again, after PEFT has frozen all but the one that a user switched to."""
-        for name, parameter in self.peft.named_parameters():
-            if self.owns(name):
-                parameter.requires_grad_(True)
+        own = set(active_adapters(self._layers[:1])) & set(self.names.values())
+        return own == ({self.names[role]} if role is not None else set())
 
     @property
-    def frozen(self) -> bool:
-        """Whether no parameter of the adapters trains."""
-        return not any(p.requires_grad for name, p in self.peft.named_parameters() if self.owns(name))
+    def parameters(self) -> list[nn.Parameter]:
+        """The adapters' own."""
+        return [parameter for name, parameter in self.peft.named_parameters() if self.owns(name)]
 
     @contextmanager
     def folded(self, role: str, versions: Any) -> Iterator[None]:
@@ -300,10 +291,6 @@ class Adapters:
     def unfold(self) -> None:
         """Frees what `folded` has kept."""
         self._folds.clear()
-
-    def all_rows_as(self, role: str) -> AbstractContextManager[None]:
-        """Inside a pass by role, the adapter of `role` applies to all rows; a single adapter does so anyway."""
-        return self._maps.all_rows_as(role)
 
     def _targets(self, layer: Any) -> bool:
         containers = ("lora_A", "lora_embedding_A", "modules_to_save")
@@ -393,7 +380,7 @@ def _peft_layers(model: nn.Module) -> list[Any]:
 
 def check_copied(model: nn.Module, lora: LoraConfig) -> None:
     """Refuses adapters that would be missing from the gists' copies of the linear maps."""
-    if active := active_adapters(model):
+    if active := active_adapters(_peft_layers(model)):
         raise ValueError(f"full_copy: expected a model without other active adapters, got {', '.join(active)}")
     paths = [name.split(".") for name in maps_of(model, decoder_of(model))]
     holders = {".".join(path[:end]) for path in paths for end in range(1, len(path) + 1)}
@@ -431,11 +418,12 @@ class Copies(nn.Module):
         # A module's name may have no dots.
         self.maps = nn.ModuleDict({name.replace(".", "/"): copy.deepcopy(module) for name, module in plain.items()})
         self.maps.requires_grad_(True)
-        self._by_role = {
-            module: RoleLinear(_Original(), {role: self.maps[name.replace(".", "/")]})
+        # Inside a pass the base of each is the module's own forward, so that none is a parent of the module.
+        self._by_role: dict[nn.Module, Any] = {
+            module: RoleLinear(cast(Any, None), {role: self.maps[name.replace(".", "/")]})
             for name, module in copied.items()
         }
-        self._maps = RoleMaps(self._by_role)
+        self.role_maps = RoleMaps(self._by_role)
 
     @contextmanager
     def using(self, use: Use) -> Iterator[None]:
@@ -443,7 +431,7 @@ class Copies(nn.Module):
         rows_by_role: Mapping[str, slice] | tuple[str, ...] = use if isinstance(use, tuple) else {}
         if isinstance(use, Mapping):
             rows_by_role = {self.role: use[self.role]}
-        nested = self._maps.use is not None
+        nested = self.role_maps.use is not None
         if not nested and not rows_by_role:
             yield
             return
@@ -451,17 +439,13 @@ class Copies(nn.Module):
         if originals:
             self._check_dtype()
         for module, by_role in originals:
-            cast(_Original, by_role.base).plain = module.forward
+            by_role.base = module.forward
         try:
-            with self._maps.using(rows_by_role):
+            with self.role_maps.using(rows_by_role):
                 yield
         finally:
             for _, by_role in originals:
-                cast(_Original, by_role.base).plain = None
-
-    def all_rows_as(self, role: str) -> AbstractContextManager[None]:
-        """Inside `using`, the maps of `role`, copies or originals, apply to all rows."""
-        return self._maps.all_rows_as(role)
+                by_role.base = None
 
     def _check_dtype(self) -> None:
         module, by_role = next(iter(self._by_role.items()))
@@ -471,13 +455,3 @@ class Copies(nn.Module):
                 f"model: expected {copied.dtype} on {copied.device}, as the gists' copies of its weights are, got "
                 f"{original.dtype} on {original.device}; move the compressor rather than the model"
             )
-
-
-class _Original(nn.Module):
-    """A module's original forward, while the module has another one; not a parent of the module."""
-
-    plain: Any = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The map of x."""
-        return self.plain(x)  # type: ignore[no-any-return]

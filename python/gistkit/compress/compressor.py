@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from inspect import ismethod
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -14,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from gistkit.common.checks import check_int
 from gistkit.compress import decode as reading
-from gistkit.compress import files, generation, memory_join, parts, texts, training
+from gistkit.compress import files, generation, memory_join, parts, plain_cache, texts, training
 from gistkit.compress.adapters import Copies
 from gistkit.compress.config import Config
 from gistkit.compress.identity import Identity
@@ -22,8 +21,7 @@ from gistkit.compress.memory import Memory
 from gistkit.compress.method import Method
 from gistkit.compress.model import ModelMixin, SharedModel
 from gistkit.compress.source import Source
-from gistkit.compress.tokens import Rows, as_rows, pad
-from gistkit.compress.training import check_base
+from gistkit.compress.tokens import Rows, as_rows
 from gistkit.hf.lora import adapter_config, unchanged_on_error
 
 if TYPE_CHECKING:
@@ -66,7 +64,7 @@ class Compressor(nn.Module, ModelMixin, Method):
         self._tokenizer: Any = None
         # Whether token ids are also those of an encoder beside the model; None: not looked at yet.
         self.shares_tokens: bool | None = None
-        # Where it was read from.
+        # The folder that it was read from.
         self._home: Path | None = None
         # Tokens of the longest context that `forward` has trained on, also before it was saved; None: unknown.
         self.trained_length: int | None = None
@@ -107,7 +105,7 @@ class Compressor(nn.Module, ModelMixin, Method):
     def install(self) -> None:
         """Puts the adapters of the config's roles into the model that encodes, and what trains beside it."""
         lora, options, lm = self.adapter_config(), self.options, self.encoder_lm
-        check_base(self.loss_weights, lora is not None or lm is not self.lm)
+        training.check_base(self.loss_weights, lora is not None or lm is not self.lm)
         with unchanged_on_error(cast(Any, lm.model)):
             if lora is not None or self.trains_model:
                 roles = None if lora is None else dict.fromkeys(options.roles, lora)
@@ -121,9 +119,10 @@ class Compressor(nn.Module, ModelMixin, Method):
 
     def adapter_config(self) -> LoraConfig | None:
         """The adapter of each of the config's roles; None: there is none."""
-        options = self.options
-        settings: Any = {"embedding_lora": options.embedding_lora, "train_norms": options.train_norms}
-        return adapter_config(cast(Any, self.encoder_lm.model), options.lora, options.maps, **settings)
+        model, options = cast(Any, self.encoder_lm.model), self.options
+        return adapter_config(
+            model, options.lora, options.maps, embedding_lora=options.embedding_lora, train_norms=options.train_norms
+        )
 
     @property
     def source(self) -> Source:
@@ -165,16 +164,16 @@ class Compressor(nn.Module, ModelMixin, Method):
             gradient: keep the graph of the pass in the memory, for your own losses on what `decode` returns. The graph
                 takes many times the memory's bytes.
         """
-        at_ratio = self if ratio is None else self.at(ratio)
+        at_ratio, rows = self if ratio is None else self.at(ratio), self.contexts(input_ids, attention_mask)
         if budget is not None:
             if ratio is not None:
                 raise ValueError(f"budget: expected none with ratio {ratio}, got {budget}")
-            at_ratio = self.within(self.contexts(input_ids, attention_mask), check_int("budget", budget))
+            at_ratio = self.within(rows, check_int("budget", budget))
         if gradient and torch.is_grad_enabled():
             self.identity.forget()
         # Not inference mode, whose tensors no later graph could use.
         with torch.set_grad_enabled(gradient and torch.is_grad_enabled()):
-            memory, compressed = at_ratio.encode_contexts(self.contexts(input_ids, attention_mask))
+            memory, compressed = at_ratio.encode_contexts(rows)
         if self.trained_length is not None or self.languages is not None:
             training.warn_of_unlike(at_ratio, compressed)
         fingerprint, maker = self.fingerprints()
@@ -200,34 +199,31 @@ class Compressor(nn.Module, ModelMixin, Method):
         self.lm.refuse_foreign_checkpointing()
         # Where RoPE's frequencies depend on the length of a pass, that length is a row's own.
         if rows.batch_size > 1 and type(rows) is Rows and self.lm.changing_rope:
-            memories, states, compressed_rows = zip(*map(self.compress_rows, rows.alone()), strict=True)
+            memories, states, _ = zip(*map(self.compress_rows, rows.alone()), strict=True)
             hidden_states = None if None in states else pad_sequence([state[0] for state in states], batch_first=True)
-            compressed = pad([*chain(*(part.lists() for part in compressed_rows))], rows.ids.device)
-            return memories[0].stack(memories), hidden_states, compressed
+            return memories[0].stack(memories), hidden_states, self.cut(rows)[0]
         rows, remainder = self.cut(rows)
         memory, hidden_states = self.encode_rows(rows)
         return replace(memory, rest=remainder or memory.rest), hidden_states, rows
 
-    # Methods that are functions of a compressor in modules of their own.
+    # Functions of a compressor in modules of their own.
     tokenizer = property(texts.tokenizer, texts.set_tokenizer)
     compress = texts.compress
     ask = texts.ask
     generate = generation.generate
-    to_cache = generation.to_cache
+    to_cache = plain_cache.to_cache
     folded = generation.folded
     decode = reading.decode
     read = reading.read
     reading_plan = reading.reading_plan
     check_readable = reading.check_readable
     join = memory_join.join
-
     encode_parts = parts.encode_parts
     forward = training.forward
     set_losses = training.set_losses
     add_compression_head = training.add_compression_head
     check_head = training.check_head
     trainable = training.trainable
-    print_trainable_parameters = training.print_trainable_parameters
     parameter_groups = training.parameter_groups
     save_pretrained = files.save_pretrained
     push_to_hub = files.push_to_hub

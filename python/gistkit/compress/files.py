@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from gistkit import hf
-from gistkit.common.checks import POSITIONS
 from gistkit.common.files import read_json, read_tensors, replacing_files, write_tensors, write_text
 from gistkit.common.hub import hub_or_cache, loading
 from gistkit.common.languages import is_language
@@ -35,10 +34,12 @@ from gistkit.compress.folder import (
     ADAPTER_CONFIG,
     ENCODER_TOKENIZER,
     TOKENIZER,
+    Fits,
     check_adapters,
     check_name,
     check_own,
     inside,
+    is_whole,
     load_model,
     read_lora,
     weights_of,
@@ -56,6 +57,27 @@ Kind = TypeVar("Kind")
 FORMAT = "gistkit-compressor"
 VERSION = 2
 _NAMES = {"method", "settings", "adapters", "structure", "fingerprint"}
+# What older folders lack, and what it is there.
+_ADDED = {"trained_length": None, "trained_parts": 1, "languages": None, "encoder": None}
+_are_languages = lambda values: 0 < len(values) < 100 and all(map(is_language, values))  # noqa: E731
+# What settings must be, in code and in words.
+_RULES: dict[str, tuple[Fits, str]] = {
+    "settings": (lambda value: isinstance(value, dict), "arguments by name"),
+    "adapters": (lambda value: isinstance(value, dict | None), "folders by role, or null"),
+    "encoder": (
+        lambda value: value is None or (isinstance(value, dict) and {"structure", "fingerprint"} <= value.keys()),
+        "the structure and the fingerprint of a model, or null",
+    ),
+    "structure": (lambda value: isinstance(value, str), "a text"),
+    "fingerprint": (lambda value: isinstance(value, str | None), "a text"),
+    "shares_tokens": (lambda value: isinstance(value, bool | None), "true or false"),
+    "trained_length": (lambda value: value is None or is_whole(value, 1), "a whole number >= 1"),
+    "trained_parts": (lambda value: is_whole(value, 1), "a whole number >= 1"),
+    "languages": (
+        lambda value: value is None or (isinstance(value, list) and _are_languages(value)),
+        'a list such as ["en"]',
+    ),
+}
 SETTINGS, TENSORS, MODEL = "compressor.json", "compressor.safetensors", "model"
 CARD = "README.md"
 # "owner/name" of the hub.
@@ -507,30 +529,14 @@ def _read_settings(folder: Path) -> dict[str, Any]:
             f"{path}: expected format {FORMAT}, version {VERSION}, got {shown(settings.get('format'))}, "
             f"version {shown(settings.get('version'))}"
         )
-    missing = sorted(_NAMES - settings.keys())
-    if missing:
+    if missing := sorted(_NAMES - settings.keys()):
         raise ValueError(f"{path}: expected the settings {', '.join(sorted(_NAMES))}, got none for {missing[0]}")
-    for name, default in (("trained_length", None), ("trained_parts", 1)):
-        count = settings.setdefault(name, default)
-        if count is not default and (type(count) is not int or not 1 <= count < POSITIONS):
-            raise ValueError(f"{path}: expected {name} to be a whole number >= 1, got {shown(count)}")
-    languages = settings.setdefault("languages", None)
-    if languages is not None and not (
-        isinstance(languages, list) and 0 < len(languages) < 100 and all(map(is_language, languages))
-    ):
-        raise ValueError(f'{path}: expected languages to be a list such as ["en"], got {shown(languages)}')
-    for field in ("settings", "adapters"):
-        if not isinstance(settings[field], dict) and (field == "settings" or settings[field] is not None):
-            raise ValueError(f"{path}: expected settings and adapters by name, got {shown(settings[field])}")
-    beside = settings.setdefault("encoder", None)
-    if beside is not None and not (isinstance(beside, dict) and {"structure", "fingerprint"} <= beside.keys()):
-        raise ValueError(f"{path}: expected encoder to have structure and fingerprint, got {shown(beside)}")
-    for values in (settings, beside or {}):
-        for field in ("structure", "fingerprint") if values else ():
-            if not isinstance(values[field], str) and (field == "structure" or values[field] is not None):
-                raise ValueError(f"{path}: expected {field} to be a text, got {shown(values[field])}")
-    if beside is not None and not isinstance(beside.get("shares_tokens"), bool | None):
-        raise ValueError(f"{path}: expected shares_tokens to be true or false, got {shown(beside['shares_tokens'])}")
+    settings = _ADDED | settings
+    # An encoder's are a part of them.
+    for values in (settings, settings["encoder"]):
+        for name, (fits, expected) in _RULES.items():
+            if values is not None and name in values and not fits(values[name]):
+                raise ValueError(f"{path}: expected {name} to be {expected}, got {shown(values[name])}")
     return settings
 
 

@@ -93,7 +93,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
 
 
-def _is_whole(value: Any, low: int = 0) -> bool:
+def is_whole(value: Any, low: int = 0) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value < POSITIONS
 
 
@@ -118,9 +118,9 @@ def _arguments(allow_regex: bool) -> dict[str, tuple[Fits, str]]:
             )
         )
 
-    names, wholes = several(_is_plain), several(_is_whole)
+    names, wholes = several(_is_plain), several(is_whole)
     flag = lambda value: isinstance(value, bool)  # noqa: E731
-    rank = lambda value: _is_whole(value, 1)  # noqa: E731
+    rank = lambda value: is_whole(value, 1)  # noqa: E731
     regex = lambda value: allow_regex and isinstance(value, str)  # noqa: E731
     flags = ("fan_in_fan_out", "use_rslora", "lora_bias", "ensure_weight_tying")
     beginnings = ("gaussian", "orthogonal", "eva")
@@ -142,7 +142,7 @@ def _arguments(allow_regex: bool) -> dict[str, tuple[Fits, str]]:
             "true, false, gaussian, orthogonal or eva",
         ),
         "task_type": (lambda value: value in (None, "CAUSAL_LM"), "CAUSAL_LM or null"),
-        "layers_to_transform": (lambda value: value is None or _is_whole(value) or wholes(value), "layers' numbers"),
+        "layers_to_transform": (lambda value: value is None or is_whole(value) or wholes(value), "layers' numbers"),
         "layers_pattern": (
             lambda value: (
                 value is None or _is_plain(value) or names(value) or (allow_regex and isinstance(value, str | list))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -18,7 +17,7 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.generation import BaseStreamer, GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from gistkit import hf, ops
+from gistkit import hf
 from gistkit.common.checks import POSITIONS, check_int
 from gistkit.compress.decode import last_of, rope_length
 from gistkit.compress.memory import Memory, Task, check_memory
@@ -104,10 +103,17 @@ def generate(
         raise ValueError(f"generator: expected one on {compressor.device}, got one on {generator.device}")
     config, options = configured(compressor.lm, width, generation_config, stop_tokens, pad_token, options)
     copies = max(config.num_beams or 1, config.num_return_sequences or 1)
+    # Beams change places, and drafts are taken back.
+    one_by_one = config.get_generation_mode(options.get("assistant_model")) in _TOKEN_BY_TOKEN
 
     def answered(memory: Memory, prompt: Rows) -> Any:
-        reading = Reading(compressor, *_repeated(memory, prompt, copies), task, config.max_new_tokens, behind)
-        return reading.write(padded_at_start(prompt, config), config, streamer, generator, options)
+        rows = _repeated(memory, prompt, copies)
+        reading = Reading(compressor, *rows, task, config.max_new_tokens, behind if one_by_one else None)
+        answer = reading.write(padded_at_start(prompt, config), config, streamer, generator, options)
+        if not isinstance(answer, Tensor):
+            # It holds the cache.
+            reading.close()
+        return answer
 
     alone = compressor.lm.changing_rope and prompt.batch_size > 1
     if alone and (config.return_dict_in_generate or streamer is not None):
@@ -196,95 +202,6 @@ def padded_at_start(rows: Rows, config: GenerationConfig) -> Tensor:
     source = torch.arange(width) - (width - torch.tensor(rows.lengths)[:, None])
     ids = rows.ids.gather(1, source.clamp(min=0).to(rows.ids.device))
     return ids.masked_fill((source < 0).to(ids.device), max(config.pad_token_id or 0, 0))
-
-
-@torch.no_grad()
-def to_cache(compressor: Any, memory: Memory, task: Task = "lm") -> MemoryCache:
-    """A transformers cache of [memory][task token], for `model.generate(ids, cache=cache)`.
-
-    `gistkit.hf.CACHE` is the name of the argument in the installed release (`past_key_values` before transformers
-    5.24).
-
-    `model.generate` takes only the prompt, [B, N] with N >= 1; no option needs to account for the memory. The keys are
-    rotated so that the prompt starts at position 0, which RoPE allows because it depends only on differences. Rows must
-    have the same number of memory tokens; one row serves any number of prompts. Pad shorter prompts on the left and
-    pass their mask [B, N], which `hf.cover_memory` prepares the model for. A call leaves its tokens in the cache, and
-    the next call continues them if it gets all tokens; `cache.reset()` drops them. In-place methods with LoRA also have
-    an adapter for the text, active inside `with compressor.using(compressor.reader)`. There gistkit's attention runs,
-    which takes no padding. Passes that would read the memory differently, without that adapter or across the model's
-    sliding window, raise a ValueError.
-
-    Args:
-        memory, task: as in `generate`; tokens after the window are read into the cache.
-
-    Raises:
-        TypeError: for a model without such RoPE, such as GPT-2, or with dynamic or longrope RoPE.
-        ValueError: if rows have different numbers of memory tokens, or of tokens after the window; or if an in-place
-            method has compressed more than the model's sliding window.
-    """
-    check_memory(memory)
-    hf.check_moves(compressor.lm.model)
-    rests = tuple(map(len, memory.rest)) if task != "ae" else ()
-    for tokens, lengths in (("memory tokens", memory.lengths), ("tokens after the window", rests)):
-        if len({*lengths}) > 1:
-            raise ValueError(
-                f"memory: expected rows with equal numbers of {tokens}, as the model's own attention needs, got "
-                f"{min(lengths)} to {max(lengths)}; use generate, which takes any"
-            )
-    if memory.counts is not None or compressor.key_biases(memory) is not None:
-        raise ValueError(
-            "memory: expected the same number of tokens in each head and no fitted biases, as the model's own "
-            f"attention needs, got {'fitted biases' if memory.counts is None else 'heads that share tokens'}; use "
-            "generate, which takes any, or make it with compressor.changed(shares='equal', fit=False)"
-        )
-    next_places, narrowest = compressor.ordinals(memory)[1], min(compressor.lm.windows, default=POSITIONS)
-    if next_places != memory.lengths and max(next_places) >= narrowest:
-        raise ValueError(
-            f"memory: expected fewer than {narrowest} context tokens, the model's sliding window, got "
-            f"{max(next_places)}; use generate, which takes any"
-        )
-    nothing = pad(((),) * memory.batch_size, compressor.lm.device)
-    with compressor.lm.using(compressor.reader), compressor.lm.without_checkpointing():
-        # Its plan ends with the row of the token that follows.
-        reading = Reading(compressor, memory, nothing, task, 2)
-        reading.read(nothing.ids)
-        # Transformers numbers new tokens from 0.
-        back = -cast(Tensor, reading.plan.positions)[..., -1:]
-        inv_freqs = hf.frequencies(compressor.lm.model)
-        layers = [
-            (ops.rerotate(key, back.expand(*back.shape[:-1], key.shape[2]), inv_freq.to(key.device)), value)
-            for (key, value), inv_freq in zip(reading.cache.held, inv_freqs, strict=True)
-        ]
-    hf.cover_memory(pretrained(compressor.lm.model))
-    cache = hf.memory_cache(layers, 0)
-    counts = next_places == memory.lengths
-    cache.guard = _guard(compressor, None if counts else max(next_places), narrowest)
-    return cache
-
-
-def _guard(compressor: Any, places: int | None, window: int) -> Callable[[int], None]:
-    """What refuses passes over `to_cache` that would read other weights or other keys than `generate` does.
-
-    Args:
-        places: of the context, where a memory token stands for several of them; None: each stands for its own place.
-        window: the model's narrowest sliding window.
-    """
-    # A cache may be copied, and kept longer than the compressor.
-    own, reader = compressor.lm.adapters, compressor.reader
-    held = (lambda: None) if own is None else weakref.ref(own)
-
-    def guard(tokens: int) -> None:
-        adapters = held()
-        if adapters is not None and not adapters.reads_as(reader):
-            where = "inside `with compressor.using(compressor.reader)`" if reader else "outside of compressor.using"
-            raise ValueError(f"{CACHE}: expected a pass {where}, as the compressor reads a memory")
-        if places is not None and places + tokens > window:
-            raise ValueError(
-                f"{CACHE}: expected at most {window} tokens, the model's sliding window, got {places} compressed and "
-                f"{tokens} after them; use generate, which takes any"
-            )
-
-    return guard
 
 
 def _refuse_pass(tokens: int) -> None:
@@ -559,7 +476,7 @@ class Reading(Loop):
         # Captured passes have a cache of their own.
         room = self.plan.num_queries if behind is None else self.lead.shape[1]
         self.cache = new_cache(compressor, memory, room)
-        self._passes, self._behind = Passes(compressor, self.cache), behind
+        self._passes = Passes(compressor, self.cache, behind)
         self._start = self._passes.position
 
     def _plan(self, new_tokens: int) -> Plan:
@@ -586,25 +503,12 @@ class Reading(Loop):
             out = torch.cat([last_of(self._memory)[:, None].to(out.dtype), out], 1)
         return torch.cat([out[torch.arange(len(out)), self._last][:, None], new], 1)
 
-    def write(
-        self,
-        prompt: Tensor,
-        config: GenerationConfig,
-        streamer: BaseStreamer | None,
-        generator: torch.Generator | None,
-        options: dict[str, Any],
-    ) -> Any:
-        # Beams change places, and drafts are taken back.
-        if config.get_generation_mode(options.get("assistant_model")) in _TOKEN_BY_TOKEN:
-            self._passes.behind = self._behind
-        answer = super().write(prompt, config, streamer, generator, options)
-        if not isinstance(answer, Tensor):
-            # It holds the cache.
-            self.cache = self._passes.cache
-            if self.cache.packed is not None or self.cache.key_biases is not None:
-                hf.cover_memory(self._model)
-                self.cache.guard = _refuse_pass
-        return answer
+    def close(self) -> None:
+        """Leaves all that was read in the cache, over which the model itself may read on, if it can."""
+        self._passes.settle()
+        if self.cache.packed is not None or self.cache.key_biases is not None:
+            hf.cover_memory(self._model)
+            self.cache.guard = _refuse_pass
 
     def states(self, input_ids: Tensor) -> Tensor:
         read = max(self._passes.position - self._start - self.lead.shape[1], 0)

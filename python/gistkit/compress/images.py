@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from gistkit.common.checks import placed
 from gistkit.compress.plans import KEPT, Places, compiled
@@ -82,7 +83,6 @@ def image_rows(
     """Rows whose images have these features.
 
     Args:
-        vision: of the model.
         gap: tokens after an image that its memory tokens sum up with it.
         separators: token ids; image tokens with only these between them are one image.
     """
@@ -125,12 +125,8 @@ def image_pass(
     """The pass over rows with images.
 
     Args:
-        rows: of the batch.
         config: the VoCo's, whose layout it is; plans are kept by it.
-        family: of the model.
         columns: tokens of the longest row.
-        windows: sliding windows of the model.
-        device: where the plan goes.
     """
     made = {row: config.layout_of(row, family) for row in rows}
     taken = {row: one.take(slice(0, -1)) for row, one in made.items()}
@@ -168,7 +164,4 @@ def _kept(part: Layout, text_sees_before: bool) -> NDArray[np.int64]:
 
 def _padded(rows: Sequence[NDArray[Any]]) -> Tensor:
     """int64 [B, N, ...] of arrays [n, ...], zeros after them."""
-    padded = np.zeros((len(rows), max(map(len, rows)), *rows[0].shape[1:]), np.int64)
-    for index, row in enumerate(rows):
-        padded[index, : len(row)] = row
-    return torch.from_numpy(padded)
+    return pad_sequence([torch.from_numpy(row.astype(np.int64)) for row in rows], batch_first=True)

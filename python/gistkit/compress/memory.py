@@ -320,10 +320,15 @@ class Memory:
     def check_shapes(self, head_shapes: Sequence[tuple[int, int]], hidden_size: int) -> None:
         """Refuses tensors that a model with (key heads, head dim) of each layer and `hidden_size` cannot read."""
         rows, columns = self.batch_size, self.num_tokens
-        if self.positions.dim() != 2 and self.ordinals is None:
-            raise ValueError(
-                f"memory: expected positions of shape {(rows, columns)}, got {tuple(self.positions.shape)}"
-            )
+        shapes: dict[str, tuple[int, ...]] = {"last": (rows, hidden_size)}
+        if self.counts is None:
+            shapes["key_bias"] = (rows, columns, sum(heads for heads, _ in head_shapes))
+        if self.ordinals is None:
+            shapes["positions"] = (rows, columns)
+        for name, shape in shapes.items():
+            tensor = getattr(self, name)
+            if tensor is not None and tensor.shape != shape:
+                raise ValueError(f"memory: expected {name} of shape {shape}, got {tuple(tensor.shape)}")
         if self.source.carrier == "embedding" and self.positions.dtype != torch.int64:
             raise ValueError(f"memory: expected positions of dtype int64, got {self.positions.dtype}")
         if self.source.carrier == "embedding":
@@ -343,16 +348,6 @@ class Memory:
                 f"memory: expected {len(expected)} tensors {expected[0]} of the {self.source.carrier} carrier, "
                 f"got {len(tensors)}" + (f", the first {tuple(tensors[0].shape)}" if tensors else "")
             )
-
-        if self.key_bias is not None and self.counts is None:
-            biases = (rows, columns, sum(heads for heads, _ in head_shapes))
-            if tuple(self.key_bias.shape) != biases:
-                raise ValueError(
-                    f"memory: expected biases of shape {biases}, layers and heads last, got "
-                    f"{tuple(self.key_bias.shape)}"
-                )
-        if self.last is not None and tuple(self.last.shape) != (rows, hidden_size):
-            raise ValueError(f"memory: expected last of shape {(rows, hidden_size)}, got {tuple(self.last.shape)}")
 
     def save(self, path: str | Path) -> None:
         """Writes the memory as safetensors with a versioned header and a checksum, replacing `path` atomically."""

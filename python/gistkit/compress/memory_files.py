@@ -76,14 +76,7 @@ def _verify(path: str, header: dict[str, str], tensors: dict[str, Tensor]) -> No
 def unpacked(
     kind: Callable[..., Kind], path: str, header: dict[str, str], tensors: dict[str, Tensor], *, verify: bool
 ) -> Kind:
-    """The memory of a file's header and tensors, see `Memory.load`.
-
-    Args:
-        kind: `Memory`.
-        path: names the file in errors.
-        header, tensors: its contents.
-        verify: as in `Memory.load`.
-    """
+    """The memory, of class `kind`, of a file's header and tensors; see `Memory.load`."""
     if header.get("format") != FORMAT:
         raise ValueError(f"{path}: expected a file of format {FORMAT}, got format {header.get('format')}")
     if header.get("version") not in VERSIONS:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from gistkit import hf, ops
 from gistkit.common.checks import POSITIONS
-from gistkit.compress.memory import Memory
+from gistkit.compress.memory import Memory, check_memory
 
 
 def join(compressor: Any, memories: Sequence[Memory]) -> Memory:
@@ -38,6 +38,7 @@ def join(compressor: Any, memories: Sequence[Memory]) -> Memory:
     if not memories:
         raise ValueError("memories: expected at least one, got none")
     for memory in memories:
+        check_memory(memory)
         compressor.check_readable(memory)
         if memory.dtype != memories[0].dtype:
             raise ValueError(f"memories: expected {memories[0].dtype} in each, got one of {memory.dtype}")

@@ -324,7 +324,7 @@ class SharedModel:
         with ExitStack() as stack:
             for holder in (self.adapters, self.copies):
                 if holder is not None:
-                    stack.enter_context(holder.all_rows_as(role))
+                    stack.enter_context(holder.role_maps.all_rows_as(role))
             yield
 
     def _checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

@@ -72,7 +72,6 @@ def encoder_parts(
     Args:
         contexts: tokens of each row; one plan for all rows of the batch if they are equal. In several parts, all have
             the same number of chunks.
-        windows: sliding windows of the model.
         tokens: what the rows of a part may have in all, which is at least a chunk each; None: one part has all.
     """
     ids = {context: encoder_positions(scheme, context, chunk, memory) for context in {*contexts}}
@@ -145,11 +144,9 @@ def decoder_plan(
     """[memory][text block]...: causal; each part as wide as its longest row, padded at its end.
 
     Args:
-        rows: how each row of the batch reads.
         memory: columns of memory tokens.
         widths: columns of each block of text.
         cached: whether the memory tokens are cached keys, without rows in the pass.
-        windows: sliding windows of the model.
     """
     parts = {row: _reading_layout(row, memory, widths) for row in rows}
     queries = slice(memory, None) if cached else None
@@ -223,9 +220,6 @@ def in_place_pass(method: Any, contexts: tuple[int, ...], windows: tuple[int, ..
 
     Args:
         method: the config of a method that compresses in place; plans are kept by it.
-        contexts: tokens of each row.
-        windows: sliding windows of the model.
-        device: where the plan goes.
     """
     full_layouts = {context: method.layout(context) for context in contexts}
     in_memory = {c: np.isin(layout.roles, (Role.BOS, Role.MEMORY)) for c, layout in full_layouts.items()}

@@ -113,7 +113,8 @@ class _Layer(CacheLayerMixin):
         self.length = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing: the size is fixed."""
+        # The size is fixed.
+        pass
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Writes [B, H, 1, D] and returns all keys and values."""
@@ -126,11 +127,9 @@ class _Layer(CacheLayerMixin):
         return self.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Number of keys, and 0."""
         return self.keys.shape[2], 0
 
     def get_max_length(self) -> int:
-        """Number of keys."""
         return self.keys.shape[2]
 
 
@@ -139,7 +138,6 @@ class Step:
 
     Args:
         lm, role: what reads, inside `lm.using(role)`.
-        shape: see there.
         heads: key heads of each layer.
         layers: keys and values of each layer, [packed + B H room, D].
     """

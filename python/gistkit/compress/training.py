@@ -289,20 +289,13 @@ def trainable(compressor: Any) -> Iterator[tuple[str, nn.Parameter]]:
 
 def thaw(compressor: Any) -> None:
     """Undoes what PEFT's `set_adapter` and `disable_adapter` do for a user's adapter: they freeze all others."""
-    adapters = compressor.adapters
-    if adapters is None or not adapters.frozen:
+    own = [] if compressor.adapters is None else compressor.adapters.parameters
+    if any(parameter.requires_grad for parameter in own):
         return
     # Who froze the compressor's own parameters too meant all of it.
     if any(p.requires_grad for name, p in compressor.named_parameters() if not of_models(name)):
-        adapters.thaw()
-
-
-def print_trainable_parameters(compressor: Any) -> None:
-    """Prints the number of trainable and of all parameters in one line, as PEFT's models do."""
-    trained = {id(parameter): parameter.numel() for _, parameter in compressor.trainable()}
-    total = sum(parameter.numel() for parameter in compressor.parameters())
-    count = sum(trained.values())
-    print(f"trainable params: {count:,} || all params: {total:,} || trainable%: {100 * count / total:.4f}")
+        for parameter in own:
+            parameter.requires_grad_(True)
 
 
 def parameter_groups(compressor: Any, learning_rate: float, memory_factor: float = 3.0) -> list[dict[str, Any]]:
