@@ -21,6 +21,15 @@ def build(method, model=None, **settings):
     return method(tiny_llama() if model is None else model, **{"chunk": 6, "ratio": 3, "lora": 4, **settings})
 
 
+def test_the_parameters_that_train_are_counted(capsys):
+    compressor = build(ICAE)
+    compressor.print_trainable_parameters()
+    trained = sum(p.numel() for p in compressor.parameters() if p.requires_grad)
+    total = sum(p.numel() for p in compressor.parameters())
+    share = f"{trained / total:.4%}".rstrip("%")
+    assert capsys.readouterr().out == f"trainable params: {trained:,} || all params: {total:,} || trainable%: {share}\n"
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_only_adapter_and_new_embeddings_train(method):
     compressor = build(method, losses=("ae", "lm", "compression"))

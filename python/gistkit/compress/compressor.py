@@ -224,6 +224,7 @@ class Compressor(nn.Module, ModelMixin, Method):
     add_compression_head = training.add_compression_head
     check_head = training.check_head
     trainable = training.trainable
+    print_trainable_parameters = training.print_trainable_parameters
     parameter_groups = training.parameter_groups
     save_pretrained = files.save_pretrained
     push_to_hub = files.push_to_hub

@@ -298,6 +298,13 @@ def thaw(compressor: Any) -> None:
             parameter.requires_grad_(True)
 
 
+def print_trainable_parameters(compressor: Any) -> None:
+    """Prints the number of trainable and of all parameters in one line, as PEFT's models do."""
+    trained = sum({id(parameter): parameter.numel() for _, parameter in compressor.trainable()}.values())
+    total = sum(parameter.numel() for parameter in compressor.parameters())
+    print(f"trainable params: {trained:,} || all params: {total:,} || trainable%: {100 * trained / total:.4f}")
+
+
 def parameter_groups(compressor: Any, learning_rate: float, memory_factor: float = 3.0) -> list[dict[str, Any]]:
     """Parameter groups for an optimizer; those of the gists have `memory_factor` times the learning rate.
 
