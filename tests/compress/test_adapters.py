@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -238,24 +239,47 @@ def test_a_save_removes_the_models_of_the_one_before_and_nothing_else(tmp_path):
         (tmp_path / place).unlink()
 
 
-def test_a_folder_whose_save_was_interrupted_is_refused_until_it_is_saved_again(tmp_path, monkeypatch):
-    new, replace, moved = trained(lora=2), os.replace, []
+def stopping(call, left):
+    """A function that is interrupted once there are no calls left."""
 
-    def interrupted(source, place):
-        if len(moved) == 2:
+    def called(*given, **options):
+        if not left[0]:
             raise KeyboardInterrupt
-        moved.append(place)
-        replace(source, place)
+        left[0] -= 1
+        return call(*given, **options)
 
-    trained().save_pretrained(tmp_path)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(os, "replace", interrupted)
-        new.save_pretrained(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"expected a folder with compressor.json, found none"):
-        Compressor.from_pretrained(tmp_path, tiny_llama())
-    new.save_pretrained(tmp_path)
-    found = Compressor.from_pretrained(tmp_path, tiny_llama().bfloat16().float()).eval().encode(IDS)
-    assert all(map(torch.equal, found.tensors, new.encode(IDS).tensors))
+    return called
+
+
+@pytest.mark.parametrize("lora", [None, 2])
+def test_a_folder_whose_save_was_interrupted_loads_as_before_or_is_refused(lora, tmp_path, monkeypatch):
+    old, new = trained(lora=lora), trained(lora=None if lora else 2)
+    memories = [one.encode(IDS) for one in (old, new)]
+    outcomes = set()
+    old.save_pretrained(tmp_path / "old")
+    for calls in range(100):
+        folder, left = tmp_path / str(calls), [calls]
+        shutil.copytree(tmp_path / "old", folder)
+        with monkeypatch.context() as patch:
+            for place, name in ((os, "replace"), (Path, "unlink")):
+                patch.setattr(place, name, stopping(getattr(place, name), left))
+            try:
+                new.save_pretrained(folder)
+            except KeyboardInterrupt:
+                pass
+            else:
+                break
+        try:
+            found = Compressor.from_pretrained(folder, tiny_llama().bfloat16().float()).eval().encode(IDS)
+        except FileNotFoundError as error:
+            assert str(error) == f"{folder}: expected a folder with compressor.json, found none"
+            outcomes.add("refused")
+        else:
+            assert all(map(torch.equal, found.tensors, memories[0].tensors))
+            outcomes.add("as before")
+    assert outcomes == {"refused", "as before"}
+    found = Compressor.from_pretrained(folder, tiny_llama().bfloat16().float()).eval().encode(IDS)
+    assert all(map(torch.equal, found.tensors, memories[1].tensors))
 
 
 @pytest.mark.parametrize("lora", [None, 4])

@@ -3,9 +3,8 @@
 import contextlib
 
 import torch
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from tests.helpers.models import double_angles
+from tests.helpers.models import by_hand, double_angles
 
 
 @contextlib.contextmanager
@@ -27,13 +26,8 @@ def attention_by_hand(model, read, look=lambda layer, head, weights: None):
             out.append(weights @ values)
         return torch.stack(out, 1)[None], None
 
-    ALL_ATTENTION_FUNCTIONS["by_hand"] = attend
-    model.set_attn_implementation("by_hand")
-    try:
-        with torch.no_grad(), double_angles(model):
-            yield model
-    finally:
-        model.set_attn_implementation("sdpa")
+    with torch.no_grad(), double_angles(model), by_hand(model, attend):
+        yield model
 
 
 def hidden(rows, keys, window=None, at=None):

@@ -369,7 +369,7 @@ def _state(lm: Any, plan: Plan, device: torch.device) -> tuple[Any, ...] | None:
     state: list[Any] = []
     for module in lm.decoder.modules():
         hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-        own = all(str(getattr(hook, "__module__", None)).startswith("gistkit.hf.") for hook in hooks)
+        own = all(_home(hook).startswith("gistkit.hf.") for hook in hooks)
         alone = all(weight is None or weight.device == device for weight in module._parameters.values())
         if module.training or not own or not alone or not _ours(vars(module).get("forward")):
             return None
@@ -384,8 +384,12 @@ def _state(lm: Any, plan: Plan, device: torch.device) -> tuple[Any, ...] | None:
 
 def _ours(forward: Any) -> bool:
     """Whether a module's forward is its class's, or one of gistkit's in its place."""
-    called = getattr(forward, "func", forward)
-    return forward is None or str(getattr(called, "__module__", None)).startswith("gistkit.")
+    return forward is None or _home(forward).startswith("gistkit.")
+
+
+def _home(function: Any) -> str:
+    """The name of the module that defines a function, or the function of a partial."""
+    return str(getattr(getattr(function, "func", function), "__module__", None))
 
 
 def captured(run: Pass) -> Pass:
