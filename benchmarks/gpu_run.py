@@ -266,12 +266,14 @@ def bench(run: Run, architectures: str, rehearse: bool) -> None:
     if not build(run, architectures):
         return
     its = [sys.executable, ROOT / "benchmarks" / "gpu.py", "--json", run.out / "benchmark.jsonl"]
+    hopper = [sys.executable, ROOT / "benchmarks" / "gpu_hopper.py"]
     steps = [sys.executable, ROOT / "benchmarks" / "gpu_steps.py", "--json", run.out / "steps.jsonl"]
     if rehearse:
+        run.stage("hopper", {"cpu": [*hopper, "--device", "cpu"]})
         run.stage("steps", {"cpu": [*steps, "--device", "cpu", "--quick"]})
         run.stage("benchmark", {"cpu": [*its, "--device", "cpu", "--quick"]})
         return
-    run.stage("hopper", {"rounds": [sys.executable, ROOT / "benchmarks" / "gpu_hopper.py"]}, HOPPER_SECONDS)
+    run.stage("hopper", {"rounds": [*hopper]}, HOPPER_SECONDS)
     run.stage("steps", {"rows": [*steps, "--budget", f"{STEPS_SECONDS - 10:.0f}"]}, STEPS_SECONDS)
     limit = max(run.left - NCU_SECONDS, 0)
     run.stage("benchmark", {"rows": [*its, "--budget", f"{limit - 10:.0f}"]}, limit)

@@ -110,8 +110,9 @@ def environment() -> dict[str, object]:
 
 
 def begin(suite: str, options: argparse.Namespace) -> dict[str, object]:
-    """Sets torch's threads; prints the environment, and returns it."""
+    """Sets torch's threads and seed; prints the environment, and returns it."""
     torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
     found = environment()
     print(f"{suite}: " + ", ".join(f"{key} {value}" for key, value in found.items()))
     return found

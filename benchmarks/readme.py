@@ -111,9 +111,10 @@ def presses_summary() -> str:
 def by_form(title: str, cells: Iterable[tuple[str, str, str]]) -> str:
     """A table of (case, form, text): a row a case, a column a form, in the order in which they come."""
     rows: dict[str, dict[str, str]] = {}
+    forms: dict[str, None] = {}
     for case, form, text in cells:
         rows.setdefault(case, {})[form] = text
-    forms = list(dict.fromkeys(form for row in rows.values() for form in row))
+        forms[form] = None
     return format_table(
         [[title, *forms], *([case, *(row.get(form, "-") for form in forms)] for case, row in rows.items())]
     )
@@ -174,7 +175,8 @@ def streaming_table(content: Content) -> str:
     rows = content["milliseconds"]
     times = "{} ms, {:.0f} MiB".format
     cells = [(f"after {row['tokens']}", row["form"], times(in_milliseconds(row["mean"]), row["mib"])) for row in rows]
-    first, *_, last = sorted({row["tokens"] for row in rows})
+    tokens = {row["tokens"] for row in rows}
+    first, last = min(tokens), max(tokens)
     cells += [(f"{last} to {first}", row["form"], f"{row['growth']:.2f} x") for row in rows if row["tokens"] == last]
     # Figures of before there was a choice have neither.
     dtype, memories = content.get("dtype", "float32"), content.get("memory_ratio")
