@@ -162,7 +162,8 @@ def _run(arguments: argparse.Namespace) -> int:
     for name, memory in made:
         if memory.batch_size != 1:
             raise ValueError(f"{name}: expected the memory of one text, got {memory.batch_size} rows")
-    images = len(made) >= len(read) and made[0][1].source.method == IMAGES
+    has_texts = any(isinstance(content, str) for content in read.values())
+    images = not has_texts and made[0][1].source.method == IMAGES
     if images:
         _check_images(arguments, made[0][0])
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, images)

@@ -57,7 +57,8 @@ def compare(
       say how it was tokenised), and accuracy, the share of questions where it contains an answer (`contains_answer`).
 
     Args:
-        methods: the methods by name, or a list, whose names are class, layout and ratio.
+        methods: the methods by name, or a list, whose names are class, layout and ratio: compressors, baselines, or
+            what has their `model`, `encode`, `decode`, `logits` and `generate`.
         data: examples; those without a continuation or question are left out of that task.
         tokenizer: of transformers, for examples of text and to decode generated tokens; without one, BLEU and the
             answers' scores use token ids as words.

@@ -40,6 +40,10 @@ def carry(decoder: nn.Module, names: Sequence[str]) -> Iterator[None]:
 
 
 def layers_of(model: Any) -> nn.ModuleList:
-    """The layers of a transformer: its first list of as many modules, an empty one if there is none."""
-    lists = (module for module in model.modules() if isinstance(module, nn.ModuleList))
-    return next((one for one in lists if len(one) == model.config.num_hidden_layers), nn.ModuleList())
+    """The layers of a transformer: its longest list of modules, or else the first inside of as many as it says."""
+    lists = [child for child in model.children() if isinstance(child, nn.ModuleList)]
+    if lists:
+        return max(lists, key=len)
+    count = getattr(model.config, "num_hidden_layers", None)
+    inside = (module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == count)
+    return next(inside, nn.ModuleList())

@@ -62,12 +62,9 @@ def layer_outputs(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def _layers(decoder: Any) -> nn.ModuleList:
-    layers = layers_of(decoder)
-    if not layers:
-        raise TypeError(
-            f"model: expected a decoder with a list of its {decoder.config.num_hidden_layers} layers, got "
-            f"{type(decoder).__name__}"
-        )
+    layers, total = layers_of(decoder), decoder.config.num_hidden_layers
+    if len(layers) != total:
+        raise TypeError(f"model: expected a decoder with a list of its {total} layers, got {type(decoder).__name__}")
     return layers
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import sys
+import tempfile
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +15,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from gistkit.common.files import replacing_files
 from gistkit.common.smollm2 import INSTALL, cache_folder, gguf_file
 
 NAME = "SmolLM2-135M-Instruct"
@@ -21,8 +23,6 @@ END = "<|im_end|>"
 VERSION = 1
 # Of the unpacked copy.
 SIZE = "540 MB"
-# The file of the copy that is written last.
-_LAST = "config.json"
 
 
 def load_smollm2(dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, Any]:
@@ -43,16 +43,14 @@ def load_smollm2(dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, A
     source = gguf_file()
     cached = _cached(source)
     model: Any
-    if _is_whole(cached):
+    if cached.is_dir():
         tokenizer = AutoTokenizer.from_pretrained(cached)
         model = AutoModelForCausalLM.from_pretrained(cached, dtype=dtype)
     else:
         print(f"gistkit: SmolLM2 is unpacked to {cached} once, {SIZE}; the folder may be deleted", file=sys.stderr)
         model, tokenizer = _unpack(source)
         try:
-            with replacing_files(cached, last=_LAST) as partial:
-                model.save_pretrained(partial)
-                tokenizer.save_pretrained(partial)
+            _keep(cached, model, tokenizer)
         except OSError as error:
             warnings.warn(f"{cached}: SmolLM2 will be unpacked again next time ({error})", stacklevel=2)
         model = model.to(dtype)
@@ -65,19 +63,13 @@ def load_smollm2_tokenizer() -> Any:
     """Only the tokenizer; errors as in `load_smollm2`."""
     source = gguf_file()
     cached = _cached(source)
-    tokenizer: Any = AutoTokenizer.from_pretrained(cached) if _is_whole(cached) else _tokenizer(source)
+    tokenizer: Any = AutoTokenizer.from_pretrained(cached) if cached.is_dir() else _tokenizer(source)
     tokenizer.name_or_path = NAME
     return tokenizer
 
 
 def _cached(source: Path) -> Path:
-    with source.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    return cache_folder() / f"smollm2-{VERSION}-{digest}"
-
-
-def _is_whole(cached: Path) -> bool:
-    return (cached / _LAST).is_file()
+    return cache_folder() / f"smollm2-{VERSION}-{_digest(source)}"
 
 
 def _tokenizer(source: Path) -> Any:
@@ -106,3 +98,24 @@ def unpacked(source: Path) -> PreTrainedModel:
     model.load_state_dict(read.state_dict())
     model.generation_config = read.generation_config
     return model
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def _keep(folder: Path, model: PreTrainedModel, tokenizer: Any) -> None:
+    """Saves both under `folder`, which appears in one move."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+    try:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        os.replace(partial, folder)
+    except OSError:
+        # Another process may have been first.
+        if not folder.is_dir():
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

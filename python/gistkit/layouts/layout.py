@@ -278,17 +278,28 @@ def physical_order(layout: Layout) -> NDArray[np.int64]:
 
 
 def _related(layout: Layout, relation: Relation) -> NDArray[np.bool_]:
-    places, segments = layout.ordinals, layout.segments.astype(np.int64)
-    before, segments_before = places[:, None] - places[None, :], segments[:, None] - segments[None, :]
-    count, skip, reach = relation.bounds
-    mask = np.ones_like(before, bool)
-    if count is not None:
-        mask &= (segments_before >= 0) & (segments_before < count)
-    if skip is not None:
-        mask &= before >= skip
-    if reach is not None:
-        mask &= before < reach
-    return mask
+    query, key = layout.ordinals[:, None], layout.ordinals[None, :]
+    query_segment, key_segment = layout.segments[:, None].astype(np.int64), layout.segments[None, :].astype(np.int64)
+    kind, size = relation.kind, relation.size
+    if kind == "all":
+        return np.ones((len(layout), len(layout)), bool)
+    if kind == "causal":
+        return key <= query
+    if kind == "segment":
+        return key_segment == query_segment
+    if kind == "segment_causal":
+        return (key_segment == query_segment) & (key <= query)
+    if kind == "self":
+        return key == query
+    if kind == "windows":
+        return (key_segment <= query_segment) & (key_segment > query_segment - size)
+    if kind == "windows_causal":
+        return (key_segment <= query_segment) & (key_segment > query_segment - size) & (key <= query)
+    if kind == "recent":
+        return (key <= query) & (key > query - size)
+    if kind == "older":
+        return key <= query - size
+    raise ValueError(f"dense_mask: unknown relation {relation!r}")
 
 
 def _rebuild(fields: dict[str, Any]) -> Layout:

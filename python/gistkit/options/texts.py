@@ -33,7 +33,7 @@ class Source:
 
     def read(self) -> str:
         """The text; a ValueError if it is empty or not UTF-8."""
-        return read_content(STDIN if self.path is None else str(self.path))
+        return read_content(STDIN) if self.path is None else read_text(self.path)
 
 
 def is_picture(path: Path) -> bool:

@@ -111,14 +111,15 @@ def run(
     sources, held_out_sources = _several("questions", questions), _several("validation", validation)
     asked = ", ".join(map(name_of, sources)) or None
     if packed:
-        refuse("with packed rows", longer_than=longer_than or None)
+        refuse("with packed rows", {"longer_than": longer_than or None})
     if asked is not None:
         table = None if dataset is None else name_of(dataset)
-        refuse("with questions", text=text, dataset=table, packed=packed, longer_than=longer_than, limit=limit)
+        of_text = {"text": text, "dataset": table, "packed": packed, "longer_than": longer_than, "limit": limit}
+        refuse("with questions", {name: value or None for name, value in of_text.items()})
     if asked is None or images is not None:
         held_out = ", ".join(map(name_of, held_out_sources)) or None
         chosen = None if split == "train" else split
-        refuse("without questions about texts", validation=held_out, weights=weights, split=chosen)
+        refuse("without questions about texts", {"validation": held_out, "weights": weights, "split": chosen})
     made = prepare(
         model, tokenizer, preset=preset, method=method, layout=layout, recipe=recipe, compressor=compressor,
         start=start, baseline=baseline, tau=tau, segment=segment, questions=asked, images=images is not None,

@@ -56,7 +56,7 @@ def prepare(
             raise ValueError(f"baseline: expected one of {', '.join(BASELINES)}, got {baseline!r}")
         others = {name: value for name, value in changes.items() if name not in ("losses", "end_token")}
         where = "with baseline, which trains only task tokens"
-        refuse(where, tau=tau, method=method, layout=layout, start=start, **others)
+        refuse(where, {"tau": tau, "method": method, "layout": layout, "start": start} | others)
     method = found.method if method is None else method
     losses = changes.get("losses", defaults.pop("losses", None))
     if tau is None and found.tau is not None and losses is None:
@@ -64,14 +64,14 @@ def prepare(
     if tau is not None:
         losses = None
         where = "with tau, which trains on whole passages"
-        refuse(where, baseline=baseline, losses=changes.get("losses"), questions=questions)
+        refuse(where, {"baseline": baseline, "losses": changes.get("losses"), "questions": questions})
         if tau >= schedule.max_length:
             raise ValueError(
                 f"tau: expected less than max_length, {schedule.max_length}, so that a passage has a compressed past, "
                 f"got {tau}"
             )
     else:
-        refuse("without tau", segment=segment)
+        refuse("without tau", {"segment": segment})
         weights = check_losses(losses)
         _check_questions(weights, losses, questions)
         defaults["losses"] = losses
@@ -130,10 +130,10 @@ def _check_questions(weights: Mapping[str, float], losses: Any, questions: str |
         )
 
 
-def refuse(where: str, **options: Any) -> None:
-    """Refuses options that would do nothing."""
+def refuse(where: str, options: Mapping[str, Any]) -> None:
+    """Refuses options that would do nothing: all but None."""
     for name, value in options.items():
-        if value is not None and value is not False:
+        if value is not None:
             raise ValueError(f"{name}: not allowed {where}, got {value!s:.60}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -70,9 +70,18 @@ class GPT(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def forward(self, input_ids: Tensor, positions: Tensor | None = None, **options: Any) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor | None = None,
+        *,
+        embeddings: Tensor | None = None,
+        cache: KVCache | None = None,
+        plan: Plan | None = None,
+    ) -> Tensor:
         """Logits [B, N, vocab_size]; arguments as in `hidden`."""
-        return cast(Tensor, self.head(self.hidden(input_ids, positions, **options)))
+        hidden = self.hidden(input_ids, positions, embeddings=embeddings, cache=cache, plan=plan)
+        return cast(Tensor, self.head(hidden))
 
     def hidden(
         self,
