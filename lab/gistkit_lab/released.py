@@ -105,7 +105,7 @@ def reference_model(
         for ours, theirs in names.items():
             move(f"blocks.{i}.{ours}", f"{list_name}.{i}.{theirs}")
             if not images:
-                weights[f"blocks.{i}.{ours}.weight"] = weights[f"blocks.{i}.{ours}.weight"].t()
+                weights[f"blocks.{i}.{ours}.weight"] = _transposed(weights[f"blocks.{i}.{ours}.weight"])
     move("norm", norm)
     unknown = [name for name in left if images or not _LEFT.fullmatch(name)]
     if unknown:
@@ -128,6 +128,11 @@ def reference_model(
             model = GPT(len(tokens), dim, layers, heads, position, hidden_dim=hidden_dim, style="gpt2")
     _load(model.to(next(iter(weights.values())).dtype), weights, f"dim {dim} and {heads} heads")
     return model.eval()
+
+
+def _transposed(weight: Tensor) -> Tensor:
+    # One of more dimensions fits no map, which `_load` tells.
+    return weight.t() if weight.ndim == 2 else weight
 
 
 def _load(model: nn.Module, weights: Mapping[str, Tensor], sizes: str) -> None:
@@ -167,7 +172,7 @@ def reference_encoder(state: Mapping[str, Tensor], *, heads: int | None = None) 
         weights |= {f"{ours}.{part}": weight(f"{theirs}.{part}") for part in ("weight", "bias")}
     for i in range(layers):
         for ours, theirs in _BLOCK.items():
-            weights[f"blocks.{i}.{ours}.weight"] = weight(f"{_LAYER}{i}.{theirs}.weight").t()
+            weights[f"blocks.{i}.{ours}.weight"] = _transposed(weight(f"{_LAYER}{i}.{theirs}.weight"))
             weights[f"blocks.{i}.{ours}.bias"] = weight(f"{_LAYER}{i}.{theirs}.bias")
     sizes: dict[str, Any] = {"base": len(tokens), "digits": len(places) // axes, "axes": axes, "layers": layers}
     encoder = SeqPE(tokens.shape[1], out_dim=len(out), heads=heads, shared_places=False, **sizes).to(tokens.dtype)

@@ -163,6 +163,7 @@ SMOLLM2, PAIRS, FILLER = smollm2.recipe("short"), pairs.Recipe(), facts.Recipe()
         (DOCUMENTS, {"letters": 12, "facts": 12}, r"shortest: expected room .*, and for 12 in the 48 bytes .*, got 16"),
         (SQUAD, {"eval_rows": 0}, r"eval_rows: expected a whole number >= 1, got 0"),
         (SQUAD, {"longest": 4}, r"longest: expected at most 1100 positions, got 4 x 512"),
+        (PAIRS, {"decay": 1.5}, r"decay: expected a share from 0 to 1, got 1\.5"),
         (PAIRS, {"fewest": 0}, r"fewest, most: expected 1 <= fewest <= most <= keys, got"),
         (PAIRS, {"most": 33}, r"fewest, most: expected 1 <= fewest <= most <= keys, got"),
         (PAIRS, {"fewest": 16}, r"fewest, most: expected 1 <= fewest <= most <= keys, got"),

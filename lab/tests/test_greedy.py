@@ -105,6 +105,16 @@ def test_rounds_never_raise_the_loss_and_end_where_no_swap_helps():
     assert [found.tried for found in rounds] == [4 * 9, 2 * 4 * 9, 4 * 4 * 9]
 
 
+def test_the_last_token_and_as_many_nuggets_stay():
+    compressor = make()
+    for length in (4, 9, 16):
+        context = tokens(length)
+        found = improve(compressor, context, tokens(6), 4, progress=False)
+        assert found.before[-1] == found.after[-1] == length
+        assert len(set(found.after)) == len(found.before) == -(-length // 3)
+        assert found.after[0] >= 1
+
+
 def test_one_nugget_and_nuggets_alone_have_nothing_to_swap():
     one = improve(make(), tokens(3), tokens(5), 4, progress=False)
     assert (one.before, one.after, one.tried, one.overlap, one.overlap_but_last) == ((3,), (3,), 0, 1.0, None)
@@ -141,6 +151,28 @@ def test_any_rule_of_selection_is_where_the_search_starts():
     assert found.before == (3, 6, 9, 12)
 
 
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"compressor": None}, TypeError, "compressor: expected a Dodo, got NoneType"),
+        ({"context": [[2, 3], [4, 5]]}, ValueError, "context: expected one row, got 2"),
+        ({"context": [BOS]}, ValueError, "context: expected at least 1 token beside the first token, got none"),
+        ({"context": [[]]}, ValueError, "context: expected at least 1 token, got 0 in row 0"),
+        ({"context": [70]}, ValueError, r"context: expected token ids in \[0, 50\), got 70"),
+        ({"text": "words"}, TypeError, "text: expected token ids as a tensor or lists of integers, got str"),
+        ({"text": [[2, 3], [4, 5]]}, ValueError, "text: expected one row, got 2"),
+        ({"asked": 0}, ValueError, "asked: expected a whole number >= 1, got 0"),
+        ({"asked": 5}, ValueError, "asked: expected at most the 4 tokens of the text, got 5"),
+        ({"batch_size": 2.0}, ValueError, "batch_size: expected a whole number >= 1, got 2.0"),
+        ({"rounds": True}, ValueError, "rounds: expected a whole number >= 1, got True"),
+    ],
+)
+def test_bad_input_is_named(changes, error, message):
+    given = {"compressor": make(), "context": [2, 3, 4, 5], "text": [6, 7, 8, 9], "asked": 2} | changes
+    with pytest.raises(error, match=message):
+        improve(**given, progress=False)
+
+
 def test_a_loss_that_is_no_number_is_named():
     compressor = make()
     with torch.no_grad():
@@ -156,6 +188,10 @@ def test_a_study_is_the_search_in_each_text(capsys):
     assert "texts: 100%" in capsys.readouterr().err
     assert found == [improve(compressor, one[:9], one[9:16], 4, batch_size=5, progress=False) for one in texts]
     assert capsys.readouterr().err == ""
+    with pytest.raises(ValueError, match="texts: expected at least 16 tokens, got 15 in text 1"):
+        study(compressor, [tokens(16), tokens(15)], recipe)
+    with pytest.raises(ValueError, match="texts: expected at least one, got none"):
+        study(compressor, [], recipe)
     with pytest.raises(ValueError, match="read: expected a whole number >= 0, got -1"):
         Recipe(read=-1)
 
@@ -255,3 +291,9 @@ def test_mistakes_end_in_one_line(folder, tmp_path, capsys, words, compressor, m
     shown = capsys.readouterr()
     assert not shown.out and message in shown.err.splitlines()[-1]
     assert not (tmp_path / "out").exists()
+
+
+def test_the_defaults_are_the_papers():
+    assert greedy.Recipe() == Recipe(context=128, read=64, asked=64, rounds=1)
+    parsed = cli.parser().parse_args(["study", "greedy", "--model", "m", "--compressor", "c", "--texts", "t"])
+    assert (parsed.context, parsed.read, parsed.asked, parsed.rounds) == (128, 64, 64, 1)

@@ -102,6 +102,8 @@ def test_batches_are_of_their_seed_and_step_and_held_out_questions_of_neither(co
 def test_bad_sizes_are_named(corpus, changes, message):
     with pytest.raises(ValueError, match=message):
         Needles(corpus, None, **({"size": 2} | NUMBERS | changes))
+    with pytest.raises(ValueError, match="corpus: expected one of bytes, got one that a tokenizer has made"):
+        Needles(dataclasses.replace(corpus, tokenizer=object()), None, 2, **NUMBERS)
 
 
 def test_contexts_too_short_for_their_codes_are_named(corpus):
@@ -142,6 +144,12 @@ def test_arms_of_the_paper_are_a_mask_an_offset_and_parameters(corpus, method, p
     loss.backward()
     learns = {name for name, parameter in compressor.trainable() if parameter.grad is not None}
     assert any("gist" in name or "memory" in name for name in learns)
+
+
+def test_an_unknown_arm_names_all():
+    recipe = dataclasses.replace(RECIPE, model="small")
+    with pytest.raises(ValueError, match=r"method: expected one of no, .*offset-gist-pool, got 'pool'"):
+        in_place.build_compressor(recipe, Arm("pool", 2), in_place.fresh_model(recipe, 0))
 
 
 @pytest.mark.parametrize("method", ["gistpool", "no"])

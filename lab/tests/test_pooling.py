@@ -164,6 +164,8 @@ def test_inputs_have_the_norms_they_promise(monkeypatch):
     drawn = make_inputs("vocabulary", 16).draw(2, 5, generator).flatten(0, 1)
     make_inputs.cache_clear()
     assert (drawn[:, None] == rows).all(-1).any(-1).all()
+    with pytest.raises(ValueError, match=r"inputs: expected one of sphere, vocabulary, sphere\+common, got 'text'"):
+        make_inputs("text", 16)
 
 
 def test_heads_share_the_width():

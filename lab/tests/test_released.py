@@ -90,6 +90,9 @@ def test_released_weights_that_are_missing_or_of_another_shape():
     state["transformers.1.mlp.c_fc.weight"] = torch.ones(64, 63)
     with pytest.raises(ValueError, match=r"state: expected \[256, 64\] for blocks\.1\.up\.weight"):
         reference_encoder(state)
+    state["transformers.1.mlp.c_fc.weight"] = torch.ones(64, 256, 1)
+    with pytest.raises(ValueError, match=r"state: expected \[256, 64\] for blocks\.1\.up\.weight"):
+        reference_encoder(state)
 
 
 def pair(name: str, *shape: int) -> dict[str, Tensor]:

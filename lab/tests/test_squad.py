@@ -257,3 +257,11 @@ def test_the_command_says_what_the_preset_follows(files, tmp_path, capsys, monke
     assert [one.recipe for one in read(path)] == [dataclasses.replace(RECIPE, steps=1)]
     page = find("retrieval").page(committed(tmp_path, "retrieval"))
     assert "| squad, exact " in page and "1 steps of 2 x 512 tokens at most, after 2 of the language model" in page
+
+
+def test_the_preset_has_the_papers_numbers():
+    recipe = squad.PRESETS["seqpe-squad"]
+    assert (recipe.steps, recipe.warmup, recipe.learning_rate, recipe.new_tokens) == (10_000, 100, 5e-5, 16)
+    assert recipe.lengths == (1024, 2048, 4096, 8192)
+    schedule = recipe.schedule
+    assert schedule.dropout == 0.1 and schedule.bfloat16 and schedule.decay == "linear" and schedule.length == 1024

@@ -121,6 +121,11 @@ def test_the_index_follows_the_store(store, run, words, tmp_path):
     assert len(index_files(store, "words")) == 2
     status, _, told = run("ask", store, "zebra", *words)
     assert status == 0 and "nearest: new.txt (" in told and "not in its index" not in told
+    # Another text of the name is not what was indexed.
+    (store / "new.txt.gist").unlink()
+    (tmp_path / "texts" / "new.txt").write_text("A giraffe slept beside the well.")
+    assert run("compress", tmp_path / "texts", "-o", store, *words[:2])[0] == 0
+    assert f"{store}: 1 of 4 documents are not in its index" in run("ask", store, "Where is the well?", *words)[2]
 
 
 def refused(run, told, *words):

@@ -235,7 +235,9 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(capsys, tmp_path
         port = taken.getsockname()[1]
         assert cli.main(["serve", "--port", str(port), "--model", str(tmp_path)]) == 2
     told = capsys.readouterr().err
-    assert told.startswith(f"gistkit: --port: expected a free address, got 127.0.0.1 and {port}: ")
+    assert told.startswith(
+        f"gistkit: --port: expected a free address, got 127.0.0.1 and {port}: Address already in use\n"
+    )
 
 
 def test_chat_needs_a_model_with_a_template(folders, capsys):

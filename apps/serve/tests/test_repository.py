@@ -6,10 +6,12 @@ import os
 import tempfile
 from contextlib import closing
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
 
+from gistkit.compress.memory import Memory
 from gistkit_serve.server import Limits, MemoryRepository
 from gistkit_serve.server.repository import temporary_folder
 from tests.helpers.stores import make_compressor
@@ -132,6 +134,51 @@ def test_a_disk_without_locks_is_refused_and_folders_of_others_stay(compressor, 
     with pytest.raises(OSError, match="not supported"), temporary_folder() as folder:
         opened(folder, compressor)
     assert list(tmp_path.iterdir()) == [others]
+
+
+def test_what_another_user_left_stays(tmp_path, monkeypatch):
+    others = tmp_path / "gistkit-serve-1.partial"
+    others.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: others.stat().st_uid + 1)
+        with temporary_folder():
+            assert others.is_dir()
+    with temporary_folder():
+        assert not others.exists()
+
+
+def test_what_cannot_be_read_at_the_start_is_read_later_and_stops_no_other(compressor, tmp_path, monkeypatch, logged):
+    repository = opened(tmp_path, compressor)
+    names = [repository.add(memory_of(compressor, number)).id for number in range(2)]
+    repository.close()
+    load = Memory.load
+
+    def full(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Memory, "load", full)
+        repository = opened(tmp_path, compressor)
+        assert len(repository) == 0
+        with pytest.raises(OSError, match="Too many open files"):
+            repository.entry(names[0])
+
+    def others(*given):
+        """Another thread uses the repository at the same time."""
+        thread = Thread(target=repository.entries)
+        thread.start()
+        thread.join(5)
+        assert not thread.is_alive()
+        return load(*given)
+
+    monkeypatch.setattr(Memory, "load", others)
+    assert repository.entry(names[0]).id == names[0] and len(repository) == 1
+    (tmp_path / f"{names[1]}.gist").write_bytes(b"nothing")
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            repository.get(names[1])
+    assert logged.text.count("left as it is: ") == 1
 
 
 def test_a_folder_that_cannot_be_written_is_named_at_the_start(compressor, tmp_path, monkeypatch, logged):

@@ -17,6 +17,8 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 # What is read of a reply, in bytes, and the longest wait before another attempt, in seconds.
 LARGEST, LONGEST_WAIT = 1 << 20, 30.0
+# Characters that are read for the objects of a reply, at most: those that are nested are read again and again.
+MOST_READ = 1 << 22
 MESSAGE = 200
 
 Read = TypeVar("Read")
@@ -189,10 +191,16 @@ def in_order(
 
 def objects(text: str) -> Iterator[dict[str, Any]]:
     """The JSON objects that a reply holds, the last to begin first."""
-    decoder = json.JSONDecoder()
+    decoder, left = json.JSONDecoder(), MOST_READ
     for brace in reversed([match.start() for match in re.finditer("{", text)]):
-        with suppress(ValueError, RecursionError):
-            yield decoder.raw_decode(text, brace)[0]
+        try:
+            found, end = decoder.raw_decode(text, brace)
+            yield found
+        except (ValueError, RecursionError):
+            end = len(text)
+        left -= end - brace
+        if left < 0:
+            return
 
 
 class _NoRedirects(HTTPRedirectHandler):

@@ -17,7 +17,7 @@ from torch import Tensor
 from gistkit.common.checks import IGNORE
 from gistkit.train.data import Corpus
 from gistkit_lab.studies import length as language_models
-from gistkit_lab.studies.draws import SPLITS, measured
+from gistkit_lab.studies.draws import SPLITS, check_bytes, measured
 from gistkit_lab.studies.filler import train_and_measure
 from gistkit_lab.studies.fitting import Session
 from gistkit_lab.studies.positions import Run, Student
@@ -82,6 +82,7 @@ class Documents:
     """Documents with facts, and questions about them, by seed and step, of a corpus of bytes."""
 
     def __init__(self, corpus: Corpus, recipe: Recipe, seed: int) -> None:
+        check_bytes(corpus)
         self.recipe, self.seed = recipe, seed
         splits = measured(corpus, recipe.lengths[-1])
         self._texts = {"train": corpus.train, **{name: split.held_out for name, split in splits.items()}}

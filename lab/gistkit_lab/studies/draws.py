@@ -23,6 +23,12 @@ def measured(corpus: Corpus, length: int) -> dict[str, Corpus]:
     return splits
 
 
+def check_bytes(corpus: Corpus) -> None:
+    """A ValueError unless a corpus is of bytes."""
+    if corpus.tokenizer is not None:
+        raise ValueError("corpus: expected one of bytes, got one that a tokenizer has made")
+
+
 def seed_of(*numbers: int) -> int:
     """One seed for each list of numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -48,6 +48,10 @@ class FallingRecipe(StudyRecipe):
 
     decay: float = 0.2
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay <= 1:
+            raise ValueError(f"decay: expected a share from 0 to 1, got {self.decay}")
+
     def learning_rate_at(self, step: int) -> float:
         falling = (self.steps - step) / max(1.0, self.decay * self.steps)
         return self.learning_rate * min(1.0, (step + 1) / max(self.warmup, 1), falling)

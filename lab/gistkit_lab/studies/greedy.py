@@ -129,8 +129,21 @@ def improve(
         batch_size: selections read at a time; rounding apart, the result is the same for all.
         rounds: times that all nuggets are gone through; ends before where none was swapped. The paper's is 1.
         progress: whether to show a progress bar.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what was expected and what came.
     """
-    rows, text_rows = (compressor.rows(name, ids) for name, ids in (("context", context), ("text", text)))
+    if not isinstance(compressor, Dodo):
+        raise TypeError(f"compressor: expected a Dodo, got {type(compressor).__name__}")
+    check_int("batch_size", batch_size)
+    check_int("rounds", rounds)
+    rows = _one_row(compressor, "context", context)
+    if compressor.with_bos(rows).lengths[0] < 2:
+        raise ValueError("context: expected at least 1 token beside the first token, got none")
+    text_rows = _one_row(compressor, "text", text)
+    check_int("asked", asked)
+    if asked > text_rows.lengths[0]:
+        raise ValueError(f"asked: expected at most the {text_rows.lengths[0]} tokens of the text, got {asked}")
     with evaluating(compressor):
         return _search(_Selections(compressor, rows, text_rows, asked), batch_size, rounds, progress)
 
@@ -144,6 +157,11 @@ def study(
     progress: bool = True,
 ) -> list[SwapSearch]:
     """What `improve` finds in each text, token ids, of which the recipe's first ones are taken."""
+    if not len(texts):
+        raise ValueError("texts: expected at least one, got none")
+    for index, text in enumerate(texts):
+        if len(text) < recipe.length:
+            raise ValueError(f"texts: expected at least {recipe.length} tokens, got {len(text)} in text {index}")
     options: Any = {"batch_size": batch_size, "rounds": recipe.rounds, "progress": progress}
     return [
         improve(compressor, text[: recipe.context], text[recipe.context : recipe.length], recipe.asked, **options)
@@ -224,6 +242,13 @@ def _search(selections: _Selections, batch_size: int, rounds: int, progress: boo
             if best == round_start:
                 break
     return SwapSearch(nuggets_before, tuple(sorted(selection)), first, best, tried)
+
+
+def _one_row(compressor: Dodo, name: str, ids: Any) -> TokenRows:
+    rows = compressor.rows(name, ids, shortest=1)
+    if rows.batch_size != 1:
+        raise ValueError(f"{name}: expected one row, got {rows.batch_size}")
+    return rows
 
 
 class Search(NamedTuple):

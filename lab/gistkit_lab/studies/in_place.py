@@ -144,6 +144,8 @@ def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel) -> InPlac
 
 def arm_compressor(arm: Arm, model: PreTrainedModel, lora: int | None) -> InPlace:
     """The untrained compressor of an arm around `model`, with LoRA of a rank, or None: all weights train."""
+    if arm.method not in CLASSES:
+        raise ValueError(f"method: expected one of {', '.join(METHODS + OTHER_METHODS)}, got {arm.method!r}")
     kind, options = CLASSES[arm.method]
     ratio = {} if arm.method == "no" else {"ratio": arm.ratio}
     compressor: InPlace = kind(model, lora=lora, losses=("qa",), **ratio, **options)

@@ -15,7 +15,7 @@ from gistkit.common.text_ids import text_ids
 from gistkit.compress import Compressor
 from gistkit.train.batches import Batch, collate
 from gistkit.train.data import Corpus
-from gistkit_lab.studies.draws import SPLITS
+from gistkit_lab.studies.draws import SPLITS, check_bytes
 
 # A code's name and its word come from so many frequent words of the text.
 WORDS = 256
@@ -62,6 +62,7 @@ class Needles:
         answer: int = 8,
         seed: int = 0,
     ) -> None:
+        check_bytes(corpus)
         if not cue + answer <= min_length <= max_length:
             raise ValueError(
                 f"min_length, max_length: expected cue + answer <= min <= max, got {cue} + {answer}, {min_length} and "

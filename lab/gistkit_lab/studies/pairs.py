@@ -89,6 +89,7 @@ class Recipe(FallingRecipe):
     test_contexts: int = 1024
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.fewest <= self.most <= self.keys:
             raise ValueError(
                 f"fewest, most: expected 1 <= fewest <= most <= keys, got {self.fewest}, {self.most} and {self.keys}"

@@ -170,6 +170,8 @@ def make_inputs(name: str, width: int) -> Inputs:
     if name == "sphere+common":
         direction = torch.randn(width, generator=torch.Generator().manual_seed(0))
         return Inputs(width, common=normalize(direction, dim=0) * width**0.5)
+    if name != "vocabulary":
+        raise ValueError(f"inputs: expected one of {', '.join(INPUTS)}, got {name!r}")
     model: Any = load_smollm2()[0]
     return Inputs(width, table=project(model.get_input_embeddings().weight.detach().float(), width))
 

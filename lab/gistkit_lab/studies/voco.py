@@ -86,6 +86,7 @@ class Recipe(FallingRecipe):
     test_mosaics: int = 256
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("side", "patches", "questions", "tower_steps", "base_steps", "eval_mosaics", "test_mosaics"):
             check_int(name, getattr(self, name))
 

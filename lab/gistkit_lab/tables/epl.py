@@ -132,8 +132,8 @@ def _image_table(number: int, tokens: Sequence[int]) -> Table:
             for name in ("sqa", "mmb", "vqav2"):
                 asked = ("--questions", f"{{{name}}}", "--images", "{images}", "--examples", ALL)
                 stages[name] = Stage(EVALUATE, asked, start="train")
-            published = by_heading(ABOUT_IMAGES, figures)
-            arms.append(Arm(f"{layout.upper()} {count}", f"voco-{count}-{layout}", stages, published))
+            theirs = by_heading(ABOUT_IMAGES, figures)
+            arms.append(Arm(f"{layout.upper()} {count}", f"voco-{count}-{layout}", stages, theirs))
     model = "LLaVA 1.5's parts: Vicuna 7B, CLIP at 336 pixels and a pretrained projector"
     return Table(f"{PAPER}, Table {number}", "epl", model, _IMAGE_DATA, ABOUT_IMAGES, arms, _IMAGE_OPEN)
 

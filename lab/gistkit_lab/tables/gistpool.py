@@ -84,10 +84,10 @@ def _set_table(name: str, figures: str, sets: Sequence[str], follows: str, folde
     arms = []
     column = sets.index(name)
     for title, ratio, losses, wrongs in FIGURES[figures]:
-        published = by_heading(COLUMNS, (losses[column], wrongs[column]))
-        if published:
+        theirs = by_heading(COLUMNS, (losses[column], wrongs[column]))
+        if theirs:
             stages = {"train": training(name, _settings(title, ratio), "{train}"), "answers": evaluating("{test}")}
-            arms.append(Arm(_title(title, ratio), _folder(name, title, ratio), stages, published))
+            arms.append(Arm(_title(title, ratio), _folder(name, title, ratio), stages, theirs))
     data = {"train": f"{name}'s training set", "test": f"{name}'s evaluation split"}
     return Table(f"{PAPER}, {follows}, {name}", folder, model, data, COLUMNS, arms, OPEN + MASK)
 
@@ -102,8 +102,8 @@ def _cross_table(number: int, method: str) -> Table:
         figures = [figure for pair in zip(losses, wrongs, strict=True) for figure in pair]
         stages = {f"answers-{other}": evaluating(f"{{{other}-test}}") for other in MATRIX}
         train = training(name, _settings(method, 5), f"{{{name}-train}}")
-        published = by_heading(columns, figures)
-        arms.append(Arm(f"trained on {name}", _folder(name, method, 5), {"train": train, **stages}, published))
+        theirs = by_heading(columns, figures)
+        arms.append(Arm(f"trained on {name}", _folder(name, method, 5), {"train": train, **stages}, theirs))
     return Table(
         f"{PAPER}, Table {number}, {method} at 5x", "gistpool", "Gemma 2 2B", splits(MATRIX), columns, arms,
         OPEN + _mask_of(method),
@@ -122,8 +122,8 @@ def _mixture_table(number: int, method: str) -> Table:
                 ("the same", name, training(name, settings, f"{{{name}-train}}"), (same, same_wrong)),
             ):
                 title, stages = f"{name} {ratio}x, trained on {source}", {"train": train, "answers": answers}
-                published = by_heading(COLUMNS, [each[index] for each in figures])
-                arms.append(Arm(title, _folder(folder, method, ratio), stages, published))
+                theirs = by_heading(COLUMNS, [each[index] for each in figures])
+                arms.append(Arm(title, _folder(folder, method, ratio), stages, theirs))
     return Table(
         f"{PAPER}, Table {number}, {method}", "gistpool", "Gemma 2 2B", splits(MIXED), COLUMNS, arms,
         OPEN + _mask_of(method),

@@ -10,6 +10,8 @@ from endpoint import KEY, RIGHT, Server, in_turn, reply
 
 from gistkit.compress import ICAE
 from gistkit.evaluate import Example, Report, compare
+from gistkit_lab.evaluate import endpoint
+from gistkit_lab.evaluate.endpoint import objects
 from gistkit_lab.evaluate.judge import Answered, JudgeError, OpenAIJudge, judge_report, judged, questions_of
 from tests.helpers.models import byte_tokenizer, tiny_llama
 
@@ -50,6 +52,12 @@ def test_the_last_score_of_a_reply_counts(text, score):
     with Server(in_turn((200, {}, reply(text)))) as server:
         assert OpenAIJudge(server.url, "grader")(QUESTION, REFERENCE, ANSWER) == score
         assert "Authorization" not in server.requests[0][1]
+
+
+def test_a_reply_is_not_read_for_objects_without_end(monkeypatch):
+    assert list(objects('{"a": {"b": 1}} {')) == [{"b": 1}, {"a": {"b": 1}}]
+    monkeypatch.setattr(endpoint, "MOST_READ", 100)
+    assert [*objects('{"b": 1}' + '{"a":' * 20)] == []
 
 
 @pytest.mark.parametrize(

@@ -243,9 +243,11 @@ def remove_partials(folder: Path, prefix: str = PREFIX) -> None:
         with suppress(OSError):
             held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                # A writer holds this lock until it ends, however it ends.
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path)
+                # Root could remove other users' folders too.
+                if os.fstat(held).st_uid == os.geteuid():
+                    # A writer holds this lock until it ends, however it ends.
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path)
             finally:
                 os.close(held)
 

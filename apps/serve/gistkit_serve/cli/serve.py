@@ -175,7 +175,9 @@ def _listener(host: str, port: int) -> socket.socket:
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         return socket.create_server(address, family=family, dualstack_ipv6=both)
     except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
+        # `create_server` adds the address to what the system says; the numbers of `getaddrinfo` are below 0.
+        number = getattr(error, "errno", None) or 0
+        reason = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or error
         raise ValueError(f"--port: expected a free address, got {host} and {port}: {reason}") from error
 
 

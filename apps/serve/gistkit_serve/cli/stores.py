@@ -109,8 +109,9 @@ class NearestMemories:
 
     def __init__(self, store: Store, count: int, others: Named, embedder: Any = None) -> None:
         self.store, self.count, self.others, self.embedder = store, count, others, embedder
+        kind = "words" if embedder is None else "vectors"
         try:
-            index = store.index("words" if embedder is None else "vectors")
+            index = store.index(kind)
         except FileNotFoundError as error:
             what, option = ("", "--index") if embedder is None else (" of vectors", "--embed MODEL")
             raise ValueError(
@@ -122,7 +123,7 @@ class NearestMemories:
                 index.check(embedder.encode_document)
             except ValueError as error:
                 raise ValueError(f"--{error}") from error
-        if left := len(store.keys() - {*index.names}):
+        if left := len(store.unindexed(kind)):
             warn(f"{store.folder}: {left} of {len(store)} documents are not in its index")
 
     def any(self) -> Named:

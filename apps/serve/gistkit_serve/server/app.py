@@ -120,7 +120,7 @@ def application(
     @app.get("/v1/memories/{memory:path}")
     async def show_memory(memory: str) -> dict[str, Any]:
         try:
-            return _memory(repository.entry(memory))
+            return _memory(await asyncio.to_thread(repository.entry, memory))
         except KeyError:
             raise _unknown(memory) from None
 
@@ -129,7 +129,7 @@ def application(
         if memory in repository.offline.entries:
             raise Refused(403, "memory: expected one that was added here, got one of --store, which stays as it is")
         try:
-            repository.remove(memory)
+            await asyncio.to_thread(repository.remove, memory)
         except KeyError:
             raise _unknown(memory) from None
         return {"id": memory, "object": "memory.deleted", "deleted": True}

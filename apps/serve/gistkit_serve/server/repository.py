@@ -128,8 +128,8 @@ class MemoryRepository:
         """
         if name in self.offline.entries:
             return self.offline.get(name)
+        entry = self._known(name)
         with self._lock:
-            entry = self._known(name)
             self._entries.move_to_end(name)
             memory = entry.memory
             entry.used = int(time.time())
@@ -145,8 +145,7 @@ class MemoryRepository:
 
     def entry(self, name: str) -> Entry:
         """What is known of a memory; a KeyError if there is none, an OSError if its file could never be read so far."""
-        with self._lock:
-            return self.offline.entries.get(name) or self._known(name)
+        return self.offline.entries.get(name) or self._known(name)
 
     def entries(self) -> list[Entry]:
         """All memories, those made elsewhere first, and those used last at the end."""
@@ -155,9 +154,10 @@ class MemoryRepository:
 
     def remove(self, name: str) -> None:
         """Removes a memory and its file; a KeyError if there is none, an OSError if its file cannot be removed."""
+        entry = self._known(name)
         with self._lock:
             # What cannot be removed is still there.
-            self._path(self._known(name).id).unlink(missing_ok=True)
+            self._path(entry.id).unlink(missing_ok=True)
             del self._entries[name]
 
     def close(self) -> None:
@@ -171,12 +171,17 @@ class MemoryRepository:
         return self.folder / f"{name}{SUFFIX}"
 
     def _known(self, name: str) -> Entry:
-        """An entry; what could not be read at the start is read now. The caller has the lock."""
+        """An entry; what could not be read at the start is read now, while others use the repository."""
         if name in self._unread:
-            self._entries[name] = entry_of(name, self._path(name), self._load(name))
-            self._unread.remove(name)
-            self._trim()
-        return self._entries[name]
+            entry = entry_of(name, self._path(name), self._load(name))
+            with self._lock:
+                # Another thread may have read it too.
+                if name in self._unread:
+                    self._unread.remove(name)
+                    self._entries[name] = entry
+                    self._trim()
+        with self._lock:
+            return self._entries[name]
 
     def _load(self, name: str) -> Memory:
         """Reads a memory; a KeyError if it is gone, damaged or another's, an OSError if it cannot be read for now."""
@@ -196,6 +201,7 @@ class MemoryRepository:
             log.warning("left as it is: %s", error if str(path) in str(error) else f"{path}: {error}")
             with self._lock:
                 self._entries.pop(name, None)
+                self._unread.discard(name)
             raise KeyError(name) from error
 
     def _read_folder(self) -> None:

@@ -178,7 +178,7 @@ class Nearest:
         folder: of the store.
         kind: "words" or "vectors".
 
-    `names`: of the documents in the index, sorted.
+    `names`: of the documents in the index, sorted; `known`: with the CRC-32 of each text, or `UNKNOWN`.
 
     Raises:
         FileNotFoundError: if there is no such index.
@@ -193,9 +193,9 @@ class Nearest:
         files = [read_file(path, kind) for path in paths]
         self._folder, self._probes = folder, [file.probe for file in files]
         # Several files may have a document, of processes that ran at a time: it is the same in all.
-        self._known = sorted({known for file in files for known in file.known})
-        self.names = sorted({name for name, _ in self._known})
-        places = {known: place for place, known in enumerate(self._known)}
+        self.known = sorted({known for file in files for known in file.known})
+        self.names = sorted({name for name, _ in self.known})
+        places = {known: place for place, known in enumerate(self.known)}
         self._documents = np.concatenate(
             [np.array([places[known] for known in file.known])[file.documents] for file in files]
         )
@@ -223,11 +223,11 @@ class Nearest:
     def ranked(self, text: str, embed: Embed | None) -> Iterator[tuple[str, int, float]]:
         """Names of documents, CRC-32s of their texts and scores, best first; by words without those that have none."""
         places, scores = self._scores(text, embed)
-        best = np.full(len(self._known), -np.inf, np.float32)
+        best = np.full(len(self.known), -np.inf, np.float32)
         np.maximum.at(best, self._documents[places], scores)
         for document in np.argsort(-best, kind="stable"):
             if best[document] > -np.inf:
-                yield *self._known[document], float(best[document])
+                yield *self.known[document], float(best[document])
 
     def _scores(self, text: str, embed: Embed | None) -> tuple[Any, np.ndarray]:
         """The windows that have something of a text, and their cosines."""

@@ -160,11 +160,27 @@ class Store(Mapping[str, Memory]):
         found: dict[str, float] = {}
         for name, known, score in index.ranked(text, embed):
             # A document may have gone since, or have been compressed again with another text.
-            if name in self and known in (UNKNOWN, _entry(name, self._paths[name]).text):
+            if self._is_current(name, known):
                 found.setdefault(name, score)
             if len(found) == most:
                 break
         return [*found.items()]
+
+    def unindexed(self, kind: str = "words") -> list[str]:
+        """Documents that an index does not have, or not with the text that they have now; errors as `nearest`."""
+        current = set()
+        for name, known in self.index(kind).known:
+            try:
+                is_current = self._is_current(name, known)
+            except ValueError:
+                # It is damaged, which is told where it is found.
+                is_current = True
+            if is_current:
+                current.add(name)
+        return [name for name in self if name not in current]
+
+    def _is_current(self, name: str, known: int) -> bool:
+        return name in self and known in (UNKNOWN, _entry(name, self._paths[name]).text)
 
     def index(self, kind: str = "words") -> Nearest:
         """The index of "words" or "vectors" as it was at the first call, whose `names` it has; errors as `nearest`."""
