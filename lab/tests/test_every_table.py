@@ -147,7 +147,11 @@ def figure_of(table, title, heading, folder):
         stage, heading = f"answers-{kind}", "loss"
     elif kind == "wrong":
         stage, heading = f"answers-{name}" if name else stage, "wrong"
-    found = row_of(folder / stage, title)["metrics"].get(METRICS[heading])
+    row = row_of(folder / stage, title)
+    found, (task, _, figure) = row["metrics"].get(METRICS[heading]), METRICS[heading].partition("_")
+    if figure == "loss" and found is not None:
+        nats, tokens = (sum(example[f"{task}_{unit}"] for example in row["examples"]) for unit in ("nats", "tokens"))
+        assert found == pytest.approx(nats / tokens)
     return 100 - found if heading == "wrong" and found is not None else found
 
 

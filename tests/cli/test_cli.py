@@ -649,7 +649,7 @@ def test_untrained_methods_that_compress_in_place(run, tmp_path):
         (["train", "--text", "{tmp}/none"], "none"),
         (["train", "--random-steps", "9"], "--random-steps: expected none but for a dodo with learned nuggets, got 9"),
         (["train", "--questions", "{tmp}", "--limit", "9"], "--limit: not allowed with questions, got 9"),
-        (["train", "--device", "tpu"], "--device: expected cpu or cuda, got 'tpu'"),
+        (["train", "--device", "meta"], "--device: expected cpu or cuda, got 'meta'"),
         (["evaluate", "--questions", "{tmp}", "--context", "9"], "--context: not allowed with --questions, got 9"),
         (["train", "--compressor", "{tmp}", "--train-norms"], "--train-norms: not allowed with --compressor"),
         (["evaluate", "--questions", "{tmp}/none"], "none"),

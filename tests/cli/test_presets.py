@@ -48,4 +48,9 @@ def test_a_dry_run_tells_of_a_preset_and_leaves_nothing(name, folder, monkeypatc
     assert files(folder) == before and complaints == ""
     head, page = shown.split("\n\n")
     assert head == notes(name) and all(point in head for point in (PRESETS[name].follows, *PRESETS[name].open))
-    assert re.search(r"^  memory tokens +[\d,]+$" if method != "dodo" else r"^  scorer +[\d,]+$", page, re.MULTILINE)
+    found = re.findall(r"^( *\S.*?) +([\d,]+)$", page, re.MULTILINE)
+    counts = {line: int(count.replace(",", "")) for line, count in found}
+    groups = {line.strip(): count for line, count in counts.items() if line.startswith("  ")}
+    assert ("scorer" if method == "dodo" else "memory tokens") in groups and min(groups.values()) > 0
+    assert counts["trained"] == sum(groups.values()) and (counts["frozen"] == 0) == (method == "gistpool")
+    assert counts["rows a step"] == PRESETS[name].recipe.batch

@@ -104,7 +104,10 @@ def test_a_saved_folder_has_our_card_and_no_place_on_this_disk(hub, tmp_path):
     base = model()
     base.save_pretrained(tmp_path / "base")
     base.name_or_path = base.config._name_or_path = str(tmp_path / "base")
-    own = {"adapters": FiveHundredX(base, chunk=8, ratio=4, lora=4), "whole": AvgPool(model(), ratio=2, lora=None)}
+    own = {
+        "adapters": FiveHundredX(base, chunk=8, ratio=4, lora=4),
+        "whole": unsettle(AvgPool(model(), ratio=2, lora=None), 0.05, [""]),
+    }
     for name, compressor in own.items():
         compressor.save_pretrained(tmp_path / name)
         card = (tmp_path / name / "README.md").read_text()
@@ -124,6 +127,10 @@ def test_a_saved_folder_has_our_card_and_no_place_on_this_disk(hub, tmp_path):
     Compressor.from_pretrained(tmp_path / "named", model()).push_to_hub("user/renamed")
     pushed = tmp_path / "hub" / "models--user--renamed" / "snapshots" / COMMIT / "README.md"
     assert pushed.read_text().count("user/renamed") == 2
+    # A model of its own needs no base.
+    own["whole"].push_to_hub("user/whole")
+    found = Compressor.from_pretrained("user/whole", **hub[1]).eval()
+    assert all(map(torch.equal, found.encode([[3, 4, 5]]).tensors, own["whole"].eval().encode([[3, 4, 5]]).tensors))
 
 
 def test_the_hub_is_not_asked_for_what_another_endpoint_has(monkeypatch):

@@ -390,16 +390,23 @@ def test_gists_with_a_counter_of_their_own_keep_their_place_for_sliding_windows(
     layout = compressor.options.layout(11)
     full = getattr(layouts, compressor.method)(11, 3, 4, separate_positions=True)
     assert len(full) == len(layout) + 3
-    plan = full.compile(windows=(model.config.sliding_window,))
     parts = [torch.full((2, 1), BOS), ids]
     inputs = torch.zeros(2, len(full), 48, dtype=torch.float64)
     with torch.no_grad():
         for role, value in zip((Role.BOS, Role.CONTEXT, Role.TEXT), (*parts, text), strict=True):
             inputs[:, full.roles == role] = compressor.embed(value)
         inputs[:, full.roles == Role.MEMORY] = compressor.memory_embeddings.double()
+    inputs.requires_grad_()
+    orders = []
+    for grouped in (False, True):
+        plan = full.compile(grouped=grouped, windows=(model.config.sliding_window,))
         with hf.attach(model):
             out = model.get_decoder()(inputs_embeds=plan.arrange(inputs), plan=plan, use_cache=False).last_hidden_state
-    expected = plan.restore(out)[:, full.roles == Role.TEXT]
+        orders.append(plan.restore(out))
+    torch.testing.assert_close(*orders, **TOLERANCE)
+    gradients = (torch.autograd.grad(order.sin().sum(), inputs)[0] for order in orders)
+    torch.testing.assert_close(*gradients, **TOLERANCE)
+    expected = orders[1][:, full.roles == Role.TEXT]
     ours = compressor.decode(compressor.encode(ids), "lm", text)[:, 1:]
     torch.testing.assert_close(ours, expected, **TOLERANCE)
 

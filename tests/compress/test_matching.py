@@ -12,7 +12,7 @@ from gistkit.compress.matching import BIAS_RIDGE, RIDGE, References, matched
 from gistkit.compress.memory_files import packed, unpacked
 from gistkit.compress.tokens import pad
 from tests.compress.test_select import BOS, IDS, cached, layers, made, model_of, rotated
-from tests.helpers.models import byte_tokenizer, double_angles, tiny
+from tests.helpers.models import by_hand, byte_tokenizer, double_angles, tiny
 
 
 def solved(matrix, rows):
@@ -112,6 +112,25 @@ def test_heads_with_different_numbers_of_keys_are_fitted_together_as_each_alone(
     assert not together[0][2:].any() and not together[1][2:].any()
 
 
+def outputs(query, behind, key, value, bias, scale=0.4):
+    """What attention over keys, and over something behind them whose value is 0, gives."""
+    logits = query @ key.T * scale + bias
+    return torch.cat([logits, behind[:, None]], 1).softmax(-1)[:, :-1] @ value
+
+
+def test_other_queries_get_more_of_all_keys():
+    query, behind, key, value = case(400)
+    kept = torch.tensor([0, 3, 4, 9, 15, 20, 23])
+    bias, values = fitted(query[:200], behind[:200], key, value, kept)
+    query, behind = query[200:], behind[200:]
+    whole = outputs(query, behind, key, value, torch.zeros(24))
+    away = [
+        float((outputs(query, behind, key[kept], own, added) - whole).square().mean())
+        for own, added in ((value[kept], torch.zeros(7)), (values, torch.zeros(7)), (values, bias))
+    ]
+    assert away[2] < away[1] and away[2] < 0.5 * away[0]
+
+
 def references(model, ids, layer):
     """Queries [Hk, R, D] of the repetition of a text, and what each reads behind the text, by transformers itself."""
     again = byte_tokenizer()("\n\nRepeat the previous context exactly.\n")["input_ids"] + ids
@@ -181,8 +200,6 @@ def test_text_reads_values_with_their_biases(tmp_path):
 
 def by_hand_with_biases(model, memory, text):
     """Logits of a text by transformers, each head with its own keys and the biases added to their logits."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
     held, biases = in_columns(memory, memory.positions) > 0, in_columns(memory, memory.key_bias)
 
     def attend(module, query, key, value, mask, scaling, **kwargs):
@@ -198,12 +215,8 @@ def by_hand_with_biases(model, memory, text):
             out.append(logits.masked_fill(hidden, -torch.inf).softmax(-1) @ values)
         return torch.stack(out, 1)[None], None
 
-    ALL_ATTENTION_FUNCTIONS["with_biases"] = attend
-    model.set_attn_implementation("with_biases")
-    with torch.no_grad(), double_angles(model):
-        logits = model(torch.tensor(text), position_ids=memory.starts[0] + torch.arange(4)[None]).logits
-    model.set_attn_implementation("sdpa")
-    return logits
+    with torch.no_grad(), double_angles(model), by_hand(model, attend):
+        return model(torch.tensor(text), position_ids=memory.starts[0] + torch.arange(4)[None]).logits
 
 
 def test_files_with_biases_are_of_a_version_that_older_releases_refuse():

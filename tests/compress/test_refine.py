@@ -102,6 +102,8 @@ def test_the_same_steps_give_the_same_memory():
     assert one.after == two.after != other.after
     assert all(torch.equal(a, b) for a, b in zip(one.memory.tensors, two.memory.tensors, strict=True))
     assert shares == [0.25, 0.5, 0.75, 1.0]
+    joined, value = compressor.join([one.memory, memory]).layers[0][1], one.memory.layers[0][1]
+    assert torch.equal(joined[:, :, : memory.num_tokens], value) and not torch.equal(value, memory.layers[0][1])
 
 
 def test_seconds_hold_all_that_is_done(monkeypatch):

@@ -30,6 +30,16 @@ def test_tiles_that_no_list_names_are_not_read() -> None:
     assert torch.equal(by_key, right[1]) and torch.equal(by_value, right[2])
 
 
+def test_empty_tiles_and_masks_of_full_ones_change_no_bit() -> None:
+    case = Case(321, kind="causal", dim=20, heads=2)
+    lists, tiles = lists_of(case)[0], 6
+    entries = torch.arange(tiles, dtype=torch.int32).mul(2).add(1).repeat(len(lists.counts))
+    offsets = torch.arange(len(lists.counts)) * tiles
+    every = TileLists(offsets, torch.full_like(lists.counts, tiles), entries, lists.order, tiles)
+    assert lists.tiles == tiles > lists.counts.min() and 0 in lists.entries[lists.offsets] % 2
+    assert all(map(torch.equal, forward(case, FP32), forward(case, FP32, lists=every)))
+
+
 def broken(lists: TileLists, how: str) -> TileLists:
     """The first list without its last entry, or with a partial tile called full."""
     counts, entries = lists.counts.clone(), lists.entries.clone()

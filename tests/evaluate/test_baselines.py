@@ -49,7 +49,7 @@ def own_loss(model, rows):
 @torch.no_grad()
 def check_baseline(model, reader, data, before):
     """The reader's row is the plain model's own, where `before(context)` is what stands before the text."""
-    row = evaluate(reader, data, batch_size=3, max_new_tokens=6, progress=False).rows[0]
+    row = evaluate(reader, data, batch_size=4, max_new_tokens=6, progress=False).rows[0]
     lm = [(before(e.context), e.continuation) for e in data if e.continuation]
     assert row.metrics["lm_loss"] == pytest.approx(own_loss(model, lm), rel=1e-5)
     ae = [(before(e.context), e.context) for e in data]

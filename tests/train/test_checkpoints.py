@@ -224,6 +224,12 @@ def flip(path):
     file.write_bytes(content)
 
 
+def later(path):
+    """A step more in the progress; the JSON stays right."""
+    file = path / "trainer_state.json"
+    file.write_text(file.read_text().replace('"global_step": 8,', '"global_step": 9,'))
+
+
 def gone(path):
     (path / "scheduler.json").unlink()
 
@@ -232,7 +238,7 @@ def undigested(path):
     (path / checkpoints.DIGESTS).unlink()
 
 
-DAMAGES = [cut, flip, gone, undigested]
+DAMAGES = [cut, flip, later, gone, undigested]
 
 
 @pytest.mark.parametrize("damage", mostly_slow(DAMAGES, flip, undigested))

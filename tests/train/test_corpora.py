@@ -49,6 +49,9 @@ def test_of_json_lines_the_first_documents_are_held_out_as_a_whole(tmp_path, suf
     limited = load_corpus(path, limit=100)
     assert text_of(limited.train) == "\n\n".join(DOCUMENTS[1:]).encode()[:100].decode()
     assert text_of(limited.held_out) == DOCUMENTS[0]
+    # One document is cut.
+    one = load_corpus(json_lines(tmp_path / f"one.{suffix}", ["x" * 18 + "yz", ""], compress=compress))
+    assert (text_of(one.train), text_of(one.held_out)) == ("x" * 18, "yz")
 
 
 def test_what_is_held_out_may_be_read_alone(tmp_path):
@@ -126,9 +129,9 @@ def test_a_test_split_is_held_out_whole(tmp_path):
 
 
 def test_texts_have_the_splits_that_their_names_show(tmp_path):
-    for split in ("train", "valid", "test"):
+    for split in ("valid", "test"):
         (tmp_path / f"{split}.txt").write_text(f"{split} text")
-    (tmp_path / "train.txt").write_bytes(gzip.compress(b"train text"))
+    (tmp_path / "train.txt.gz").write_bytes(gzip.compress(b"train text"))
     (tmp_path / "README.md").write_text("About it.")
     corpus = load_corpus(tmp_path)
     parts = [text_of(part) for part in (corpus.train, corpus.held_out, corpus.test)]
@@ -139,7 +142,7 @@ def test_texts_have_the_splits_that_their_names_show(tmp_path):
         assert text_of(found.train) == ("train text" if path == tmp_path else "")
     (tmp_path / "valid.txt").unlink()
     (tmp_path / "en").mkdir()
-    (tmp_path / "train.txt").rename(tmp_path / "en" / "train.txt")
+    (tmp_path / "train.txt.gz").rename(tmp_path / "en" / "train.txt.gz")
     corpus = load_corpus(tmp_path)
     assert (text_of(corpus.train), text_of(corpus.held_out), corpus.test) == ("train text", "test text", None)
     # Names that are no splits: nothing is held out by its name.

@@ -108,6 +108,11 @@ def test_losses_and_weights_are_those_of_autocast_to_the_bit(tmp_path, monkeypat
     train(tmp_path / "theirs", theirs, **options)
     found, wanted = (numbers(read_metrics(tmp_path / run / "metrics.jsonl")) for run in ("ours", "theirs"))
     assert found == wanted
+    if name == "500x":
+        train(tmp_path / "plain", MAKERS[name](), recipe=options["recipe"])
+        plain = [record["loss"] for record in read_metrics(tmp_path / "plain" / "metrics.jsonl") if "loss" in record]
+        losses = [record["loss"] for record in found if "loss" in record]
+        assert losses == pytest.approx(plain, rel=2e-2) and losses != plain
     for (key, one), (_, other) in zip(
         compressor_of(ours).named_parameters(), compressor_of(theirs).named_parameters(), strict=True
     ):

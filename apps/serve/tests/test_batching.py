@@ -143,7 +143,7 @@ def test_a_long_prompt_keeps_neither_running_answers_nor_shorter_prompts_waiting
 
 
 @pytest.mark.parametrize("fails", ["as it joins", "in a pass"])
-def test_a_question_that_fails_fails_by_itself(fails, tmp_path, gate, monkeypatch):
+def test_a_question_that_fails_fails_by_itself(fails, tmp_path, gate, monkeypatch, logged):
     begin, read, failing = rows.Row.__init__, rows.Rows.read, set()
     cases = [(number, "Who? " * number, 20 + number, Sampling()) for number in (1, 2, 3, 4)]
     bad = len(QUESTION.format(question=cases[2][1]))
@@ -168,6 +168,7 @@ def test_a_question_that_fails_fails_by_itself(fails, tmp_path, gate, monkeypatc
         told = [answer.get(timeout=30) for answer in answers]
         failed = told.pop(2)
         assert isinstance(failed, Refused) and str(failed) == "the server failed: AssertionError"
+        assert "AssertionError" in logged.text
         del cases[2]
         assert [one.text for one in told] == [serving.alone(*case) for case in cases]
         assert first.get(timeout=30).text == serving.alone(0, "Who?", 60, Sampling())

@@ -38,13 +38,14 @@ def test_the_paths_and_packages_it_names_are_there():
 
 
 def test_it_has_a_python_that_is_supported_the_torch_of_the_makefile_and_the_servers_port():
-    """hadolint has its form, its user and what its layers leave behind."""
+    """hadolint has its form and what its layers leave behind."""
     (version,) = {re.match(r"python:([\d.]+)-", line)[1] for line in of("FROM")}
     low = re.search(r"[\d.]+", PROJECT["requires-python"])[0]
     assert [*map(int, version.split("."))] >= [*map(int, low.split("."))]
     torch = re.search(r"^TORCH \?= (\S+)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
     assert {*re.findall(r"torch==[\d.]+", " ".join(of("RUN")))} == {torch}
     assert of("EXPOSE") == [str(parser().parse_args(["serve"]).port)]
+    assert of("USER")[-1:] not in ([], ["root"], ["0"])
     needed = WHOLE["build-system"]["requires"]
     tools = next(line for line in of("RUN") if "torch==" in line)
     for name in (re.match(r"[\w-]+", one)[0] for one in needed):
