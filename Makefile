@@ -80,7 +80,7 @@ nightly-fuzz: $(VENV)/installed
 
 # In a folder of its own, which Python searches before .venv; that transformers wants the hub's client before 2.
 # Our own arithmetic on a model that other tests read meets the oldest at night.
-OWN_ARITHMETIC := compressive dodo fuzz gist_start in_place kept_memories kv_distill matching memory memory_files mixed \
+OWN_ARITHMETIC := compressive dodo gist_start in_place kept_memories kv_distill matching memory memory_files mixed \
   ratios refine sac select_kvpress separate_encoder threads trace
 OLDEST_TESTS := tests/hf tests/compress tests/ask tests/train/test_trainer.py
 oldest: $(VENV)/installed
