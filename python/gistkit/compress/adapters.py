@@ -264,10 +264,9 @@ class Adapters:
         own = set(active_adapters(self._layers[:1])) & set(self.names.values())
         return own == ({self.names[role]} if role is not None else set())
 
-    @property
-    def parameters(self) -> list[nn.Parameter]:
+    def parameters(self) -> Iterator[nn.Parameter]:
         """The adapters' own."""
-        return [parameter for name, parameter in self.peft.named_parameters() if self.owns(name)]
+        return (parameter for name, parameter in self.peft.named_parameters() if self.owns(name))
 
     @contextmanager
     def folded(self, role: str, versions: Any) -> Iterator[None]:

@@ -289,12 +289,13 @@ def trainable(compressor: Any) -> Iterator[tuple[str, nn.Parameter]]:
 
 def thaw(compressor: Any) -> None:
     """Undoes what PEFT's `set_adapter` and `disable_adapter` do for a user's adapter: they freeze all others."""
-    own = [] if compressor.adapters is None else compressor.adapters.parameters
-    if any(parameter.requires_grad for parameter in own):
+    adapters = compressor.adapters
+    # Asked at each step: the first one that trains is enough.
+    if adapters is None or any(parameter.requires_grad for parameter in adapters.parameters()):
         return
     # Who froze the compressor's own parameters too meant all of it.
     if any(p.requires_grad for name, p in compressor.named_parameters() if not of_models(name)):
-        for parameter in own:
+        for parameter in adapters.parameters():
             parameter.requires_grad_(True)
 
 

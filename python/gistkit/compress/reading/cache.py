@@ -113,8 +113,14 @@ class StreamCache:
 
     def _remaining(self, firsts: Sequence[int]) -> tuple[Layers, list[list[tuple[int, int]]]]:
         """Layers, and for each row the columns that stay with their positions; tokens from `firsts` on stay."""
-        rows = [(self._columns(row), first, self.for_good[row]) for row, first in enumerate(firsts)]
-        stay = [[own for own in columns if own[1] >= first or own[1] in for_good] for columns, first, for_good in rows]
+        stay = [
+            [
+                (column, position)
+                for column, position in self._columns(row)
+                if position >= first or position in self.for_good[row]
+            ]
+            for row, first in enumerate(firsts)
+        ]
         return self._held(), stay
 
     def keeper(self) -> hf.Keeper | None:
