@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import reprlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,13 @@ _repr.maxlevel = 2
 _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 # Progress bars move in their lines by these.
 _OF_BARS = re.compile(r"\r|\x1b\[A")
+
+
+def refuse(where: str, options: Mapping[str, Any]) -> None:
+    """Refuses options that would do nothing: all but None."""
+    for name, value in options.items():
+        if value is not None:
+            raise ValueError(f"{name}: not allowed {where}, got {value!s:.60}")
 
 
 def plain(text: str) -> str:

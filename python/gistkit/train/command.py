@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
+from gistkit.common.messages import refuse
 from gistkit.common.processes import launched
 from gistkit.compress import Compressor, Dodo, VoCo, language_model
 from gistkit.evaluate import Example, iter_questions
@@ -20,7 +21,7 @@ from gistkit.train.data import CACHE, Corpus, load_corpus
 from gistkit.train.documents import Table, name_of
 from gistkit.train.images import ImageQuestions
 from gistkit.train.mixture import Mixture
-from gistkit.train.prepare import prepare, refuse
+from gistkit.train.prepare import prepare
 from gistkit.train.questions import QuestionAnswering
 from gistkit.train.recipe import Recipe
 from gistkit.train.stages import Stage, growing

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from gistkit.common.messages import refuse
 from gistkit.compress import METHODS, Compressor, VoCo
 from gistkit.compress.losses import check_losses
 from gistkit.evaluate.baselines import BASELINES, has_baseline, load_baseline
@@ -128,13 +129,6 @@ def _check_questions(weights: Mapping[str, float], losses: Any, questions: str |
         raise ValueError(
             f"questions: expected {expectation} the loss {answered}, got {questions} with the losses {losses}"
         )
-
-
-def refuse(where: str, options: Mapping[str, Any]) -> None:
-    """Refuses options that would do nothing: all but None."""
-    for name, value in options.items():
-        if value is not None:
-            raise ValueError(f"{name}: not allowed {where}, got {value!s:.60}")
 
 
 def _load_start(folder: Path, model: PreTrainedModel, losses: Any, encoder: Any) -> Compressor:

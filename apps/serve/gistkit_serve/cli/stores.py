@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gistkit.cli.compress import size, warn_of_sizes
 from gistkit.cli.named import Named, other_memories, readable
 from gistkit.common.hub import check_name, loading
+from gistkit.common.messages import refuse
 from gistkit.options.messages import warn
 from gistkit.options.models import chosen_compressor, load_model, memory_dtype
 from gistkit.options.texts import read_text
@@ -66,10 +67,10 @@ def nearest_memories(arguments: argparse.Namespace, in_terminal: bool, device: s
         if (folder := arguments.memory).is_dir():
             made = f"make one with gistkit compress {folder} -o {folder.name or 'notes'}.store"
             raise ValueError(f"{folder}: expected a memory, a text or a store, got a folder of other files; {made}")
-        _refuse("a memory file", {"--document": (named and repr(named[0])) or None} | options)
+        refuse("with a memory file", {"--document": (named and repr(named[0])) or None} | options)
         return None
     if named:
-        _refuse("--document", options)
+        refuse("with --document", options)
         return None
     store = Store(arguments.memory)
     for given, what in (
@@ -85,13 +86,6 @@ def nearest_memories(arguments: argparse.Namespace, in_terminal: bool, device: s
         raise ValueError(f"{arguments.memory}: expected a store of documents, got one without any")
     embedder = None if arguments.embed is None else load_embedder(arguments.embed, device)
     return NearestMemories(store, arguments.nearest or 1, other_memories(arguments), embedder)
-
-
-def _refuse(what: str, options: dict[str, Any]) -> None:
-    """Refuses options that are given and do not go with something."""
-    for option, given in options.items():
-        if given is not None:
-            raise ValueError(f"{option}: not allowed with {what}, got {given}")
 
 
 class NearestMemories:
